@@ -260,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
                     result["expected"] = {label: expected(label, report) for label, report in reports.items()}
                     Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
     if args.html:
-        from goldsmith.assay.html import page
+        from goldsmith.assay.report.html import page
 
         page.write(list(reports.values()), args.html)
     return 0 if all(expected(label, report) for label, report in reports.items()) else 1

@@ -33,7 +33,7 @@ import router_peers
 import speed_cpu
 import strategies
 from goldsmith import Op
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.cli import app
 from recorded_commands import today
 

@@ -78,7 +78,7 @@ def quick_interpreter():
         return
     from triton.runtime import interpreter
 
-    from goldsmith.assay.interpreter_quick import quicken
+    from goldsmith.assay.execute.interpreter_launch import quicken
 
     undo = quicken(interpreter)
     yield

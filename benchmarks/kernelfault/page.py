@@ -10,7 +10,7 @@ from . import terminal
 from .baseline_names import RULES
 from .catalogue import HERE, ROOT
 
-STYLE = ROOT / "src" / "goldsmith" / "assay" / "html" / "style.css"
+STYLE = ROOT / "src" / "goldsmith" / "assay" / "report" / "html" / "style.css"
 
 
 def render(summary: dict[str, Any]) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldsmith.assay.bounds import stored
-from goldsmith.assay.stage import stage
-from goldsmith.assay.target import Target
+from goldsmith.assay.bounds.running_errors import stored
+from goldsmith.assay.declare.target import Target
 from goldsmith.cli.bench.subject import OURS, ModuleSubject, Subject, Tensors, Variant
 from goldsmith.core.bench import BenchCase
 from goldsmith.core.op import Op
+from goldsmith.core.tracing import stage
 
 PRE_OPTIONS = ("rms_eps", "pre_eps", "post_mult", "iterations", "sinkhorn_eps", "form")
 

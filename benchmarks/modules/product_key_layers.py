@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from goldsmith.assay.case import Case, Make
-from goldsmith.assay.target import Target
+from goldsmith.assay.declare.case import Case, Make
+from goldsmith.assay.declare.target import Target
 from goldsmith.cli.bench.subject import OURS, MakeThere, ModuleSubject, Tensors, Variant
 from goldsmith.core.bench import BenchCase
 from goldsmith.core.op import Op

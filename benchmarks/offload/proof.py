@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from goldsmith.assay import Target, case, check
-from goldsmith.assay.case import Make
+from goldsmith.assay.declare.case import Make
 from goldsmith.experts.moe import reference
 from goldsmith.offload.engine import Engine
 

@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _writable(folder: Path) -> None:
     """Say before the tests, not in place of their diagnoses, that none can be kept there."""
-    from .assay.folders import unwritable
+    from .assay.support.output_folder import unwritable
 
     why = unwritable(folder)
     if why:
@@ -101,7 +101,7 @@ class _Watch:
         package = sys.modules.get("goldsmith.assay")
         if package is None or self.hooks is not None:
             return
-        from goldsmith.assay import hooks
+        from goldsmith.assay.execute import hooks
 
         self.hooks, self.before = hooks, hooks.DEFAULT_SEED[0]
         hooks.DEFAULT_SEED[0] = self.seed
@@ -187,7 +187,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Gener
 
 
 def _is_assay_error(error: Any) -> bool:
-    results = sys.modules.get("goldsmith.assay.results")
+    results = sys.modules.get("goldsmith.assay.report.results")
     return results is not None and isinstance(error, results.AssayError)
 
 
@@ -307,9 +307,9 @@ class _Collector:
 
 def _page(tests: list[dict[str, Any]], path: Path) -> Path:
     """One matrix: a line for each test function and target, with its cases."""
-    from .assay.html import page
-    from .assay.html.view import Entry
-    from .assay.results import Report
+    from .assay.report.check_report import Report
+    from .assay.report.html import page
+    from .assay.report.html.view import Entry
     from .cli.verify.merge import merge
 
     groups: dict[tuple[str, str], list[Report]] = {}

@@ -19,8 +19,16 @@ from goldsmith.assay.diagnosis.evidence import (
     StageState,
     WhatIf,
 )
-from goldsmith.assay.html.view import Entry
-from goldsmith.assay.results import ErrorMap, Finding, Location, Note, ProbeRun, Report, Row
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.html.view import Entry
+from goldsmith.assay.report.results import (
+    ErrorMap,
+    Finding,
+    Location,
+    Note,
+    ProbeRun,
+    Row,
+)
 
 STAGES = ["inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res", "h_in", "x.grad", "phi.grad", "bias.grad"]
 ENVIRONMENT = {"machine": "Intel Xeon, 2 cores", "torch": "2.13.0", "triton": "3.6.0", "python": "3.11.2"}

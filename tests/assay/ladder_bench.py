@@ -2,9 +2,10 @@
 
 import torch
 
-from goldsmith.assay.bounds import running_bounds
-from goldsmith.assay.ensemble import legal_runs
-from goldsmith.assay.ladder import Reference, judge
+from goldsmith.assay.bounds.running_errors import running_bounds
+from goldsmith.assay.golden.golden_tensor import GoldenTensor
+from goldsmith.assay.judge.ladder import judge
+from goldsmith.assay.noise.ensemble import legal_runs
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 
@@ -39,7 +40,7 @@ def reference(golden, leaves, store, seed=0, compute=F32, dot="ieee", **extra):
     fn = lambda L: {"y": golden(L)}  # noqa: E731
     bounded = running_bounds(fn, wide, compute=compute, stores={"y": store}, dot=dot)["y"]
     members = legal_runs(fn, wide, compute=compute, stores={"y": store}, seed=seed, dot=dot)
-    return Reference("y", "output", store, bounded, [m["y"] for m in members], compute=compute, **extra)
+    return GoldenTensor("y", "output", store, bounded, [m["y"] for m in members], compute=compute, **extra)
 
 
 def verdict(golden, candidate, draw, store=F32, seed=0, **extra):

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from goldsmith.assay import ensemble_orders as orders
-from goldsmith.assay.bounds import running_bounds
+from goldsmith.assay.bounds.running_errors import running_bounds
+from goldsmith.assay.noise import summation_orders as orders
 
 F32 = torch.float32
 BITS = 20  # factors are integers below 2^20: products round in float32, and sums are exact in int64

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from goldsmith.assay.bounds import running_bounds
-from goldsmith.assay.ensemble import legal_runs
+from goldsmith.assay.bounds.running_errors import running_bounds
+from goldsmith.assay.noise.ensemble import legal_runs
 
 F32 = torch.float32
 INDEX = torch.tensor([[0, 2, 1], [4, 4, 3]])

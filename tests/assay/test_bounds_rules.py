@@ -4,7 +4,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from goldsmith.assay.bounds import running_bounds, stored, unit_roundoff
+from goldsmith.assay.bounds.running_errors import running_bounds, stored, unit_roundoff
 
 F32, BF16 = torch.float32, torch.bfloat16
 mp.mp.prec = 120

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.case import Make
+from goldsmith.assay.declare.case import Make
 
 
 def make(seed=0, dtype=torch.float32):

@@ -383,7 +383,7 @@ def test_what_the_error_analysis_cannot_follow_is_held_to_the_noise_alone(monkey
     def fails(*args, **more):
         raise RuntimeError("no storage")
 
-    monkeypatch.setattr("goldsmith.assay.bounds.running_bounds", fails)
+    monkeypatch.setattr("goldsmith.assay.bounds.running_errors.running_bounds", fails)
     report = assay.check(target(plain_sum), probes=("values", "ensemble"))
     assert {n.id for n in report.notes} == {"not_proven"}
     assert "the error analysis cannot follow the golden (RuntimeError: no storage)" in report.notes[0].text

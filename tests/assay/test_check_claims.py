@@ -7,7 +7,7 @@ import torch
 
 from assay.kernels import plain_sum, target, texts
 from goldsmith import assay
-from goldsmith.assay.html.view import headline
+from goldsmith.assay.report.html.view import headline
 
 # a spent budget
 

@@ -5,9 +5,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from goldsmith.assay import ensemble_orders as orders
-from goldsmith.assay.bounds import stored
-from goldsmith.assay.ensemble import STYLES, LegalOrder, legal_runs
+from goldsmith.assay.bounds.running_errors import stored
+from goldsmith.assay.noise import summation_orders as orders
+from goldsmith.assay.noise.ensemble import STYLES, LegalOrder, legal_runs
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 ORDERS = ("as_stored", "permuted", "tiles", "pairwise")

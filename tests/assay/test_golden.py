@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.bounds import running_bounds
-from goldsmith.assay.ensemble import legal_runs
-from goldsmith.assay.golden import _rounded_apart, deciding, default_dtype, self_check, storage
+from goldsmith.assay.bounds.running_errors import running_bounds
+from goldsmith.assay.golden.self_check import _rounded_apart, self_check
+from goldsmith.assay.noise.ensemble import legal_runs
+from goldsmith.assay.support.torch_settings import default_dtype
+from goldsmith.core.tracing import deciding, storage
 
 F64 = torch.float64
 

@@ -9,9 +9,10 @@ import torch
 from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
-from goldsmith.assay.html import maps, page, svg, view
-from goldsmith.assay.html.view import Entry
-from goldsmith.assay.results import Finding, Note, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.html import maps, page, svg, view
+from goldsmith.assay.report.html.view import Entry
+from goldsmith.assay.report.results import Finding, Note
 
 CONDITIONS = ["Intel Xeon, 2 cores", "torch 2.13.0"]
 REMARKS = ["Run: 9 cases through all probes.", "Not run: 21 large cases, which a GPU runs."]

@@ -12,7 +12,8 @@ import pytest
 
 from assay import chromium
 from assay import html_samples as samples
-from goldsmith.assay.html import diagnosis_page, page
+from goldsmith.assay.diagnosis import diagnosis_page
+from goldsmith.assay.report.html import page
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.interpreter import watching
+from goldsmith.assay.execute.interpreter import watching
 from goldsmith.cli.verify import merge
 from goldsmith.cli.verify.select import choose_own
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from goldsmith.assay.interpreter_quick import quicken
+from goldsmith.assay.execute.interpreter_launch import quicken
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")

@@ -5,7 +5,7 @@ import torch
 
 from assay.kernels import target, texts
 from goldsmith import assay
-from goldsmith.assay.bounds import running_bounds
+from goldsmith.assay.bounds.running_errors import running_bounds
 
 
 class Chosen(torch.autograd.Function):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from assay.ladder_bench import BF16, F32, F64, draw_dot, draw_norm, matvec, reference, rms_norm, rungs, verdict
-from goldsmith.assay import ensemble_orders as orders
-from goldsmith.assay.ladder import judge
+from goldsmith.assay.judge.ladder import judge
+from goldsmith.assay.noise import summation_orders as orders
 
 SEEDS = range(3)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from assay.ladder_bench import BF16, F32, reference
-from goldsmith.assay import ladder_patterns as patterns
-from goldsmith.assay.ensemble import LegalOrder
-from goldsmith.assay.ladder import _Held, judge
+from goldsmith.assay.judge.ladder import _Comparison, judge
+from goldsmith.assay.noise import patterns
+from goldsmith.assay.noise.ensemble import LegalOrder
 
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "torch", "wide")
 
@@ -87,14 +87,18 @@ def clean_run(seed, largest=14.0):
         with LegalOrder(style, F32, "ieee", seed + 77, list(own.values())):
             y = golden(own)
     what = f"{name} {style} {store} rows={rows} dim={dim}"
-    return what, _Held("y", y.detach().to(store), ref)
+    return what, _Comparison("y", y.detach().to(store), ref)
 
 
 def alarms(held):
     """(share of the bound, share of rung 2's limit, patterns): what would be asked to repeat itself."""
     noise = held.ref.noise
     excess = float(noise.excess(held.r).max()) / noise.limit() if noise.usable else 0.0
-    return held.ratio, excess, [p.text for p in patterns.found(held.r, held.ref)] if noise.usable else []
+    return (
+        held.ratio,
+        excess,
+        [p.text for p in patterns.found(held.r, held.ref.noise, held.ref.groups)] if noise.usable else [],
+    )
 
 
 @pytest.mark.parametrize("block", range(4))

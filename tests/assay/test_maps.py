@@ -6,8 +6,9 @@ import torch
 from assay import html_samples as samples
 from assay.kernels import plain_sum, target
 from goldsmith import assay
-from goldsmith.assay.html import page, view
-from goldsmith.assay.results import Finding, Note, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.html import page, view
+from goldsmith.assay.report.results import Finding, Note
 
 
 @assay.case(T=[2, 5], D=[8], why="two rows and five")

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch._dynamo
 
-from goldsmith.assay.modes import DispatchMode
+from goldsmith.assay.support.dispatch_mode import DispatchMode
 
 CHECKED = """
 import sys

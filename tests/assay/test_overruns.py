@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from goldsmith import assay
-from goldsmith.assay import marks
-from goldsmith.assay.marks import band_mark, band_read, poison_left
+from goldsmith.assay.execute import memory_marks
+from goldsmith.assay.execute.memory_marks import band_mark, band_read, poison_left
 
 BLOCK = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.int32)
@@ -221,4 +221,4 @@ def test_bands_of_numbers_are_small_and_an_inputs_are_not_those_of_a_result(dtyp
     assert unit.itemsize == dtype.itemsize and not given & made and min(given | made) >= -13
     sums = {a + b for a in given | {0} for b in given | {0}} | {2 * a for a in given}
     assert not made & sums
-    assert not marks.wide(dtype)
+    assert not memory_marks.wide(dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.bounds import running_bounds
+from goldsmith.assay.bounds.running_errors import running_bounds
 
 NARROW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.golden import self_check
+from goldsmith.assay.golden.self_check import self_check
 
 
 @assay.case(T=[4], D=[6])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay import settings
-from goldsmith.assay.settings import restored
+from goldsmith.assay.execute import torch_state
+from goldsmith.assay.execute.torch_state import restored
 
 INPUTS = {"x": torch.arange(12.0)}
 
@@ -25,7 +25,7 @@ SETS = {
 
 
 def state():
-    return [setting.get() for setting in settings._SETTINGS]
+    return [setting.get() for setting in torch_state._SETTINGS]
 
 
 def that_sets(what):

@@ -8,7 +8,8 @@ import torch
 
 from assay.kernels import plain_sum, rows, target
 from goldsmith import assay
-from goldsmith.assay.stage import Tracer, listening
+from goldsmith.assay.execute.tracer import Tracer
+from goldsmith.core.tracing import listening
 
 
 def chain(x):

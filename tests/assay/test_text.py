@@ -5,7 +5,13 @@ import torch
 
 from assay.kernels import normed, plain_sum, rmsnorm, target
 from goldsmith import assay
-from goldsmith.assay.results import Finding, Note, ProbeRun, Report, Row
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import (
+    Finding,
+    Note,
+    ProbeRun,
+    Row,
+)
 
 
 def finding(rung, text, probe="values", case="c"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay import watch_facts
+from goldsmith.assay.nonfinite import events
 
 
 class Scaled(torch.nn.Module):
@@ -228,21 +228,21 @@ def test_what_a_kernel_outside_of_the_dispatcher_wrote_is_blamed_between_two_ope
 @pytest.mark.parametrize("use", [lambda x: x.add_(0), lambda x: x + 1], ids=["in_place", "read"])
 def test_a_value_that_is_finite_when_it_is_read_again_was_read_too_early(monkeypatch, use):
     late = torch.tensor([math.nan] * 3)
-    monkeypatch.setattr(watch_facts, "settle", lambda: late.fill_(1))
+    monkeypatch.setattr(events, "settle", lambda: late.fill_(1))
     with assay.watch() as w:
         use(late)
     assert w.first.likely.id == "missing_sync"
 
 
 def test_an_operator_that_is_finite_when_it_runs_again_read_too_early(monkeypatch):
-    late, measure = torch.tensor([math.nan] * 3), watch_facts.peak
+    late, measure = torch.tensor([math.nan] * 3), events.peak
 
     def peak(tensor):
         found = measure(tensor)
         late.fill_(1)  # the copy arrives while the watch looks
         return found
 
-    monkeypatch.setattr(watch_facts, "peak", peak)
+    monkeypatch.setattr(events, "peak", peak)
     with assay.watch() as w:
         late + 1
     assert w.first.likely.id == "missing_sync" and w.first.born

@@ -11,7 +11,8 @@ from benchmarks.bench import MODULES, PEERS
 from benchmarks.modules.connection import Connection
 from typer.testing import CliRunner
 
-from goldsmith.assay.results import Finding, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
 from goldsmith.cli.bench import command, moved, prover
 from goldsmith.cli.bench.rows import Conditions, TimingRow

@@ -14,7 +14,7 @@ import torch
 
 from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.hf.training import borders, journal
 from goldsmith.hf.training.errors import Diverged, TrainingError
 from goldsmith.hf.training.loop import Plan, Trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from goldsmith import assay
-from goldsmith.assay import hooks
+from goldsmith.assay.execute import hooks
 from goldsmith.pytest_plugin import BUNDLES, _seed_of
 
 pytest_plugins = "pytester"

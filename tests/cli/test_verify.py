@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import goldsmith
-from goldsmith.assay.results import Finding, Note, ProbeRun, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import Finding, Note, ProbeRun
 from goldsmith.cli import app
 from goldsmith.cli.verify import command, merge, pool, show, work
 from goldsmith.cli.verify.select import Job

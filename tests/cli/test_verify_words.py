@@ -11,7 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import goldsmith
-from goldsmith.assay.results import ErrorMap, Finding, Note, Report, Row
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import (
+    ErrorMap,
+    Finding,
+    Note,
+    Row,
+)
 from goldsmith.cli import app
 from goldsmith.cli.verify import command, merge, pool, show, work
 from goldsmith.cli.verify.select import Job

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import Op, assay, experts
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.cli.targets import op_target
 from goldsmith.experts.moe.cases import inputs as moe_inputs
 from goldsmith.experts.slots.cases import inputs

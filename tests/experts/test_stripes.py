@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import Op, assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.cli.targets import op_target
 from goldsmith.core import native
 from goldsmith.experts import from_fp8_block

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from hf import models
 
 RANK, ALPHA = 3, 6.0

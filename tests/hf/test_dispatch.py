@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from hf import models
 
 forms = pytest.importorskip("goldsmith.hf.forms", reason="goldsmith.hf needs transformers and peft")

@@ -95,7 +95,7 @@ def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tm
     for name in ("draws", "kinks", "sums", "views"):
         assert changed(f"{right_kernels}/{name}.py") == [False, False, False, False, True]
     for other in (
-        "src/goldsmith/assay/html/page.py",
+        "src/goldsmith/assay/report/html/page.py",
         "src/goldsmith/router/modules.py",
         "benchmarks/kernelfault/page.py",
     ):

@@ -28,7 +28,7 @@ from triton.compiler.compiler import ASTSource, ir, make_backend
 from triton.errors import TritonError
 
 from goldsmith import Op
-from goldsmith.assay.case import Make
+from goldsmith.assay.declare.case import Make
 from goldsmith.cli.targets import op_dtypes
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from goldsmith import assay, mhc
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from mhc import formulas
 
 DIM = 6

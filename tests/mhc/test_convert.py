@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from goldsmith import ShapeError, assay, mhc
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from mhc import formulas
 from mhc.wrong import check
 

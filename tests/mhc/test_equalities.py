@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from goldsmith import Op, assay, mhc
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.mhc import _repeat
 from mhc import formulas
 from mhc.networks import DIM, Layer, Norm, connection, gradients, held_to_formulas

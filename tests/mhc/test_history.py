@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from goldsmith import Op, assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS
 from goldsmith.mhc.pre_backward.cases import gradients
 from mhc.wrong import check, found_wrong, spread

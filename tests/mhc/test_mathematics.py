@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from goldsmith import Op, assay, mhc
-from goldsmith.assay.case import Case
-from goldsmith.assay.golden import self_check
+from goldsmith.assay.declare.case import Case
+from goldsmith.assay.golden.self_check import self_check
 from goldsmith.mhc.sinkhorn.cases import matrices
 from mhc.wrong import check, through_fixed_point
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from goldsmith import Op
-from goldsmith.assay.stage import Tracer, listening
+from goldsmith.assay.execute.tracer import Tracer
+from goldsmith.core.tracing import listening
 
 OPS = {name: op for name, op in Op.all().items() if name.startswith("mhc.")}
 KERNELS = {name: op for name, op in OPS.items() if "triton" in op.backends}

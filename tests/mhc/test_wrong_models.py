@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from goldsmith import Op, assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS, SEGMENTS, post_inputs, pre_inputs
 from goldsmith.mhc.sinkhorn.cases import matrices
 from mhc.wrong import check, found_wrong, through_fixed_point

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.case import Case
+from goldsmith.assay.declare.case import Case
 from goldsmith.offload.costs import Costs
 from hf import goldens, models
 

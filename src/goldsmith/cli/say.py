@@ -50,7 +50,7 @@ def visible(text: str) -> str:
     """With control characters written out: a message may quote what a target's module raised."""
     if all(c.isprintable() or c in "\t\n" for c in text):
         return text
-    from ..assay import visible as written_out  # seldom: it loads torch
+    from ..assay.support import printable as written_out  # seldom: it loads torch
 
     return written_out.visible(text)
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from ..assay.results import TargetError
-from ..assay.target import Target
+from ..assay.declare.target import Target
 from ..core.op import Op
+from ..core.tracing import TargetError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -220,7 +220,13 @@ def _declared(error: TargetError) -> str:
     return f" ({own[-1]})" if own else ""
 
 
-_NOT_THEIRS = ("<", "importlib", f"{os.sep}goldsmith{os.sep}assay{os.sep}", f"{os.sep}goldsmith{os.sep}cli{os.sep}")
+_NOT_THEIRS = (
+    "<",
+    "importlib",
+    f"{os.sep}goldsmith{os.sep}assay{os.sep}",
+    f"{os.sep}goldsmith{os.sep}cli{os.sep}",
+    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
+)
 
 
 def _import_failed(name: str, module_name: str, error: BaseException) -> str:

@@ -10,17 +10,50 @@ Where nobody but autograd looks on, a call with gradients takes neither: `eager`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-if TYPE_CHECKING:
-    from .op import Op
-
 _PLAIN = (Tensor, torch.nn.Parameter)
+_UNCHANGED = nullcontext()
 Given = TypeVar("Given", Tensor, Tensor | None)
+
+
+class Declaration(Protocol):
+    """What autograd needs of an operator; `Op` (op.py) has it."""
+
+    name: str
+    qualname: str
+    package: str
+    schema: str
+    summary: str
+    inputs: tuple[str, ...]
+    optional: tuple[str, ...]
+    options: tuple[str, ...]
+    results: tuple[str, ...]
+    outputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    residuals: tuple[str, ...]
+    grads: tuple[str, ...]
+    _custom_backward: Any
+
+    @property
+    def reference(self) -> ModuleType: ...
+
+    @property
+    def _definition(self) -> ModuleType: ...
+
+    def backend(self, name: str) -> ModuleType: ...
+
+    def check(self, *tensors: Tensor | None, **options: Any) -> None: ...
+
+    def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str: ...
+
+    def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]: ...
 
 
 def transformed() -> bool:
@@ -33,7 +66,7 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def register(op: Op) -> Any:
+def register(op: Declaration) -> Any:
     """The forward operator, with its fake and its autograd; registers the backward operator beside it."""
     inside, _, outside = op.schema.partition("->")
     forward = torch.library.custom_op(
@@ -70,7 +103,22 @@ def as_stored(tensors: Sequence[Given]) -> tuple[Given, ...]:
     return tuple(t if t is None else t.new_zeros(t.shape) if t._is_zerotensor() else t.resolve_neg() for t in tensors)
 
 
-def eager(op: Op) -> Any:
+def undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
+    """Launches go to the inputs' card, whichever is current; autocast does not reach into a backend."""
+    device = next(t for t in tensors if t is not None).device
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    if not elsewhere and not autocast:
+        return _UNCHANGED
+    stack = ExitStack()
+    if elsewhere:
+        stack.enter_context(torch.cuda.device(device))
+    if autocast:
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+    return stack
+
+
+def eager(op: Declaration) -> Any:
     """The operator as an autograd function, to be applied to (backend, options, *tensors)."""
     visible = [op.results.index(name) for name in op.outputs]
     first = 2  # tensor among the arguments
@@ -140,7 +188,7 @@ def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
     return len(set(begins)) == len(begins) and not any(t is not None and t.data_ptr() in begins for t in tensors)
 
 
-def _split(op: Op, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
+def _split(op: Declaration, args: Sequence[Any]) -> tuple[tuple[Tensor | None, ...], dict[str, Any], str]:
     n = len(op.inputs)
     return tuple(args[:n]), dict(zip(op.options, args[n:-1], strict=True)), args[-1]
 
@@ -149,7 +197,7 @@ def _unwrap(results: tuple[Tensor, ...]) -> Any:
     return results[0] if len(results) == 1 else results
 
 
-def _forward(op: Op) -> Any:
+def _forward(op: Declaration) -> Any:
     def forward(*args: Any) -> Any:
         tensors, options, backend = _split(op, args)
         return _unwrap(op.run(op.choose(backend, tensors, options), tensors, options))
@@ -157,7 +205,7 @@ def _forward(op: Op) -> Any:
     return forward
 
 
-def _fake(op: Op) -> Any:
+def _fake(op: Declaration) -> Any:
     def fake(*args: Any) -> Any:
         tensors, options, _ = _split(op, args)
         op.check(*tensors, **options)
@@ -167,7 +215,7 @@ def _fake(op: Op) -> Any:
     return fake
 
 
-def _setup_context(op: Op) -> Any:
+def _setup_context(op: Declaration) -> Any:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, options, backend = _split(op, inputs)
         results = output if isinstance(output, (tuple, list)) else (output,)
@@ -181,7 +229,7 @@ def _setup_context(op: Op) -> Any:
     return setup_context
 
 
-def _autograd(op: Op, backward_op: Any) -> Any:
+def _autograd(op: Declaration, backward_op: Any) -> Any:
     visible = [op.results.index(name) for name in op.outputs]
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
@@ -199,7 +247,7 @@ def _autograd(op: Op, backward_op: Any) -> Any:
     return backward
 
 
-def _backward_schema(op: Op) -> str:
+def _backward_schema(op: Declaration) -> str:
     parsed = torch._C.parse_schema(op.qualname + op.schema)
     options = [f"{_written(str(a.type))} {a.name}" for a in parsed.arguments if a.name in op.options]
     arguments = [
@@ -218,7 +266,7 @@ def _written(kind: str) -> str:
     return kind if inside == kind else f"{inside.removesuffix(']')}?"
 
 
-def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, list[bool], str]:
+def _backward_split(op: Declaration, args: Sequence[Any]) -> tuple[dict, dict, dict, list[bool], str]:
     a, b = len(op.outputs), len(op.outputs) + len(op.residuals)
     grads = dict(zip(op.outputs, args[:a], strict=True))
     tensors = dict(zip(op.residuals, args[a:b], strict=True))
@@ -226,7 +274,7 @@ def _backward_split(op: Op, args: Sequence[Any]) -> tuple[dict, dict, dict, list
     return grads, tensors, options, args[-2], args[-1]
 
 
-def _backward(op: Op) -> Any:
+def _backward(op: Declaration) -> Any:
     def backward(*args: Any) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
         backend = op.choose(backend, tuple(tensors.get(name) for name in op.inputs), options)
@@ -238,7 +286,7 @@ def _backward(op: Op) -> Any:
 
 
 def _gradients(
-    op: Op,
+    op: Declaration,
     backend: str,
     grads: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
@@ -246,19 +294,17 @@ def _gradients(
     needs: Sequence[bool],
 ) -> dict[str, Tensor]:
     """The gradients that are needed of op.grads, from those of the visible results and the residuals."""
-    from .op import _undisturbed
-
     module = op.backend(backend)
     module = module if hasattr(module, "backward") else op.reference
     grads, tensors = as_stored(grads), as_stored(tensors)
     named = dict(zip(op.residuals, tensors, strict=True))
     wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
-    with _undisturbed(tuple(tensors)):
+    with undisturbed(tuple(tensors)):
         found = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
     return dict(zip(wanted, fresh([found[name] for name in wanted], (*grads, *tensors)), strict=True))
 
 
-def _backward_fake(op: Op) -> Any:
+def _backward_fake(op: Declaration) -> Any:
     def fake(*args: Any) -> Any:
         _, tensors, _, flags, _ = _backward_split(op, args)
         needs = [name for name, need in zip(op.grads, flags, strict=True) if need]
@@ -279,7 +325,7 @@ def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """The backward operator saves nothing: it has no derivative."""
 
 
-def _no_second_derivative(op: Op) -> Any:
+def _no_second_derivative(op: Declaration) -> Any:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
             f"{op.name}: second derivatives are not offered. Where a gradient must itself be differentiated, use plain "

@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
@@ -143,7 +142,7 @@ class Op:
             dispatch = fake or not autograd.plain(tensors)
             dispatch = dispatch or (differentiable and (autograd.watched() or not self.grads))
         if autograd.transformed():
-            with _undisturbed(tensors):
+            with autograd.undisturbed(tensors):
                 results = self.reference.forward(*tensors, **options)
         elif dispatch:
             results = self._custom(*tensors, *(options[o] for o in self.options), backend)
@@ -157,7 +156,7 @@ class Op:
     def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
         """Every result, straight from a backend: no autograd, no dispatcher (a custom operator costs 125 us)."""
         tensors = autograd.as_stored(tensors)
-        with _undisturbed(tensors):
+        with autograd.undisturbed(tensors):
             results = self.backend(backend).forward(*tensors, **options)
         return autograd.fresh(results, tensors)
 
@@ -254,21 +253,3 @@ class Op:
 
 def _is_tensor(argument: Any) -> bool:
     return str(argument.type) in ("Tensor", "Optional[Tensor]")
-
-
-def _undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
-    """Launches go to the inputs' card, whichever is current; autocast does not reach into a backend."""
-    device = next(t for t in tensors if t is not None).device
-    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
-    if not elsewhere and not autocast:
-        return _UNCHANGED
-    stack = ExitStack()
-    if elsewhere:
-        stack.enter_context(torch.cuda.device(device))
-    if autocast:
-        stack.enter_context(torch.autocast(device.type, enabled=False))
-    return stack
-
-
-_UNCHANGED = nullcontext()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..assay.stage import stage
+from ..core.tracing import stage
 from . import dropout
 from ._common import TARGETS, flat, wide
 from ._routes import Routes

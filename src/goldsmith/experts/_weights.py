@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..assay.golden import constants
+from ..core.tracing import constants
 from .formats import decode
 from .layout import Layout, read_matrix
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..assay.stage import stage
+from ..core.tracing import stage
 from ._common import wide
 
 

@@ -7,7 +7,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import Evidence
 from goldsmith.assay.diagnosis.patterns import patterns
 from goldsmith.assay.diagnosis.ratios import ratios
-from goldsmith.assay.results import CERTAIN, FAIL, Finding, Report
+from goldsmith.assay.report.check_report import Report
+from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
 
 def draw(*shape, seed=0):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay import clock
 from goldsmith.assay.diagnosis import diagnosis
+from goldsmith.assay.support import deadline
 
 INPUTS = {"x": torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), "w": torch.ones(40, 40)}
 HONEST = "honest runs of the golden in other orders: only what is certain was judged"
@@ -106,11 +106,11 @@ def test_few_looks_at_kinks_accuse_no_other_choice(seconds):
 
 
 def test_the_clock_leaves_out_what_takes_longer_than_is_left():
-    assert not clock.lacks(1e9, "without an end") and not clock.cut()
-    with clock.until(time.perf_counter() + 5) as left_out:
-        assert not clock.lacks(1.0, "short") and not clock.cut()
-        assert clock.lacks(10.0, "long") and clock.lacks(10.0, "long") and clock.cut()
-    assert left_out == ["long"] and not clock.cut()
+    assert not deadline.lacks(1e9, "without an end") and not deadline.cut()
+    with deadline.until(time.perf_counter() + 5) as left_out:
+        assert not deadline.lacks(1.0, "short") and not deadline.cut()
+        assert deadline.lacks(10.0, "long") and deadline.lacks(10.0, "long") and deadline.cut()
+    assert left_out == ["long"] and not deadline.cut()
 
 
 @pytest.mark.parametrize("budget", [20, 40, 60, 80, 100, 200, 300, 400, 500])

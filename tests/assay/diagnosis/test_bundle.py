@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.binding import inputs_and_scalars
+from goldsmith.assay.declare.binding import inputs_and_scalars
 from goldsmith.assay.diagnosis import bundle as bundles
 from goldsmith.assay.diagnosis.replay import replay
-from goldsmith.assay.run import Material, execute
+from goldsmith.assay.execute.run import Material, execute
 
 
 def golden(x, w, eps):

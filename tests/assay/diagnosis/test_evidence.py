@@ -1,7 +1,7 @@
 """What a rule reads: every part is plain data with a usable default."""
 
 from goldsmith.assay.diagnosis.evidence import CULPRIT, STATES, Evidence, RunFact, StageState
-from goldsmith.assay.results import Report
+from goldsmith.assay.report.check_report import Report
 
 
 def test_evidence_begins_empty_and_finds_its_stages() -> None:

@@ -6,7 +6,8 @@ import torch
 from assay.diagnosis.targets import adapter, layer, scaled_inside, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.isolate import isolate
-from goldsmith.assay.stage import Tracer, listening
+from goldsmith.assay.execute.tracer import Tracer
+from goldsmith.core.tracing import listening
 
 
 def states(table):
@@ -65,8 +66,8 @@ def test_a_stage_that_is_defined_otherwise_is_not_accused():
 
 
 def test_a_stage_of_a_right_kernel_that_is_defined_otherwise_is_the_reports_note():
-    session = session_of(scaled_inside())
-    assert session.bad == set()
+    examination = session_of(scaled_inside())
+    assert examination.bad == set()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from goldsmith.assay.diagnosis import collect
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.diagnosis.kept import Kept
 from goldsmith.assay.diagnosis.rank import rank
-from goldsmith.assay.results import Finding, Location
+from goldsmith.assay.report.results import Finding, Location
 
 
 def first(found):

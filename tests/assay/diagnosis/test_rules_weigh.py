@@ -9,7 +9,7 @@ from assay.diagnosis.fault_table import G
 from assay.diagnosis.faulty import draw, pair
 from goldsmith.assay.diagnosis.evidence import Fit, Influence, MemoryFact, RunFact, WhatIf
 from goldsmith.assay.diagnosis.rank import rank
-from goldsmith.assay.results import Location
+from goldsmith.assay.report.results import Location
 
 
 def scored(id, evidence):

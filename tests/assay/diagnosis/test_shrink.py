@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.case import given
+from goldsmith.assay.declare.case import given
 from goldsmith.assay.diagnosis.shrink import shrink
-from goldsmith.assay.results import TargetError
+from goldsmith.core.tracing import TargetError
 
 
 @assay.case(T=[5], D=[100], flag=[True], mode=["a"])

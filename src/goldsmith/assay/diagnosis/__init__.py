@@ -6,7 +6,7 @@ Imports torch and the assay alone.
 from .bundle import Bundle, load_bundle
 from .diagnosis import diagnose
 from .rank import Cause
+from .rendering import Diagnosis
 from .replay import replay
-from .result import Diagnosis
 
 __all__ = ["Bundle", "Cause", "Diagnosis", "diagnose", "load_bundle", "replay"]

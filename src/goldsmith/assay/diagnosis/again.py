@@ -8,13 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..target import Target
+from ..declare.target import Target
 
 if TYPE_CHECKING:
-    from .result import Diagnosis
+    from .result import DiagnosisFacts
 
 
-def line(found: Diagnosis) -> str:
+def line(found: DiagnosisFacts) -> str:
     """`goldsmith diagnose module:name --replay BUNDLE`, or `assay.replay("BUNDLE", target)`."""
     name = None if found.target is None else importable(found.target)
     if name is None:

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..check import environment
-from ..run import Material
+from ..checks import environment
+from ..execute.run import Material
 from .bundle_read import FILES, JSON, SCHEMA, name_of, read
 
 LIMIT = 256 << 20  # bytes, beyond which outputs are left out

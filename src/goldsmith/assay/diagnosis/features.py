@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..results import QUALITY
+from ..report.results import QUALITY
 from .evidence import OBSERVED, Evidence
 from .rules.reading import Reading, ranges
 

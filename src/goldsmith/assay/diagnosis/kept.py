@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from ..target import Target
+from ..declare.target import Target
 
 _KINDS = (dict, list, set)
 

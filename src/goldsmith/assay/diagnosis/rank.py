@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..results import QUALITY, REFERENCE_FAULT
+from ..report.results import QUALITY, REFERENCE_FAULT
 from . import rules
 from .evidence import Evidence
 from .features import features

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import hooks
-from ..case import Case, Make
-from ..check import check
-from ..results import Note, Report
-from ..run import How, Material, execute
-from ..settings import as_if_alone, threads_set
-from ..target import Target
+from ..checks import check
+from ..declare.case import Case, Make
+from ..declare.target import Target
+from ..execute import hooks
+from ..execute.run import How, Material, execute
+from ..execute.torch_state import as_if_alone, threads_set
+from ..report.check_report import Report
+from ..report.results import Note
 from .bundle import Bundle, load_bundle, versions
 from .bundle_read import DTYPES
 

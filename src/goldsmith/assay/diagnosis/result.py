@@ -1,27 +1,26 @@
-"""What a diagnosis says; plain data but for the evidence, which holds tensors."""
+"""The result of a diagnosis as plain data, except the evidence, which holds tensors."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..results import PASS, ErrorMap, Location, Report
-from ..results import _plain as plain_json
-from ..target import Target
+from ..declare.target import Target
+from ..report.check_report import Report
+from ..report.results import PASS, ErrorMap, Location
+from ..report.results import _plain as plain_json
 from .evidence import Evidence, StageState
 from .rank import Cause
 
 SCHEMA = 1
-PAGE = "diagnosis.html"
 _TABLES = ("fits", "ratios", "permutations", "memory")
 
 
 @dataclass
-class Diagnosis:
-    """What is wrong, where, why we think so; nothing where nothing is wrong.
+class DiagnosisFacts:
+    """What is wrong, where and why, as data; `Diagnosis` adds the rendering.
 
     first_wrong_stage  None when the target passes, or when the golden is at fault
     location, map      where in that stage, in words and as a small picture
@@ -55,7 +54,7 @@ class Diagnosis:
     partial: str = ""
     evidence: Evidence | None = field(default=None, repr=False)
     target: Target | None = field(default=None, repr=False)
-    write_bundle: Callable[[Diagnosis, Path], Path] | None = field(default=None, repr=False)
+    write_bundle: Callable[..., Path] | None = field(default=None, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -89,25 +88,3 @@ class Diagnosis:
         tables = {name: [plain_json(asdict(row)) for row in getattr(self.evidence, name)] for name in _TABLES}
         by_name = {name: getattr(self.evidence, name) for name in ("runs", "influence")}
         return tables | {name: {k: plain_json(asdict(v)) for k, v in rows.items()} for name, rows in by_name.items()}
-
-    def to_html(self, path: str | os.PathLike) -> None:
-        """Write one self-contained HTML page."""
-        from ..html import diagnosis_page
-
-        diagnosis_page.write(self, path)
-
-    def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle, and the page into it, into `folder`; returns the bundle's own.
-
-        Raises ValueError when there is no failing case to write.
-        """
-        if self.write_bundle is None:
-            raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
-        self.bundle = self.write_bundle(self, Path(folder))
-        self.to_html(self.bundle / PAGE)
-        return self.bundle
-
-    def __str__(self) -> str:
-        from .text import render
-
-        return render(self)

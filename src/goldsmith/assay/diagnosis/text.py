@@ -6,16 +6,16 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..bounds import SLACK
-from ..results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
-from ..text import headline as report_headline
-from ..visible import visible
+from ..bounds.running_errors import SLACK
+from ..report.results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
+from ..report.text import headline as report_headline
+from ..support.printable import visible
 from . import again
 from .evidence import CULPRIT, StageState
 from .rank import shown
 
 if TYPE_CHECKING:
-    from .diagnosis import Diagnosis
+    from .result import DiagnosisFacts
 
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
@@ -25,7 +25,7 @@ SMALLEST = "It looks at the smallest case alone, which shows less: causes may st
 WITHIN = ";\n a culprit below 1 is told by the noise of honest implementations, or by what has no number)"
 
 
-def render(found: Diagnosis, command: str = "") -> str:
+def render(found: DiagnosisFacts, command: str = "") -> str:
     """The whole diagnosis as text; the report itself is printed by `report`. command: what replays the bundle."""
     parts = [_wrapped(headline(found), 6)]
     if found.causes:
@@ -55,7 +55,7 @@ def render(found: Diagnosis, command: str = "") -> str:
     return visible("\n\n".join([*parts, tail]) + "\n")
 
 
-def headline(found: Diagnosis) -> str:
+def headline(found: DiagnosisFacts) -> str:
     """The verdict in one sentence."""
     name = found.report.target or "the target"
     if found.partial and (found.verdict == PASS or found.verdict == UNJUDGED and found.report.partial):
@@ -104,7 +104,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _case(found: Diagnosis) -> str:
+def _case(found: DiagnosisFacts) -> str:
     case = found.case
     text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {case['threads']} threads"
     values = [step for step in case.get("steps", ()) if " -> " not in step]

@@ -12,11 +12,13 @@ import time
 import torch
 from torch import Tensor
 
-from .. import clock, ladder, other_formula
-from ..bounds import unit_roundoff
-from ..reference import References
-from ..run import Run
-from ..session import Session
+from ..bounds.running_errors import unit_roundoff
+from ..execute.run import Run
+from ..golden.golden_results import GoldenResults
+from ..judge import ladder
+from ..judge.examination import Examination
+from ..noise import formula_rounding
+from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
 OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
@@ -25,34 +27,41 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 
 def hint(
-    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor | None, *, scaled: bool
+    examination: Examination,
+    done: Run,
+    reference: GoldenResults,
+    name: str,
+    kind: str,
+    tensor: Tensor | None,
+    *,
+    scaled: bool,
 ) -> str:
     """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
 
     scaled: inputs of another magnitude, where what the golden itself cannot hold in 16 bits is not asked for.
     """
-    known = session.hints.get(name, "")
+    known = examination.hints.get(name, "")
     if not known and tensor is not None:
         known = _formula(reference, name, tensor)  # the narrower of the two
-        known = known or _made(session, done, reference, name, kind, tensor, scaled)
-        session.hints[name] = known
+        known = known or _made(examination, done, reference, name, kind, tensor, scaled)
+        examination.hints[name] = known
     if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
     return known
 
 
-def _formula(reference: References, name: str, tensor: Tensor) -> str:
+def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     """Where no more than another formula's rounding is wrong."""
     bounded = reference.bounded.get(name)
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
         return ""
     error = (tensor.double() - bounded.value).abs()
-    least = other_formula.terms(name, reference.bounded, reference.leaves)
-    return other_formula.said(bounded, error, reference.compute, reference.leaves.values(), least)
+    least = formula_rounding.terms(name, reference.bounded, reference.leaves)
+    return formula_rounding.said(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
 def _made(
-    session: Session, done: Run, reference: References, name: str, kind: str, tensor: Tensor, scaled: bool
+    examination: Examination, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -63,7 +72,7 @@ def _made(
     took = [0.0]  # seconds that each of them needed
 
     def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
-        if clock.lacks(max(took), LEFT_OUT):
+        if deadline.lacks(max(took), LEFT_OUT):
             return False
         began = time.perf_counter()
         found = allows(compute, stages)
@@ -71,19 +80,19 @@ def _made(
         return found
 
     def allows(compute: torch.dtype | None, stages: tuple[str, ...]) -> bool:
-        against = _declared(session, done, reference, compute, stages, dtype).reference(name, kind)
+        against = _declared(examination, done, reference, compute, stages, dtype).reference(name, kind)
         if against is None or not ladder.judge(name, tensor, against).ok:
             return False
         return against.noise.usable and not ladder.stands_out(name, tensor, against)
 
-    stages = _stages(session, reference)
+    stages = _stages(examination, reference)
     if stages and right(None, stages):
         alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
         needed = tuple(alone[-1:]) or stages
         said = ", ".join(f"{s!r}: {input!r}" for s in needed)
         what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
         return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{said}}}"
-    if right(dtype) or (scaled and _overflows(_declared(session, done, reference, dtype, (), dtype), name)):
+    if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
             f"compute=torch.{spelt}"
@@ -91,29 +100,29 @@ def _made(
     return ""
 
 
-def _overflows(reference: References, name: str) -> bool:
+def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether the golden as written is wrong itself in that compute precision."""
     against, value = reference.reference(name, "output", noise=False), reference.as_written(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
 
 def _declared(
-    session: Session, done: Run, reference: References, compute: torch.dtype | None, stages: tuple[str, ...],
+    examination: Examination, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
     dtype: torch.dtype,
-) -> References:  # fmt: skip
+) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
-    session.declared = [d for d in session.declared if d[0] is done]
-    for _, how, made in session.declared:
+    examination.declared = [d for d in examination.declared if d[0] is done]
+    for _, how, made in examination.declared:
         if how == (compute, stages):
             return made
-    made = References(
+    made = GoldenResults(
         reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
-    session.declared.append((done, (compute, stages), made))
+    examination.declared.append((done, (compute, stages), made))
     return made
 
 
-def _stages(session: Session, reference: References) -> tuple[str, ...]:
+def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:
     """The golden's own floating stages of the forward, not stored in 16 bits so far."""
     values, known = reference.values, reference.stores
     return tuple(
@@ -123,7 +132,7 @@ def _stages(session: Session, reference: References) -> tuple[str, ...]:
         and not n.endswith(".grad")
         and "#" not in n
         and n not in reference.outputs
-        and n not in session.target.decisions
+        and n not in examination.target.decisions
         and values[n].is_floating_point()
         and known.get(n) not in NARROW
     )

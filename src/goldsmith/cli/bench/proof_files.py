@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...assay.html.view import NOT_JUDGED
+from ...assay.report.html.view import NOT_JUDGED
 from ...core import native
 from ...core.device import machine
 from ...core.op import Op

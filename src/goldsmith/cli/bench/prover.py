@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from ...assay.check import check
+from ...assay.checks import check
 from ...assay.probes import QUICK
 from ...core.device import BackendUnavailable
 from ...core.op import Op

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ...assay.case import Make
-from ...assay.target import Target
+from ...assay.declare.case import Make
+from ...assay.declare.target import Target
 from ...core.bench import BenchCase
 from ...core.op import Op
 from ..targets import op_target

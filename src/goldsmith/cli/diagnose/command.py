@@ -137,7 +137,8 @@ def _died(request: Request, died: Died, watcher: _Watcher, seconds: float) -> di
 def _wrong(request: Request, said: str, last: dict[str, Any], seconds: float) -> dict[str, Any]:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
-    from ...assay.results import CERTAIN, FAIL, Finding, Report
+    from ...assay.report.check_report import Report
+    from ...assay.report.results import CERTAIN, FAIL, Finding
 
     place = f"in run {last['run']!r} of probe {last['probe']}"
     finding = Finding(CERTAIN, "process", "", None, None, None, f"{said} ({place})", last["case"])
@@ -155,7 +156,8 @@ def _never_ended(
 ) -> dict[str, Any]:
     """What is known of a process that had to be ended: the run that it was in, and what it had found before."""
     from ...assay.diagnosis import Diagnosis
-    from ...assay.results import UNJUDGED, Report
+    from ...assay.report.check_report import Report
+    from ...assay.report.results import UNJUDGED
 
     report = Report(request.name or "the target", UNJUDGED, cases=[run["case"]], seconds=seconds)
     diagnosis = unending.into(Diagnosis(UNJUDGED, report, seconds=seconds), run, where)
@@ -167,8 +169,8 @@ def _never_ended(
 
 
 def _reply(request: Request, found: Diagnosis) -> dict[str, Any]:
+    from ...assay.diagnosis import diagnosis_page
     from ...assay.diagnosis.text import render
-    from ...assay.html import diagnosis_page
 
     html = request.html
     lost = keeping.lost(html, partial(diagnosis_page.write, found, html)) if html else []

@@ -11,7 +11,7 @@ from ..say import Problem
 
 def folder(path: Path) -> None:
     """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
-    from ...assay.folders import unwritable
+    from ...assay.support.output_folder import unwritable
 
     why = unwritable(path)
     if why:

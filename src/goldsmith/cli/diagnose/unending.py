@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
-    from ...assay.results import Report
+    from ...assay.report.check_report import Report
 
 LEAST, FIRST, SHARE, TIMES = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
@@ -86,7 +86,7 @@ def said(run: dict[str, Any], where: str) -> str:
 
 def replayed(error: BaseException, before: str, run: dict[str, Any], where: str) -> Report:
     """The report of a replay that such a run has ended: what was found until then stands in it."""
-    from ...assay.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
+    from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
     report = error.report  # type: ignore[attr-defined]
     sentence = said(run, where)
@@ -102,7 +102,7 @@ def replayed(error: BaseException, before: str, run: dict[str, Any], where: str)
 def into(found: Diagnosis, run: dict[str, Any], where: str) -> Diagnosis:
     """A diagnosis that was ended by such a run: it is the finding where there was none, and else stands with them."""
     from ...assay.diagnosis import Cause
-    from ...assay.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
+    from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding
 
     sentence = said(run, where)
     found.report.findings.append(Finding(CERTAIN, "process", "", None, None, None, sentence, run["case"]))

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from ... import __version__, assay
-from ...assay import hooks, interpreter
+from ...assay.diagnosis import diagnosis_page
 from ...assay.diagnosis.diagnosis import PAGE
 from ...assay.diagnosis.text import render
-from ...assay.html import diagnosis_page, page
-from ...assay.results import TargetError
-from ...assay.visible import visible
+from ...assay.execute import hooks, interpreter
+from ...assay.report.html import page
+from ...assay.support.printable import visible
 from ...core.device import machine
 from ...core.op import Op
+from ...core.tracing import TargetError
 from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.select import choose
 from ..verify.work import device_of, place

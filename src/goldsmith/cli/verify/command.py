@@ -114,7 +114,7 @@ def run(request: Request, *, html: Path | None = None, json_to: str | None = Non
     entries = outcome.entries
     remarks = [*outcome.remarks, *show.left_out(outcome.proofs), *show.remarks(entries)]
     if html is not None:  # files before anything is printed: who reads it may close the pipe
-        from ...assay.html import page
+        from ...assay.report.html import page
 
         page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
     if json_to not in (None, "-"):
@@ -235,7 +235,7 @@ def _remarks(outcome: Outcome, request: Request) -> list[str]:
 
 
 def _check(pool: Pool, outcome: Outcome, request: Request, err: Any) -> None:
-    from ...assay.results import Report
+    from ...assay.report.check_report import Report
     from .merge import broken_report, crash_report, ended_report
 
     jobs: list[dict[str, Any]] = []

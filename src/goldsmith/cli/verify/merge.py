@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...assay.html.view import ABSENT, NOT_JUDGED, Entry, case_states, shown_maps, unjudged
-from ...assay.results import (
+from ...assay.report.check_report import Report
+from ...assay.report.html.view import ABSENT, NOT_JUDGED, Entry, case_states, shown_maps, unjudged
+from ...assay.report.results import (
     CERTAIN,
     FAIL,
     PASS,
@@ -16,7 +17,6 @@ from ...assay.results import (
     Finding,
     Note,
     ProbeRun,
-    Report,
 )
 from .pool import Died
 from .select import Job

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from ...assay.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
-from ...assay.results import QUALITY, Finding
+from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
+from ...assay.report.results import QUALITY, Finding
 from ..say import count, duration
 from .merge import INTERRUPTED, PROCESS, Proof
 

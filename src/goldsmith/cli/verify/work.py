@@ -8,14 +8,21 @@ from typing import Any
 
 import torch
 
-from ...assay import limits
-from ...assay.check import NO_MEMORY, check
-from ...assay.html.maps import shrink
-from ...assay.html.view import NOT_JUDGED, shown_maps
-from ...assay.results import UNJUDGED, ErrorMap, Finding, Report, Row, TargetError
-from ...assay.target import Target
+from ...assay.checks import NO_MEMORY, check
+from ...assay.declare.target import Target
+from ...assay.report.check_report import Report
+from ...assay.report.html.maps import shrink
+from ...assay.report.html.view import NOT_JUDGED, shown_maps
+from ...assay.report.results import (
+    UNJUDGED,
+    ErrorMap,
+    Finding,
+    Row,
+)
+from ...assay.support import memory_errors
 from ...core.device import machine
 from ...core.op import Op
+from ...core.tracing import TargetError
 from ..targets import Named, UnknownName, find, load_targets, op_target
 from .select import Choice, choose, choose_own
 
@@ -83,9 +90,9 @@ class Session:
         except TargetError as error:
             return {"problem": f"{request['name']}: {error}"}
         except Exception as error:
-            if not limits.out_of_memory(error):
+            if not memory_errors.out_of_memory(error):
                 raise
-            return {"memory": limits.told(error)}
+            return {"memory": memory_errors.told(error)}
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # the other workers share the card

@@ -48,7 +48,7 @@ def _ends_when_asked() -> None:
     """A signal of the parent's ends the run that takes too long: Python raises in it, and its stack goes to stderr."""
     if not hasattr(signal, "SIGUSR1"):
         return
-    from ...assay import hooks
+    from ...assay.execute import hooks
 
     def raised(number: int, frame: Any) -> None:
         if hooks.RUNNING:  # else it has ended in the meantime

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from .._common import BASE, FACTORS, PARTS, TARGETS, wide
 from ..benchmarks import MOE as BENCH
 from ..packing import pack

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._activations import activate, slopes
 from .._common import NAMES, flat
 from .._projections import Call

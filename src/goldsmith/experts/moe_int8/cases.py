@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from .._common import NAMES
 from ..benchmarks import INT8 as BENCH
 from ..moe.cases import DTYPES

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.golden import constants, deciding
-from ...assay.stage import stage
+from ...core.tracing import constants, deciding, stage
 from .._common import NAMES, flat
 from .._projections import Call, present
 from ..formats import code_values, scale_values

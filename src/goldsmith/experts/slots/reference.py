@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._activations import activate
 from .._common import SLOT_NAMES
 from .._projections import Call

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ...assay.html.page import now, style
+from ...assay.report.html.page import now, style
 from .chart import Line, chart, smooth
 from .checkpoint import replace
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...assay.stage import stage, tracing
+from ...core.tracing import stage, tracing
 from .coefficients import coefficients_backward, coefficients_forward
 from .collapse import collapse, collapse_dots
 from .finish import finish

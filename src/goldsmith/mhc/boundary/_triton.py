@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._kernels import pipeline
 from .._kernels.launch import dense, narrow, rows, shaped, streams
 from .._kernels.mix import mix_backward, mix_forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import SEGMENTS, bench, named, phi_bytes, post_inputs, pre_inputs
 from .._joint_cases import JOINT_CASES
 

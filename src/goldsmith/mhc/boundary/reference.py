@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .. import _formulas as formulas
 from ..coefficients import reference as coefficients
 from ..post import reference as post

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
 from .._common import wide
 from .._joint_cases import JOINT_CASES

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
+from ...core.tracing import stage
 from .._kernels.launch import narrow_n, rows, streams
 from .._kernels.numerics import wide
 

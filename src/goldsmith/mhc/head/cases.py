@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import bench, mixing, named, streams
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._common import wide
 
 

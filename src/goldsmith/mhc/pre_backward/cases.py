@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...assay.case import Make
+from ...assay.declare.case import Make
 from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
 from .._common import wide
 from ..coefficients import reference as coefficients

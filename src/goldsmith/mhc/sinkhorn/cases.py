@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
 from .._cases import named
 from .._common import wide

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._common import wide
 
 ROWS, COLUMNS = -1, -2  # the axis that a row sum, a column sum runs over

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._common import flat
 from .._kernels.dense import dense_dots, dense_sums
 from .._kernels.lookup import dots, gate, gate_backward, sums

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
+from ...core.tracing import stage
 from .._common import add_at, chunk_bytes, flat, wide
 from .._pairs import Pairs
 from .few_rows import few_rows

@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ...assay.stage import stage
 from ...core._kernels.launch import cdiv, power_of_2, run
+from ...core.tracing import stage
 from .._common import flat
 from .._kernels.bounds import bounded_kernel
 from .._kernels.rows import select_row_kernel

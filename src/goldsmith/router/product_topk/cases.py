@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assay.case import Case, Make
+from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
 
 NAN, INF = math.nan, math.inf

@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...assay.golden import deciding
-from ...assay.stage import stage
+from ...core.tracing import deciding, stage
 from .._common import add_at, chunk_bytes, flat, wide
 
 NEG_INF = -math.inf

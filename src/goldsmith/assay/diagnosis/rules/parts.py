@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...results import REFERENCE_FAULT
+from ...report.results import REFERENCE_FAULT
 from ..evidence import CULPRIT
 from .memory import too_many
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say

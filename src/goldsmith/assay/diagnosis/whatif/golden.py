@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...golden import default_dtype
-from ...reference import References
+from ...golden.golden_results import GoldenResults
+from ...support.torch_settings import default_dtype
 from .calls import Listening
 from .opened import Opened
 
@@ -32,14 +32,14 @@ class _Reached(Exception):
         self.value = value
 
 
-class Golden(References):
+class Golden(GoldenResults):
     """The golden, which ends where the wanted stage is reached, and tells names to who listens.
 
     opened: what torch has in one piece runs in smaller steps, with autograd's backward of them. A gradient that is
     wrong while the forward is right is better looked for in torch's own backward, which kernels write by hand.
     """
 
-    def __init__(self, ref: References, *, opened: bool = False):
+    def __init__(self, ref: GoldenResults, *, opened: bool = False):
         super().__init__(ref.material, ref.run, ref.decisions, ref.seed)
         self.opened = opened
         self.until = ""

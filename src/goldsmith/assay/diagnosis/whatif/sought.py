@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,15 +11,13 @@ from ..evidence import WhatIf
 from ..numbers import name
 from .calls import Change
 from .fitting import fitting
+from .search_context import SearchContext
 from .witness import few
-
-if TYPE_CHECKING:
-    from .engine import Search
 
 EXPLAINED = 0.999  # of the error's squares
 
 
-def sought(search: Search, change: Change) -> WhatIf | None:
+def sought(search: SearchContext, change: Change) -> WhatIf | None:
     """With the number that fits best; a factor is sought by its logarithm."""
     if change.change is None or change.free is None:
         return None
@@ -42,7 +39,7 @@ def sought(search: Search, change: Change) -> WhatIf | None:
     return _number(search, change, number, best.share, best.exact) if held and search.fits(made) else None
 
 
-def _number(search: Search, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
+def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
     """What the number that fits best means."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # a term that is missing, or all there is: another change says so

@@ -1,0 +1,1 @@
+"""Proven rounding bounds: |computed - exact| <= e for the golden's formula, in any order of its sums."""

@@ -1,0 +1,251 @@
+"""e travels with its element: rules of copies, indexing and scatters, and the lists of operators that need no rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .elementwise import compare, exact, total
+from .rule_context import Error, RuleContext
+
+aten = torch.ops.aten
+
+# Aliases that the schema does not declare, and other views of the same tensor, in place: the same storage, so the twin
+# already fits.
+VIEWS = {
+    "_unsafe_view", "lift_fresh", "_reshape_alias", "reshape", "squeeze_", "unsqueeze_", "t_", "transpose_",
+    "swapaxes_", "swapdims_", "as_strided_", "detach_",
+}  # fmt: skip
+# Results without error: memory, zeros and ones, draws (taken as they come), decisions (compared by themselves).
+EXACT = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
+    "zero", "ones", "ones_like", "new_ones", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
+    "bernoulli", "normal", "uniform", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite",
+    "bincount", "resize",
+}  # fmt: skip
+# Constants: judged when they are first read, by how well the compute precision represents them.
+UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
+
+
+def _error_of(m: RuleContext, x: Tensor) -> Tensor:
+    e = m.error_of(x)
+    return e if isinstance(e, Tensor) else torch.full(x.shape, e, dtype=torch.float64, device=x.device)
+
+
+def _unsure_index(m: RuleContext, args, kwargs) -> bool:
+    """An index computed from rounded numbers may be another one."""
+    for a in (*args, *kwargs.values()):
+        for t in a if isinstance(a, list | tuple) else (a,):
+            if isinstance(t, Tensor) and not t.is_floating_point() and not exact(m.error_of(t)):
+                return True
+    return False
+
+
+def moves(name: str) -> Callable:
+    """Rule of an operator that only moves elements: the same operator moves their errors. Padding is exact."""
+    packet = getattr(aten, name)
+
+    def rule(m, y, *args, **kwargs):
+        payload = args[0] if isinstance(args[0], list | tuple) else [args[0]]
+        if _unsure_index(m, args[1:], kwargs):
+            return float("inf")
+        if all(exact(m.error_of(t)) for t in payload):
+            return 0.0
+        errors = [_error_of(m, t) for t in payload]
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("dtype", "memory_format")}
+        return packet(errors if isinstance(args[0], list | tuple) else errors[0], *args[1:], **kwargs)
+
+    return rule
+
+
+def _pad(m, y, x, pad, value=0):
+    return 0.0 if exact(m.error_of(x)) else aten.constant_pad_nd(_error_of(m, x), pad, 0)
+
+
+def _cast(m, y, x, *_, **__):
+    """A copy; to integers a step; to a narrower float (inside storage(...)) only inexact values round, by an ulp."""
+    v, e = m(x)
+    if y.dtype in (torch.float64, x.dtype) or y.dtype == torch.bool == x.dtype:
+        return e if x.is_floating_point() or x.dtype == torch.bool or not exact(e) else _representation(m, y)
+    if y.dtype == torch.bool:
+        return compare(m, y, x, 0)
+    if exact(e):
+        return 0.0
+    if not y.is_floating_point():
+        whole = torch.trunc(v)
+        return torch.maximum((torch.trunc(v + e) - whole).abs(), (whole - torch.trunc(v - e)).abs())
+    return e + torch.finfo(y.dtype).eps * v.abs() + torch.finfo(y.dtype).smallest_normal
+
+
+def _representation(m, y: Tensor) -> Error:
+    """Integers beyond the significand of the compute precision are rounded when they become floats."""
+    gap = (y.to(m.compute).to(y.dtype) - y).abs()
+    return gap if bool(gap.any()) else 0.0
+
+
+def _copy(m, y, _, source, *__):
+    return _cast(m, y, source)
+
+
+def _fill(m, y, _, value):
+    return m(value)[1]
+
+
+def _linspace(m, y, start, end, *_, **__):
+    """start + i step, computed in the compute precision"""
+    return 4 * m.u * max(abs(float(start)), abs(float(end)))
+
+
+def _gathered(m, y, weight, index, *_):
+    """embedding."""
+    return float("inf") if _unsure_index(m, (index,), {}) else _indexed(m, weight, index)
+
+
+def _indexed(m, weight: Tensor, index: Tensor) -> Error:
+    return 0.0 if exact(m.error_of(weight)) else _error_of(m, weight)[index]
+
+
+# writing and accumulating at indices
+
+
+def _placed(m: RuleContext, base: Tensor, source, write: Callable[[Tensor, Any], Tensor], index) -> Error:
+    """Elements replaced: the errors are replaced likewise."""
+    if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
+        return float("inf")
+    es = m(source)[1]
+    if exact(m.error_of(base)) and exact(es):
+        return 0.0
+    errors = _error_of(m, source) if isinstance(source, Tensor) else es
+    return write(_error_of(m, base), errors)
+
+
+def _accumulated(m: RuleContext, base: Tensor, source, add: Callable[[Tensor, Tensor], Tensor], index) -> Error:
+    """gamma_k (|base| + sum |added|) with k additions, counted element by element; adding to an exact 0 is free."""
+    if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
+        return float("inf")
+    vb, eb = m(base)
+    vs, es = m(source)
+    vs = vs if isinstance(vs, Tensor) else torch.full((), float(vs), dtype=torch.float64, device=base.device)
+    source = torch.as_tensor(vs).to(torch.float64)
+    zero = torch.zeros_like(vb)
+    terms = add((vb.abs() + eb > 0).to(torch.float64), torch.ones_like(source))
+    gamma = (terms - 1).clamp(min=0) * m.u
+    gamma = torch.where(gamma < 1, gamma / (1 - gamma), torch.inf)
+    carried = 0.0 if exact(eb) and exact(es) else add(zero + eb, torch.zeros_like(source) + es)
+    return total(carried, gamma * add(vb.abs() + eb, source.abs() + es))
+
+
+def _index_put(m, y, base, indices, values, accumulate=False, *_):
+    put = lambda b, s: aten.index_put(b, indices, torch.as_tensor(s, dtype=b.dtype), accumulate)  # noqa: E731
+    known = tuple(i for i in indices if i is not None)
+    return (_accumulated if accumulate else _placed)(m, base, values, put, known)
+
+
+def _index_add(m, y, base, dim, index, source, *, alpha=1):
+    scaled = abs(alpha)
+    return _accumulated(m, base, source, lambda b, s: b.index_add(dim, index, s * scaled), index)
+
+
+def _scatter_add(m, y, base, dim, index, source):
+    return _accumulated(m, base, source, lambda b, s: b.scatter_add(dim, index, s), index)
+
+
+def _scatter(m, y, base, dim, index, source, *, reduce=None):
+    if reduce is not None:
+        return float("inf")
+    return _placed(m, base, source, lambda b, s: b.scatter(dim, index, s), index)
+
+
+def _scatter_reduce(m, y, base, dim, index, source, reduce, *, include_self=True):
+    if reduce != "sum" or not include_self:
+        return float("inf")
+    return _scatter_add(m, y, base, dim, index, source)
+
+
+def _index_copy(m, y, base, dim, index, source):
+    return _placed(m, base, source, lambda b, s: b.index_copy(dim, index, s), index)
+
+
+def _index_fill(m, y, base, dim, index, value):
+    e = m(value)[1]
+    return _placed(m, base, value, lambda b, _: b.index_fill(dim, index, float(e)), index)
+
+
+def _embedding_backward(m, y, grad, index, rows, padding=-1, scale_by_freq=False):
+    if scale_by_freq:
+        return float("inf")
+    kept = index.reshape(-1) != padding
+    flat = lambda t: t.reshape(-1, t.shape[-1])[kept]  # noqa: E731
+    base = torch.zeros(rows, grad.shape[-1], dtype=torch.float64, device=grad.device)
+    v, e = m(grad)
+    index = index.reshape(-1)[kept]
+    add = lambda t: base.index_add(0, index, flat(t))  # noqa: E731
+    terms = torch.zeros(rows, 1, dtype=torch.float64, device=grad.device)
+    terms = terms.index_add(0, index, torch.ones(index.numel(), 1, dtype=torch.float64, device=grad.device))
+    gamma = (terms - 1).clamp(min=0) * m.u
+    return total(add(e) if isinstance(e, Tensor) else e, gamma / (1 - gamma).clamp(min=1e-3) * add(v.abs() + e))
+
+
+def _overlapping(name: str) -> Callable:
+    """Backward of overlapping windows (unfold): elements are moved and added up."""
+    packet = getattr(aten, name)
+
+    def rule(m, y, x, *args):
+        v, e = m(x)
+        count = packet(torch.ones_like(v), *args)
+        gamma = (count - 1).clamp(min=0) * m.u
+        carried = 0.0 if exact(e) else packet(_error_of(m, x), *args)
+        return total(carried, gamma / (1 - gamma) * packet(v.abs() + e, *args))
+
+    return rule
+
+
+def _pooled(name: str) -> Callable:
+    """Averages over windows and their backward: weights of one sign, at most a window's or a ratio's many terms."""
+    packet = getattr(aten, name)
+
+    def rule(m, y, x, *args):
+        v, e = m(x)
+        windows = [
+            math.prod(a) for a in args if isinstance(a, list | tuple) and a and all(isinstance(i, int) for i in a)
+        ]
+        ratio = max(y.numel(), x.numel()) // max(min(y.numel(), x.numel()), 1)
+        n = max([ratio, *(w for w in windows if w <= max(x.numel(), y.numel()))]) + 2
+        others = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+        carried = 0.0 if exact(e) else packet(_error_of(m, x), *others)
+        return total(carried, m.gamma(n) * packet(v.abs() + e, *others), m.rounding(y, 4))
+
+    return rule
+
+
+_POOLS = (
+    "avg_pool2d", "avg_pool2d_backward", "avg_pool3d", "avg_pool3d_backward", "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward",
+)  # fmt: skip
+_MOVES = (
+    "clone", "contiguous", "cat", "stack", "index_select", "gather", "take", "masked_select", "flip", "roll", "repeat",
+    "tril", "triu", "select_backward", "slice_backward", "diagonal_backward", "diag_embed", "index", "_unsafe_index",
+    "repeat_interleave", "rot90", "diag", "block_diag", "permute_copy", "expand_copy", "view_copy", "pixel_shuffle",
+    "trace_backward", "lift", "pixel_unshuffle", "masked_scatter_backward",
+)  # fmt: skip
+
+RULES: dict[str, Callable] = {
+    **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
+    **{name: _pooled(name) for name in _POOLS},
+    "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace,
+    "embedding": _gathered,
+    "index_put": _index_put, "_index_put_impl": _index_put, "_unsafe_index_put": _index_put, "index_add": _index_add,
+    "scatter_add": _scatter_add, "scatter": _scatter, "scatter_reduce": _scatter_reduce, "index_copy": _index_copy,
+    "index_fill": _index_fill, "embedding_dense_backward": _embedding_backward,
+    "unfold_backward": _overlapping("unfold_backward"),
+    "slice_scatter": lambda m, y, b, s, *a, **k: _placed(m, b, s, lambda p, q: aten.slice_scatter(p, q, *a, **k), ()),
+    "select_scatter": lambda m, y, b, s, *a: _placed(m, b, s, lambda p, q: aten.select_scatter(p, q, *a), ()),
+    "diagonal_scatter": lambda m, y, b, s, *a: _placed(m, b, s, lambda p, q: aten.diagonal_scatter(p, q, *a), ()),
+    "masked_scatter": lambda m, y, b, k, s: _placed(m, b, s, lambda p, q: aten.masked_scatter(p, k, q), k),
+    "any": lambda m, y, x, *a: 0.0 if exact(m.error_of(x)) else float(bool(m.error_of(x).any())),
+    "all": lambda m, y, x, *a: 0.0 if exact(m.error_of(x)) else float(bool(m.error_of(x).any())),
+}  # fmt: skip

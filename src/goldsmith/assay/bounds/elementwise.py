@@ -1,0 +1,360 @@
+"""e = sum_i |df/da_i| e_i + c_f u |y|: rules of the elementwise operators.
+
+A rule is called as rule(m, y, *args, **kwargs) with the operator's own arguments and its float64 result y; `m(x)` gives
+an operand's value and error. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
+
+Propagation is exact rather than first order wherever that costs no more (division by b - e_b, monotone functions at
+x - e and x + e). Where an argument's own error exceeds 10 % of a value that is divided by or taken a logarithm or root
+of, the bound is open (inf).
+
+c_f is 1 for + - x and 4 for functions. Two of them need more than a constant, because fast hardware paths are
+legal: exp is computed as 2^(x log2 e), whose rounded exponent costs 2 |x| u; and Triton's `/` and `sqrt` on a GPU are
+div.full (2 ulp) and sqrt.approx (1 ulp), 4 u and 2 u, so they count among the functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .rule_context import Error, RuleContext
+
+OPEN_AT = 0.1  # of |value|: an error beyond it in a divisor, root or logarithm opens the bound
+_SMALL = 1e-6  # secants are taken at least this far (relative), where float64 still resolves the difference
+
+
+def exact(e: Error) -> bool:
+    return isinstance(e, float) and e == 0.0
+
+
+def total(*errors: Error) -> Error:
+    """Sum of errors; exact ones cost nothing."""
+    out: Error = 0.0
+    for e in errors:
+        if not exact(e):
+            out = e if exact(out) else out + e
+    return out
+
+
+def scaled(factor: Any, e: Error) -> Error:
+    """|factor| e; 0 where both are exact zeros matters more than speed, so an exact e stays 0.0."""
+    return 0.0 if exact(e) else abs(factor) * e
+
+
+def biggest(a: Error, b: Error) -> Error:
+    if exact(a) or exact(b):
+        return b if exact(a) else a
+    return torch.maximum(*torch.broadcast_tensors(_tensor(a, b), _tensor(b, a)))
+
+
+def _tensor(e: Error, like: Any) -> Tensor:
+    return e if isinstance(e, Tensor) else torch.as_tensor(e, dtype=torch.float64, device=getattr(like, "device", None))
+
+
+def share(e: Error, value: Any) -> Error:
+    """e / |value|, with 0 / 0 = 0; exactness survives."""
+    if exact(e):
+        return 0.0
+    return torch.where(_tensor(e, value) > 0, e / abs(value), 0.0) if isinstance(value, Tensor) else e / abs(value)
+
+
+def opened(e: Error, relative: Error) -> Error:
+    """e, or inf where the argument's relative error exceeds 10 %."""
+    if exact(relative):
+        return e
+    relative = _tensor(relative, e)
+    return torch.where(relative > OPEN_AT, torch.inf, e)
+
+
+# arithmetic
+
+
+def _add(m: RuleContext, y, a, b, alpha=1, *, sign=1):
+    """Where one of them is a sum of n terms, it may begin from the other, as an accumulator does from a bias."""
+    (va, ea), (vb, eb) = m(a), m(b)
+    begun = total(*(m.gamma(n) * abs(v) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
+    return total(
+        ea, scaled(alpha, eb), m.rounding(y), begun if isinstance(y, Tensor) and y.is_floating_point() else 0.0
+    )
+
+
+def _mul(m, y, a, b):
+    (va, ea), (vb, eb) = m(a), m(b)
+    if _power_of_two(vb) or _power_of_two(va):
+        return total(scaled(va, eb), scaled(vb, ea))
+    cross = 0.0 if exact(ea) or exact(eb) else ea * eb
+    return total(scaled(va, eb), scaled(vb, ea), cross, m.rounding(y))
+
+
+def _power_of_two(x: Any) -> bool:
+    return not isinstance(x, Tensor) and math.isfinite(x) and math.frexp(abs(x))[0] == 0.5
+
+
+def _div(m, y, a, b, rounding_mode=None):
+    (va, ea), (vb, eb) = m(a), m(b)
+    if rounding_mode is not None:
+        quotient = va / vb
+        e = _div(m, quotient, a, b)
+        snap = torch.floor if rounding_mode == "floor" else torch.trunc
+        return _step(snap, quotient, e)
+    if exact(eb):
+        rounding = 0.0 if _power_of_two(vb) else m.rounding(y, 4)
+        return total(share(ea, vb), rounding)
+    relative = share(eb, vb)
+    return opened(total(share(total(ea, scaled(y, eb)), vb) / (1 - relative), m.rounding(y, 4)), relative)
+
+
+def _reciprocal(m, y, x):
+    return _div(m, y, 1, x)
+
+
+def _addcmul(m, y, x, a, b, value=1):
+    (_, ex), (va, ea), (vb, eb) = m(x), m(a), m(b)
+    product = va * vb
+    return total(ex, scaled(value, total(scaled(va, eb), scaled(vb, ea), m.rounding(product, 2))), m.rounding(y))
+
+
+def _addcdiv(m, y, x, a, b, value=1):
+    (_, ex), (va, _), (vb, _) = m(x), m(a), m(b)
+    quotient = va / vb
+    return total(ex, scaled(value, total(_div(m, quotient, a, b), m.rounding(quotient))), m.rounding(y))
+
+
+def _lerp(m, y, a, b, weight):
+    (va, ea), (vb, eb), (vw, ew) = m(a), m(b), m(weight)
+    gap = vb - va
+    e_gap = total(ea, eb, m.rounding(gap))
+    return total(ea, scaled(vw, e_gap), scaled(gap, ew), m.rounding(gap * vw, 2), m.rounding(y))
+
+
+# functions of one argument
+
+
+def _copies(m, y, x, *_, **__):
+    return m(x)[1]
+
+
+def smooth(f: Callable[[Tensor], Tensor], c: Any = 4, domain: float | None = None) -> Callable:
+    """Rule of a monotone function: the larger of |f(x+h) - y| and |y - f(x-h)|, h >= e, brought back to e.
+
+    domain: left end of where f is defined; the bound is open where e exceeds 10 % of the distance to it.
+    """
+
+    def rule(m, y, x, *_, **__):
+        v, e = m(x)
+        rounding = m.rounding(y, c(v, y) if callable(c) else c)
+        if exact(e):
+            return rounding
+        h = torch.maximum(_tensor(e, v), v.abs() * _SMALL + 1e-30)
+        spread = torch.maximum((f(v + h) - y).abs(), (y - f(v - h)).abs()) * (e / h * 1.01)
+        if domain is not None:
+            spread = opened(spread, share(e, v - domain))
+        return total(spread, rounding)
+
+    return rule
+
+
+def _exp_c(v: Tensor, y: Tensor) -> Tensor:
+    return 4 + 2 * v.abs()
+
+
+def _erf_c(v: Tensor, y: Tensor) -> Tensor:
+    """12 roundings of 1, not of erf: fused kernels take Abramowitz and Stegun's 7.1.26 (1.5e-7), in float32 off by
+    7e-7; torch's gelu on a CPU does."""
+    return 12 / y.abs().clamp(min=1e-30)
+
+
+def _tanh_c(v: Tensor, y: Tensor) -> Tensor:
+    """4 roundings of tanh, and 4 of 1: Triton has no tanh, and 2 sigmoid(2 x) - 1 is how its kernels write it."""
+    return 4 + 4 / y.abs().clamp(min=1e-30)
+
+
+def _exp(m, y, x):
+    v, e = m(x)
+    rounding = m.rounding(y, 4 + 2 * v.abs())
+    if exact(e):
+        return rounding
+    # y expm1(e) is the exact reach upwards; beyond 0.1 it is taken as a difference, so that exp(-1e30 +- 1e22) stays 0
+    return total(torch.where(_tensor(e, v) < OPEN_AT, y * torch.expm1(e), torch.exp(v + e) - y), rounding)
+
+
+def _sigmoid(m, y, x):
+    v, e = m(x)
+    rounding = m.rounding(y, 4 + 2 * v.abs() * (1 - y))
+    if exact(e):
+        return rounding
+    # neither y nor 1 - y changes by more than a factor exp(e)
+    return total(torch.minimum(y, 1 - y) * torch.expm1(torch.clamp(e, max=700.0)), rounding)
+
+
+def _bounded_slope(c: float = 4) -> Callable:
+    """sin, cos: |slope| <= |other function| + e."""
+
+    def rule(m, y, x):
+        v, e = m(x)
+        if exact(e):
+            return m.rounding(y, c)
+        slope = torch.clamp((1 - y * y).clamp(min=0).sqrt() + e, max=1.0)
+        return total(slope * e, m.rounding(y, c), 0.0)
+
+    return rule
+
+
+def _sqrt(m, y, x):
+    v, e = m(x)
+    if exact(e):
+        return m.rounding(y, 4)
+    root = torch.maximum(y, torch.sqrt(_tensor(e, v)))
+    e_out = torch.where(_tensor(e, v) > v, torch.inf, share(e, root))
+    return total(torch.where(_tensor(e, v) > 0, e_out, 0.0), m.rounding(y, 4))
+
+
+def _rsqrt(m, y, x):
+    v, e = m(x)
+    if exact(e):
+        return m.rounding(y, 4)
+    q = share(e, v)
+    # 1/sqrt(x - e) - 1/sqrt(x) <= y q / 2 / (1 - 3 q / 2)
+    return opened(total(y * q * 0.5 / (1 - 1.5 * q), m.rounding(y, 4)), q)
+
+
+def _pow(m, y, base, exponent):
+    (vb, eb), (vp, ep) = m(base), m(exponent)
+    if not isinstance(vp, Tensor):
+        if vp in (0, 1):
+            return 0.0 if vp == 0 else eb
+        if vp == 2:
+            return total(scaled(2 * vb, eb), 0.0 if exact(eb) else eb * eb, m.rounding(y))
+        if vp == 0.5:
+            return _sqrt(m, y, base)
+        if vp == -0.5:
+            return _rsqrt(m, y, base)
+        if vp == -1:
+            return _reciprocal(m, y, base)
+        if vp > 0 and vp == int(vp):
+            return total(_integer_power(vb, eb, int(vp)), m.rounding(y, max(4, int(vp))))
+    relative = share(eb, vb)
+    log = torch.log(torch.as_tensor(vb, dtype=torch.float64).abs())
+    log = torch.where(torch.isfinite(log), log, 0.0)
+    reach = total(scaled(vp, share(relative, 1 - relative) if not exact(relative) else 0.0), scaled(log, ep))
+    moved = 0.0 if exact(reach) else y.abs() * torch.expm1(torch.clamp(_tensor(reach, y), max=700.0))
+    return opened(total(moved, m.rounding(y, 4 + 2 * (vp * log).abs())), relative)
+
+
+def _integer_power(v: Tensor, e: Error, n: int) -> Error:
+    """(|x| + e)^n - |x|^n without cancellation: e sum_k (|x| + e)^k |x|^(n-1-k) <= n e (|x| + e)^(n-1)."""
+    return 0.0 if exact(e) else n * e * (v.abs() + e) ** (n - 1)
+
+
+def _step(f: Callable[[Tensor], Tensor], v: Tensor, e: Error) -> Error:
+    """A step function changes where a step lies within e of the argument."""
+    if exact(e):
+        return 0.0
+    y = f(v)
+    return torch.maximum((f(v + e) - y).abs(), (y - f(v - e)).abs())
+
+
+def _steps(f: Callable[[Tensor], Tensor]) -> Callable:
+    return lambda m, y, x, *_, **__: _step(f, *m(x))
+
+
+# choices: the decision is uncertain where two candidates lie within their errors
+
+
+def compare(m: RuleContext, y, a, b):
+    """1 where the answer may be the other one, else 0. Two inexact tensors that agree exactly are copies: certain."""
+    (va, ea), (vb, eb) = m(a), m(b)
+    reach = total(ea, eb)
+    if exact(reach):
+        return 0.0
+    gap = abs(va - vb)
+    unsure = (gap <= reach) & (_tensor(reach, gap) > 0)
+    if isinstance(b, Tensor):
+        unsure = unsure & (gap != 0)
+    return unsure.to(torch.float64) if bool(unsure.any()) else 0.0
+
+
+def _where(m, y, condition, a, b):
+    (_, ec), (va, ea), (vb, eb) = m(condition), m(a), m(b)
+    like = y if isinstance(y, Tensor) else condition
+    chosen = 0.0 if exact(ea) and exact(eb) else torch.where(condition.bool(), _tensor(ea, like), _tensor(eb, like))
+    if exact(ec):
+        return chosen
+    apart = abs(va - vb) + biggest(ea, eb)
+    return torch.where(ec > 0, apart, chosen)
+
+
+def _masked_fill(m, y, x, mask, value):
+    return _where(m, y, mask, value, x)
+
+
+def _logical(m, y, *operands, **__):
+    return total(*(m(x)[1] for x in operands if isinstance(x, Tensor)))
+
+
+def _extreme(f: Callable[[Any, Any], Tensor]) -> Callable:
+    """maximum and minimum: what the largest and the smallest arguments would give."""
+
+    def rule(m, y, a, b):
+        (va, ea), (vb, eb) = m(a), m(b)
+        if exact(ea) and exact(eb):
+            return 0.0
+        like = y
+        up = f(_tensor(va + ea, like), _tensor(vb + eb, like))
+        down = f(_tensor(va - ea, like), _tensor(vb - eb, like))
+        return torch.maximum(up - y, y - down)
+
+    return rule
+
+
+def _clamp(m, y, x, low=None, high=None):
+    e = m(x)[1]
+    v = m(x)[0]
+    e_ends = total(*(m(end)[1] for end in (low, high) if end is not None))
+    if exact(e):
+        return torch.where(v == y, 0.0, _tensor(e_ends, y)) if not exact(e_ends) else 0.0
+    moved = torch.maximum(torch.clamp(v + e, low, high) - y, y - torch.clamp(v - e, low, high))
+    return total(moved, e_ends)
+
+
+def _threshold_backward(m, y, grad, x, threshold):
+    """grad where x > threshold, else 0; either where x lies within its error of the threshold."""
+    (vg, eg), (vx, ex) = m(grad), m(x)
+    passed = 0.0 if exact(eg) else torch.where(vx > threshold, eg, 0.0)
+    if exact(ex):
+        return passed
+    unsure = ((vx - threshold).abs() <= ex) & (_tensor(ex, vx) > 0)
+    return torch.where(unsure, vg.abs() + eg, passed)
+
+
+def _nan_to_num(m, y, x, *_, **__):
+    return m(x)[1]
+
+
+RULES: dict[str, Callable] = {
+    "add": _add, "sub": _add, "rsub": lambda m, y, a, b, alpha=1: _add(m, y, b, a, alpha),
+    "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
+    "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp,
+    "neg": _copies, "abs": _copies, "nan_to_num": _nan_to_num, "square": lambda m, y, x: _pow(m, y, x, 2),
+    "exp": _exp, "exp2": smooth(torch.exp2), "expm1": smooth(torch.expm1, _exp_c),
+    "log": smooth(torch.log, domain=0.0), "log2": smooth(torch.log2, domain=0.0),
+    "log10": smooth(torch.log10, domain=0.0), "log1p": smooth(torch.log1p, domain=-1.0),
+    "tanh": smooth(torch.tanh, _tanh_c), "sigmoid": _sigmoid, "erf": smooth(torch.erf, _erf_c),
+    "erfc": smooth(torch.erfc, _exp_c), "sinh": smooth(torch.sinh, _exp_c), "atan": smooth(torch.atan),
+    "asinh": smooth(torch.asinh),
+    "sin": _bounded_slope(), "cos": _bounded_slope(), "sqrt": _sqrt, "rsqrt": _rsqrt, "pow": _pow,
+    "floor": _steps(torch.floor), "ceil": _steps(torch.ceil), "round": _steps(torch.round),
+    "trunc": _steps(torch.trunc), "sign": _steps(torch.sign), "sgn": _steps(torch.sign),
+    "eq": compare, "ne": compare, "lt": compare, "le": compare, "gt": compare, "ge": compare,
+    "where": _where, "masked_fill": _masked_fill,
+    "logical_not": _logical, "logical_and": _logical, "logical_or": _logical, "logical_xor": _logical,
+    "bitwise_not": _logical, "bitwise_and": _logical, "bitwise_or": _logical, "bitwise_xor": _logical,
+    "maximum": _extreme(torch.maximum), "minimum": _extreme(torch.minimum), "fmax": _extreme(torch.fmax),
+    "fmin": _extreme(torch.fmin), "clamp": _clamp, "clamp_min": lambda m, y, x, low: _clamp(m, y, x, low),
+    "clamp_max": lambda m, y, x, high: _clamp(m, y, x, None, high), "relu": lambda m, y, x: _clamp(m, y, x, 0),
+    "threshold_backward": _threshold_backward,
+}  # fmt: skip

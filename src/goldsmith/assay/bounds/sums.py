@@ -1,0 +1,332 @@
+"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules of sums, products, norms, softmax and matrix products, any order.
+
+gamma_n is taken for n terms although a sum has n - 1 additions; a dot has n products besides, which may be fused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .elementwise import exact, scaled, total
+from .rule_context import Error, RuleContext
+
+
+def _count(x: Tensor, y: Tensor) -> int:
+    return x.numel() // max(y.numel(), 1)
+
+
+def _sum(m: RuleContext, y, x, dim=None, keepdim=False, *, dtype=None):
+    v, e = m(x)
+    n = _count(x, y)
+    if n <= 1 or not x.is_floating_point():
+        return 0.0 if exact(e) else _reduce(torch.sum, e.expand_as(v) if isinstance(e, Tensor) else e, dim, keepdim)
+    return _reduce(torch.sum, total(e, m.gamma(n) * (v.abs() + e)), dim, keepdim)
+
+
+def _reduce(f: Callable, t: Any, dim, keepdim) -> Tensor:
+    if dim is None or (isinstance(dim, list | tuple) and not dim):
+        out = f(t)
+        return out.reshape((1,) * t.dim()) if keepdim else out
+    return f(t, dim=dim, keepdim=keepdim)
+
+
+def _mean(m, y, x, dim=None, keepdim=False, *, dtype=None):
+    n = _count(x, y)
+    return total(_sum(m, y, x, dim, keepdim) / max(n, 1), m.rounding(y, 4))
+
+
+def _prod(m, y, x, dim=None, keepdim=False, *, dtype=None):
+    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its farthest."""
+    v, e = m(x)
+    dims = () if dim is None else (dim, keepdim)
+    far = torch.prod(v.abs() + e, *dims)
+    moved = 0.0 if exact(e) else far - y.abs()
+    if not exact(e) and m.u < 1e-12:  # the difference itself is rounded in float64
+        moved = moved + _count(x, y) * m.u * far
+    if _count(x, y) <= 1:
+        return _reduce(torch.sum, e + 0 * v, dim, keepdim)
+    return total(moved, m.gamma(_count(x, y)) * far)
+
+
+def _cumulative(m, y, x, dim, **_):
+    """The i-th partial sum has i additions."""
+    v, e = m(x)
+    if v.dim() == 0:
+        return e
+    carried = 0.0 if exact(e) else torch.cumsum(e + 0 * v, dim)
+    return total(carried, _ramp(m, v, dim) * torch.cumsum(v.abs() + e, dim))
+
+
+def _cumprod(m, y, x, dim, **_):
+    v, e = m(x)
+    if v.dim() == 0:
+        return e
+    far = torch.cumprod(v.abs() + e, dim)
+    ramp = _ramp(m, v, dim)
+    moved = 0.0 if exact(e) else far - y.abs() + (ramp * far if m.u < 1e-12 else 0.0)
+    return total(moved, ramp * far)
+
+
+def _ramp(m, v: Tensor, dim: int) -> Tensor:
+    """gamma_0, gamma_1, ... along dim; inf where n u >= 1."""
+    steps = torch.arange(v.shape[dim], dtype=torch.float64, device=v.device) * m.u
+    ramp = torch.where(steps < 1, steps / (1 - steps), torch.inf)
+    return ramp.view([-1 if i == dim % v.dim() else 1 for i in range(v.dim())])
+
+
+def _norm(m, y, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    """| ||x + d|| - ||x|| | <= ||e||, and the sum of n squares rounds by gamma_(n+1)."""
+    v, e = m(x)
+    norm = lambda t: torch.linalg.vector_norm(t, ord, dim, keepdim)  # noqa: E731
+    moved = 0.0 if exact(e) else norm(e + 0 * v)
+    if ord in (float("inf"), float("-inf"), 0):
+        return moved if ord == float("inf") else float("inf")
+    return total(moved, m.gamma(_count(x, y) + 1) * norm(v.abs() + e), m.rounding(y, 4))
+
+
+def _extremum(name: str) -> Callable:
+    """amax of x + e and of x - e bracket every legal amax."""
+
+    def rule(m, y, x, dim=None, keepdim=False):
+        if isinstance(dim, Tensor):
+            from .elementwise import RULES
+
+            return RULES["maximum" if name == "amax" else "minimum"](m, y, x, dim)
+        values = y[0] if isinstance(y, tuple | list) else y
+        v, e = m(x)
+        if exact(e):
+            return (0.0, 0.0) if isinstance(y, tuple | list) else 0.0
+        e = e + 0 * v
+        f = getattr(torch, name)
+        ends = [_reduce(f, v + s * e, dim, keepdim) for s in (1, -1)]
+        out = torch.maximum((ends[0] - values).abs(), (values - ends[1]).abs())
+        if not isinstance(y, tuple | list):
+            return out
+        index = _unsure_choice(v, values, e.amax(dim, keepdim=True), dim) if v.dim() and v.numel() else 0.0
+        return out, index
+
+    return rule
+
+
+def _select(takes_k: bool) -> Callable:
+    """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis.
+
+    Which element it is may be uncertain: where another lies within their errors.
+    """
+
+    def rule(m, y, x, *args, **kwargs):
+        v, e = m(x)
+        if isinstance(y, Tensor):  # the median of all elements
+            return 0.0 if exact(e) or not v.numel() else (e + 0 * v).amax()
+        if exact(e) or not v.dim() or not v.numel():
+            return e, 0.0
+        dim = _dim_of(takes_k, args, kwargs)
+        worst = (e + 0 * v).amax(dim, keepdim=True)
+        keep = worst.dim() == y[0].dim()
+        error = worst.expand_as(y[0]) if keep else worst.squeeze(dim)
+        return error, _unsure_choice(v, y[0], worst, dim)
+
+    return rule
+
+
+def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
+    """1 where an element that was left out lies within the errors of one that was chosen; exact copies are certain."""
+    keep = values.dim() == v.dim()
+    chosen = values if keep else values.unsqueeze(dim)
+    ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
+    at, reach = torch.nan_to_num(chosen).movedim(dim, -1).contiguous(), 2 * worst.movedim(dim, -1)
+    last = ordered.shape[-1] - 1
+    above = torch.searchsorted(ordered, at, right=True)
+    below = torch.searchsorted(ordered, at) - 1
+    near = (above <= last) & (ordered.gather(-1, above.clamp(max=last)) - at <= reach)
+    near |= (below >= 0) & (at - ordered.gather(-1, below.clamp(min=0)) <= reach)
+    near = near.to(torch.float64).movedim(-1, dim)
+    return (near if keep else near.squeeze(dim)) if bool(near.any()) else 0.0
+
+
+def _dim_of(takes_k: bool, args, kwargs) -> int:
+    """sort(x, dim), median(x, dim), topk(x, k, dim), kthvalue(x, k, dim); default -1."""
+    if "dim" in kwargs:
+        return kwargs["dim"]
+    ints = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
+    return (ints[1] if len(ints) > 1 else -1) if takes_k else ints[0] if ints else -1
+
+
+# softmax family
+
+
+def _shifted(m: RuleContext, v: Tensor, dim):
+    """x - max and the relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
+    peak = v.amax(dim, keepdim=True)
+    d = torch.where(torch.isfinite(v), v - peak, 0.0)
+    return peak, d, (3 * d.abs() + 4) * m.u
+
+
+def _softmax(m, y, x, dim, *_):
+    v, e = m(x)
+    if v.dim() == 0 or v.numel() == 0:
+        return m.rounding(y)
+    _, _, relative = _shifted(m, v, dim)
+    relative = total(relative, e)
+    spread = relative + (y * relative).sum(dim, keepdim=True) + (m.gamma(v.shape[dim]) + 4 * m.u)
+    return torch.maximum(y * torch.expm1(spread.clamp(max=700.0)), m.rounding(y, 1))
+
+
+def _lse(m, v, e, y, p, dim):
+    """Error of log(sum(exp(x))): the sum's relative error, the logarithm's and the last addition's rounding."""
+    peak, _, relative = _shifted(m, v, dim)
+    inside = (p * total(relative, e)).sum(dim, keepdim=True) + m.gamma(v.shape[dim] if isinstance(dim, int) else 1)
+    return torch.expm1(inside.clamp(max=700.0)) + 4 * m.u * (y - peak).abs() + m.u * (y.abs() + peak.abs())
+
+
+def _log_softmax(m, y, x, dim, *_):
+    v, e = m(x)
+    if v.dim() == 0 or v.numel() == 0:
+        return m.rounding(y)
+    lse = torch.logsumexp(v, dim, keepdim=True)
+    shifted = torch.where(torch.isfinite(v), v, 0.0).abs()
+    return total(e, _lse(m, v, e, lse, y.exp(), dim), m.u * shifted, m.rounding(y, 2))
+
+
+def _logsumexp(m, y, x, dim, keepdim=False):
+    v, e = m(x)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    if v.dim() == 0 or v.numel() == 0:
+        return total(e, m.rounding(y, 4))
+    full = torch.logsumexp(v, dims, keepdim=True)
+    p = torch.where(torch.isfinite(v), torch.exp(v - full), 0.0)
+    peak = v.amax(dims, keepdim=True)
+    d = torch.where(torch.isfinite(v), v - peak, 0.0).abs()
+    inside = (p * total((3 * d + 4) * m.u, e)).sum(dims, keepdim=True) + m.gamma(_count(v, full))
+    out = torch.expm1(inside.clamp(max=700.0)) + 4 * m.u * (full - peak).abs() + m.u * (full.abs() + peak.abs())
+    return out if keepdim else out.reshape(y.shape)
+
+
+def _softmax_backward(m, y, grad, p, dim, *_):
+    """p (g - s), s = sum(g p); kernels that compute p g - p s are as legal, hence the roundings of both products.
+
+    In attention g = dy v^T and y = p v, so s = sum(dy y): of a y read back in 16 bits, off by u |y| in each term, and
+    so by u sum(p |dy| |v|^T) at most. FlashAttention's backward has it so.
+    """
+    (vg, eg), (vp, ep) = m(grad), m(p)
+    if vg.dim() == 0 or vg.numel() == 0:
+        return total(scaled(vg, ep), m.rounding(y))
+    gp = (vg * vp).abs()
+    s = (vg * vp).sum(dim, keepdim=True)
+    e_gp = total(scaled(vg, ep), scaled(vp, eg), 0.0 if exact(eg) or exact(ep) else eg * ep)
+    e_s = total(m.gamma(vg.shape[dim]) * total(gp, e_gp), e_gp).sum(dim, keepdim=True)
+    if m.read_back:
+        e_s = e_s + m.read_back * (m.size_of(grad) * vp.abs()).sum(dim, keepdim=True)
+    outer = vp.abs() * total(eg, e_s) + scaled((vg - s).abs() + e_s, ep)
+    return outer + 3 * m.u * (gp + vp.abs() * s.abs())
+
+
+# products
+
+
+def bilinear(f: Callable[[Any, Any], Tensor], m: RuleContext, a, b, n: int) -> Tensor:
+    """|a| and |b| through the same product: f(e_a + gamma |a|, |b|) + f(|a| + e_a, e_b)."""
+    (va, ea), (vb, eb) = m(a), m(b)
+    va, vb = va.abs(), vb.abs()
+    if m.operand_unit:
+        ea, eb = total(ea, va * m.operand_unit), total(eb, vb * m.operand_unit)
+    out = f(total(ea, m.gamma(n) * (va + ea)), vb)
+    return out if exact(eb) else out + f(va + ea, eb + 0 * vb)
+
+
+def _mm(f: Callable[[Tensor, Tensor], Tensor]) -> Callable:
+    return lambda m, y, a, b: bilinear(f, m, a, b, a.shape[-1])
+
+
+def _addmm(f: Callable[[Tensor, Tensor], Tensor]) -> Callable:
+    def rule(m, y, c, a, b, *, beta=1, alpha=1, **_):
+        vc, ec = m(c)
+        g = m.gamma(a.shape[-1] + 2)
+        product = bilinear(f, m, a, b, a.shape[-1] + 2)
+        return total(scaled(beta, total(ec, g * (vc.abs() + ec))), scaled(alpha, product), m.rounding(y))
+
+    return rule
+
+
+def _convolution(m, y, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
+    n = w.numel() // (w.shape[1] if transposed else w.shape[0]) + 1
+    rest = (None, stride, padding, dilation, transposed, output_padding, groups)
+    out = bilinear(lambda a, b: torch.ops.aten.convolution(a, b, *rest), m, x, w, n)
+    if bias is None:
+        return out
+    vb, eb = m(bias)
+    shape = (-1, *(1,) * (y.dim() - 2))
+    return out + total(eb, m.gamma(n) * vb.abs()).view(shape)
+
+
+def _convolution_backward(m, y, grad, x, w, _, stride, padding, dilation, transposed, output_padding, groups, mask):
+    """The two products that convolution_backward makes, each through its own slot, and the sum for the bias."""
+    rest = (None, stride, padding, dilation, transposed, output_padding, groups)
+    call = torch.ops.aten.convolution_backward
+    outputs = grad.numel() // max(grad.shape[1], 1)
+    ex = ew = eb = 0.0
+    if mask[0]:
+        n = w.numel() // (w.shape[0] if transposed else w.shape[1])
+        ex = bilinear(lambda g, v: call(g, x.double(), v, *rest, [True, False, False])[0], m, grad, w, n)
+    if mask[1]:
+        ew = bilinear(lambda g, v: call(g, v, w.double(), *rest, [False, True, False])[1], m, grad, x, outputs)
+    if mask[2]:
+        eb = _sum(m, y[2], grad, [d for d in range(grad.dim()) if d != 1])
+    return ex, ew, eb
+
+
+RULES: dict[str, Callable] = {
+    "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumulative, "cumprod": _cumprod,
+    "linalg_vector_norm": _norm, "amax": _extremum("amax"), "amin": _extremum("amin"),
+    "max": _extremum("amax"), "min": _extremum("amin"),
+    "topk": _select(True), "kthvalue": _select(True), "sort": _select(False), "median": _select(False),
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "logsumexp": _logsumexp,
+    "_softmax_backward_data": _softmax_backward,
+    "mm": _mm(torch.mm), "bmm": _mm(torch.bmm), "mv": _mm(torch.mv), "dot": _mm(torch.dot), "vdot": _mm(torch.dot),
+    "addmm": _addmm(torch.mm), "addmv": _addmm(torch.mv), "baddbmm": _addmm(torch.bmm),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}  # fmt: skip
+
+
+def _product_size(m: RuleContext, a: Tensor, b: Tensor) -> Tensor:
+    """Numbers below the smallest normal one round as that does."""
+    return a.abs() @ b.abs() + m.least_back * a.abs().sum(-1, keepdim=True)
+
+
+# sums of |a_i b_i|, for what reads a product back through another one
+SIZES: dict[str, Callable[..., Tensor]] = {
+    "mm": _product_size,
+    "bmm": _product_size,
+    "mul": lambda m, a, b: _size_or_number(m, a) * _size_or_number(m, b),
+}
+
+
+def _size_or_number(m: RuleContext, x: Any) -> Any:
+    return m.size_of(x) if isinstance(x, Tensor) else abs(x)
+
+
+def _terms_with(m: RuleContext, a: Any, b: Any, *_: Any) -> int:
+    """Of a sum to which something is added; 0 where neither is a sum."""
+    n = max(m.terms_of(a), m.terms_of(b))
+    return n + 1 if n else 0
+
+
+# how many terms a result is the sum of: what is added to it may as well have been there first
+TERMS: dict[str, Callable[..., int]] = {
+    "sum": lambda m, x, dim=None, *_: _terms(x, dim),
+    "mm": lambda m, a, b: a.shape[1], "bmm": lambda m, a, b: a.shape[2], "mv": lambda m, a, b: a.shape[1],
+    "dot": lambda m, a, b: a.shape[0], "addmm": lambda m, c, a, b: a.shape[1], "baddbmm": lambda m, c, a, b: a.shape[2],
+    "convolution": lambda m, x, w, *_: w.numel() // max(w.shape[0], 1),
+    "add": _terms_with, "sub": _terms_with,
+}  # fmt: skip
+
+
+def _terms(x: Tensor, dim: Any) -> int:
+    axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    return math.prod(x.shape[d] for d in axes)

@@ -1,0 +1,1 @@
+"""What a user writes: targets, cases, and which results are discrete decisions."""

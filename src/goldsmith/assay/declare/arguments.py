@@ -1,0 +1,74 @@
+"""What `check` and `diagnose` are called with, examined before anything runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.tracing import TargetError
+from ..support.output_folder import unwritable
+from .case import Case
+from .target import UNIT, Target, listed, outside_of_transforms
+
+DEVICES = ("cpu", "cuda")
+
+
+def examined(
+    caller: str, target: Any, case: Any, dtype: Any, device: Any, seed: Any, probes: Any, budget_s: Any
+) -> None:
+    """TypeError for a wrong kind of object, TargetError for a wrong value; both name the argument."""
+    if not isinstance(target, Target):
+        raise TypeError(f"{caller}: expected an assay.Target, got {type(target).__name__}")
+    outside_of_transforms(caller)
+    cast = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
+    if cast:
+        raise TargetError(
+            f"{caller}: called under autocast ({cast[0]}), which would change what the candidate computes and not "
+            "what it is held to; use autocast inside the candidate"
+        )
+    if case is not None and not isinstance(case, Case | str):
+        raise TypeError(f"case: expected a Case, its name or None for all, got {type(case).__name__}")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
+    if dtype is not None and dtype not in UNIT:
+        raise TargetError(f"dtype: {dtype} cannot be judged; there are: {listed(UNIT)}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed: expected a whole number, got {seed!r}")
+    if not -(2**62) < seed < 2**62:
+        raise TargetError(f"seed: expected a number of at most 62 bits, got {seed}")
+    if not isinstance(probes, str) and not (
+        isinstance(probes, Sequence | set | frozenset) and all(isinstance(p, str) for p in probes)
+    ):
+        raise TypeError(f"probes: expected a level, or a list of levels and probes, got {probes!r}")
+    if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, int | float)):
+        raise TypeError(f"budget_s: expected a positive number of seconds or None, got {budget_s!r}")
+    if budget_s is not None and not budget_s > 0:
+        raise TargetError(f"budget_s: expected a positive number of seconds or None, got {budget_s}")
+    _device(device)
+
+
+def folder(argument: str, path: Any) -> None:
+    """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
+    if not str(path):
+        raise TargetError(f"{argument}: expected a folder's path or None, got ''")
+    why = unwritable(Path(path))
+    if why:
+        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}")
+
+
+def _device(wanted: Any) -> None:
+    if not isinstance(wanted, str | torch.device):
+        raise TypeError(f"device: expected cpu, cuda or cuda:1, got {wanted!r}")
+    kind, _, index = str(wanted).partition(":")
+    if kind not in DEVICES or (index and not index.isdigit()):
+        raise TargetError(f"device: {str(wanted)!r} is none that candidates are run on; use cpu, cuda or cuda:1")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"device: {wanted}: this machine has no CUDA device that torch can use; use device='cpu'")
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise TargetError(f"device: {wanted}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")

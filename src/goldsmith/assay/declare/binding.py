@@ -1,0 +1,110 @@
+"""Calls a function with the values it names: in its own order of parameters, by name behind one that is left out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.tracing import TargetError
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A callable with the names it takes: positional ones first, then keywords."""
+
+    call: Callable
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+
+    def __call__(self, supply: Mapping[str, Any]) -> Any:
+        return self.call(*(supply[n] for n in self.positional), **{n: supply[n] for n in self.keywords})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.positional + self.keywords
+
+
+def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -> Bound:
+    """`fn` bound to the names of `supply`; raises TargetError for a parameter that nobody supplies."""
+    names = tuple(supply)
+    call, parameters = _signature(fn)
+    if parameters is None:
+        return Bound(call, names)
+    positional: list[str] = []
+    keywords: list[str] = []
+    takes_rest = False
+    for at, p in enumerate(parameters):
+        if p.kind is p.VAR_KEYWORD:
+            takes_rest = True
+        elif p.name in names:
+            # what wraps a function may show its signature and take positions alone, as torch.vmap does
+            leading = at == len(positional) and p.kind is p.POSITIONAL_OR_KEYWORD
+            (positional if leading or p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
+        elif p.default is p.empty:
+            raise TargetError(
+                f"{what}: {_name(fn)} takes {p.name!r}, which nobody supplies; "
+                f"there are: {', '.join(names) or 'no names'}"
+            )
+        elif p.kind is p.POSITIONAL_ONLY:
+            _no_gap(what, fn, p, parameters, names)
+    if takes_rest:
+        keywords += [n for n in names if n not in positional and n not in keywords]
+    return Bound(call, tuple(positional), tuple(keywords))
+
+
+def parameters(fn: Callable) -> tuple[str, ...]:
+    """The names that a function takes, as far as its signature can be read."""
+    return tuple(p.name for p in _signature(fn)[1] or ())
+
+
+def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
+    after = parameters[parameters.index(gap) + 1 :]
+    late = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
+    if late:
+        raise TargetError(
+            f"{what}: {_name(fn)} takes {late[0]!r} by position after {gap.name!r}, which nobody supplies"
+        )
+
+
+def _signature(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:
+    """What to call, and its parameters (None: unreadable, or nothing but *args)."""
+    function = fn if isinstance(fn, type) else getattr(fn, "__self__", None)
+    read: Callable = fn
+    call = fn
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        call = function.apply
+        read = function.forward
+        new_style = function.setup_context is not torch.autograd.Function.setup_context
+        skip = 0 if new_style else 1
+    else:
+        skip = 0
+        if isinstance(fn, torch.nn.Module):
+            read = fn.forward
+    try:
+        parameters = list(inspect.signature(read).parameters.values())[skip:]
+    except (TypeError, ValueError):
+        return call, None
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return call, None
+    if call is not read and not isinstance(fn, torch.nn.Module):  # Function.apply takes positions only
+        parameters = [p.replace(kind=p.POSITIONAL_ONLY) for p in parameters]
+    return call, parameters
+
+
+def _name(fn: Callable) -> str:
+    name = getattr(fn, "__name__", None)
+    if name in (None, "apply", "forward"):
+        owner = getattr(fn, "__self__", fn)
+        name = getattr(owner, "__name__", type(owner).__name__)
+    return str(name)
+
+
+def inputs_and_scalars(supply: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A case's dict, split: tensors are inputs, all else scalars."""
+    inputs = {n: v for n, v in supply.items() if isinstance(v, Tensor)}
+    return inputs, {n: v for n, v in supply.items() if n not in inputs}

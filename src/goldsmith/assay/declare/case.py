@@ -1,0 +1,237 @@
+"""Cases: named, seeded, device-independent draws of a target's inputs.
+
+    @assay.case(T=[0, 1, 13], D=[32, 100], why="odd sizes")
+    def tokens(make, T, D):
+        return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-6}
+
+`tokens` is then a list of six `Case`: every combination of the sizes. Tensors of the dict are inputs; everything else
+is a scalar.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.tracing import TargetError
+from ..support import memory_errors
+
+
+class Make:
+    """Draws tensors on the CPU from one seeded generator, rounds them to `dtype` and moves them to `device`.
+
+    The same seed therefore gives the same values on every device, and float32 and bfloat16 cases differ by rounding
+    alone.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int):
+        self.dtype, self.device = dtype, torch.device(device)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        """std * N(0, 1)"""
+        return self._float(torch.randn(_shape(shape), generator=self.generator) * std, dtype)
+
+    def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """U[0, 1), also after rounding to a 16-bit dtype"""
+        drawn = self._float(torch.rand(_shape(shape), generator=self.generator), dtype)
+        return torch.where(drawn < 1, drawn, torch.zeros_like(drawn))
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Whole numbers in [low, high)"""
+        return torch.randint(low, high, _shape(shape), generator=self.generator).to(self.device, dtype)
+
+    def permutation(self, n: int) -> Tensor:
+        """0..n-1 in random order"""
+        return torch.randperm(n, generator=self.generator).to(self.device)
+
+    def offsets(self, parts: int, total: int, empty: int = 1) -> Tensor:
+        """[parts + 1] boundaries from 0 to total of random parts, of which `empty` (where possible) hold nothing"""
+        full = max(parts - empty, min(parts, 1))
+        owner = torch.randperm(parts, generator=self.generator)[:full]
+        sizes = torch.zeros(parts, dtype=torch.int64)
+        if full:
+            drawn = owner[torch.randint(0, full, (total,), generator=self.generator)]
+            sizes.index_add_(0, drawn, torch.ones(total, dtype=torch.int64))
+        return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).to(self.device)
+
+    def tied(self, *shape: int, levels: int = 8, dtype: torch.dtype | None = None) -> Tensor:
+        """Values from `levels` evenly spaced levels in [-1, 1): equal values abound, in every dtype"""
+        drawn = torch.randint(0, levels, _shape(shape), generator=self.generator)
+        return self._float(drawn.double() * (2.0 / levels) - 1.0, dtype)
+
+    def ones(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.full(*shape, value=1.0, dtype=dtype)
+
+    def full(self, *shape: int, value: float, dtype: torch.dtype | None = None) -> Tensor:
+        return self._float(torch.full(_shape(shape), value, dtype=torch.float64), dtype)
+
+    def _float(self, drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
+        return drawn.to(self.dtype if dtype is None else dtype).to(self.device)
+
+
+def _shape(shape: tuple) -> tuple[int, ...]:
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size) else shape
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"a size of {size!r}; sizes are whole numbers from 0, got {list(sizes)}")
+    return sizes
+
+
+Draw = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One named set of sizes with the function that draws its inputs; `build` is the same for the same seed."""
+
+    name: str
+    draw: Draw = field(repr=False, compare=False)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+    tags: tuple[str, ...] = ()
+    salt: int = 0
+    given: bool = False
+
+    def build(
+        self,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        make: type[Make] = Make,
+    ) -> dict:
+        """The case's dict of inputs and scalars; `make` draws them (benchmarks draw large ones on the device)."""
+        mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
+        try:
+            drawn = self.draw(make(dtype, device, mixed), **self.sizes)
+        except TargetError:
+            raise
+        except Exception as error:
+            if memory_errors.out_of_memory(error):
+                raise
+            raise TargetError(f"case {self.name}: could not be drawn: {type(error).__name__}: {error}") from error
+        if not isinstance(drawn, dict):
+            raise TargetError(f"case {self.name}: must return a dict of inputs and scalars, got {type(drawn).__name__}")
+        for name, value in drawn.items():
+            _check_value(self.name, name, value)
+        return self._shuffled(drawn, mixed) if self.given and self.salt else drawn
+
+    @property
+    def own_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Those of the floating-point tensors of a literal dict, which are not drawn."""
+        if not self.given:
+            return ()
+        tensors = [v for v in self.draw(Make(torch.float32, "cpu", 0)).values() if isinstance(v, Tensor)]
+        return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))
+
+    def variant(self, salt: int) -> Case:
+        """The same case with other values: another draw, or, for given tensors, their rows in another order."""
+        return replace(self, salt=salt)
+
+    def _shuffled(self, drawn: dict, seed: int) -> dict:
+        generator = torch.Generator().manual_seed(seed)
+
+        def shuffle(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
+                return value
+            return value[torch.randperm(len(value), generator=generator).to(value.device)]
+
+        return {name: shuffle(value) for name, value in drawn.items()}
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _check_value(case: str, name: Any, value: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TargetError(f"case {case}: {name!r} is no parameter name")
+    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
+        raise TargetError(f"case {case}: {name!r} holds several tensors; give each a name of its own")
+    if type(value).__module__ == "numpy" and hasattr(value, "shape") and value.shape:
+        raise TargetError(f"case {case}: {name!r} is a numpy array; give a tensor, torch.from_numpy(...)")
+    if not isinstance(value, Tensor):
+        return
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta:
+        kinds = {"quantized": value.is_quantized, "nested": value.is_nested, "meta": value.is_meta}
+        kind = next((k for k, it_is in kinds.items() if it_is), str(value.layout).removeprefix("torch."))
+        raise TargetError(
+            f"case {case}: {name!r} is a tensor of kind {kind}; only dense ones can be guarded and judged"
+        )
+    if value.is_complex():
+        raise TargetError(
+            f"case {case}: {name!r} is complex, which cannot be judged; give its real and imaginary parts"
+        )
+
+
+def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[Draw], list[Case]]:
+    """Turns `f(make, **sizes) -> dict` into the list of its cases, one for every combination of the sizes."""
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise TypeError(f"tags: expected a tuple of words, got {tags!r}")
+    if not isinstance(why, str):
+        raise TypeError(f"why: expected a text, got {why!r}")
+    lists = {name: list(v) if isinstance(v, list | tuple | range) else [v] for name, v in sizes.items()}
+    for name, values in lists.items():
+        if not values:
+            raise TargetError(f"case: {name}=[] leaves no case; give at least one value")
+
+    def decorate(draw: Draw) -> list[Case]:
+        if not callable(draw):
+            raise TypeError(
+                f"case: expected a function of make and the sizes, got {type(draw).__name__} {draw!r}"[:200]
+            )
+        name = getattr(draw, "__name__", "case")
+        try:
+            inspect.signature(draw).bind(None, **{k: v[0] for k, v in lists.items()})
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(draw).parameters)
+            raise TargetError(
+                f"case {name}: called as {name}(make, {', '.join(lists)}), takes ({takes}): {error}"
+            ) from error
+        combinations = itertools.product(*lists.values())
+        return [_one(name, draw, dict(zip(lists, values, strict=True)), tuple(tags), why) for values in combinations]
+
+    return decorate
+
+
+def _one(name: str, draw: Draw, sizes: dict[str, Any], tags: tuple[str, ...], why: str) -> Case:
+    label = ",".join(f"{k}={v}" for k, v in sizes.items())
+    return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags)
+
+
+def given(tensors: Mapping[str, Any]) -> Case:
+    """One case, called `given`, from a literal dict; floating tensors keep their own dtype."""
+    held = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
+
+    def draw(make: Make) -> dict[str, Any]:
+        return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in held.items()}
+
+    return Case("given", draw, given=True)
+
+
+def as_cases(cases: Any) -> tuple[Case, ...]:
+    """What `cases=` accepts (a list from `@case`, lists of them, a Case, a literal dict) as a flat tuple of cases."""
+    if isinstance(cases, Case):
+        return (cases,)
+    if isinstance(cases, Mapping):
+        if not cases:
+            raise TargetError("cases: the dict is empty; give the inputs by name, {'x': torch.randn(3, 4)}")
+        return (given(cases),)
+    if isinstance(cases, list | tuple):
+        flat = [c for item in cases for c in as_cases(item)]
+        if not flat:
+            raise TargetError("cases: the list is empty; give at least one case")
+        names = [c.name for c in flat]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs a name of its own")
+        return tuple(flat)
+    raise TypeError(
+        f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}"
+    )

@@ -1,0 +1,77 @@
+"""Discrete results (top-k, argmax, a kink, a dropout mask) are judged before any number that rests on them.
+
+A decision names the result it concerns (an output or a stage) and what it was made from. `probes/decisions.py` judges
+it: a choice is legal when its score lies within the rounding bound of the best that was left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+
+from ...core.tracing import TargetError
+
+
+@dataclass(frozen=True)
+class TopK:
+    """index = the k largest of `scores` along `dim`, best first when `ordered`."""
+
+    scores: str
+    k: str | int
+    dim: int = -1
+    ordered: bool = True
+
+
+@dataclass(frozen=True)
+class Sign:
+    """mask = of > 0: either answer is legal where `of` is zero within its bound."""
+
+    of: str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A mask that is taken as it comes (dropout); with `rate`, the share of zeros must agree with it."""
+
+    rate: str | float | None = None
+
+
+Decision = TopK | Sign | Given
+
+
+def topk(scores: str, k: str | int, dim: int = -1, ordered: bool = True) -> TopK:
+    """Decision: the k largest of `scores` along `dim`. `k` is a number or the name of a scalar."""
+    if not isinstance(k, str):
+        k = _whole("topk", "k", k)
+        if k < 0:
+            raise TargetError(f"topk: k is a number from 0, or the name of a scalar, got {k}")
+    return TopK(_text("topk", "scores", scores), k, _whole("topk", "dim", dim), bool(ordered))
+
+
+def argmax(scores: str, dim: int = -1) -> TopK:
+    """Decision: the index of the largest of `scores` along `dim` (that axis may be kept or dropped in the result)."""
+    return TopK(_text("argmax", "scores", scores), 1, _whole("argmax", "dim", dim), True)
+
+
+def sign(of: str) -> Sign:
+    """Decision: where `of` is positive; at a kink (|of| within its rounding bound) both answers are legal."""
+    return Sign(_text("sign", "of", of))
+
+
+def given(rate: str | float | None = None) -> Given:
+    """Decision: a mask taken as it comes. With `rate` (a number or a scalar's name) its zeros are counted."""
+    if isinstance(rate, float | int) and not 0 <= rate <= 1:
+        raise TargetError(f"given: rate is a share between 0 and 1, got {rate}")
+    return Given(rate)
+
+
+def _text(what: str, argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: {argument} is the name of an input, output or stage, got {type(value).__name__}")
+    return value
+
+
+def _whole(what: str, argument: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what}: {argument} is a whole number, got {value!r}")
+    return int(value)

@@ -1,0 +1,129 @@
+"""What a candidate's or a golden's own callables returned, by name: outputs, and gradients of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.tracing import TargetError
+
+
+class Unusable(Exception):
+    """The candidate returned what holds no numbers, which is its own fault."""
+
+
+def names_of(
+    result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
+) -> list[tuple[str, Any]]:
+    """A callable's return value as (output name, value); `said` is where the names come from.
+
+    Without names they are y, or y0, y1 and so on, or what nobody has where one of those is `taken`.
+    """
+    if isinstance(result, Mapping):
+        return [(str(name), value) for name, value in result.items()]
+    values = list(result) if isinstance(result, list | tuple) else [result]
+    fits = names is not None and len(names) == len(values)
+    if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
+        raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
+    known = _free(len(values), isinstance(result, list | tuple), taken) if names is None else names
+    if len(known) != len(values):
+        came = "1 result" if len(values) == 1 else f"{len(values)} results"
+        raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
+    return list(zip(known, values, strict=True))
+
+
+def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection[str], who: str, sent: bool) -> None:
+    """Refuse results that are called what something else is called: an input or scalar, a gradient, an output gradient.
+
+    who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
+    """
+    free = _free(len(names), len(names) > 1, [*supply, *names])
+    example = ", ".join(repr(n) for n in free) + ("," if len(names) == 1 else "")
+    advice = f"give the results names of their own, outputs=({example})"
+    for name in names:
+        if name in supply:
+            there = f"there are: {', '.join(supply)}"
+            raise TargetError(f"{who} {name!r} is what the cases call one of their values; {there}; {advice}")
+        if name.endswith(".grad"):
+            of = name.removesuffix(".grad")
+            raise TargetError(f"{who} {name!r} is what the gradient of {of} is called; {advice}")
+    gradients = {f"grad_{n}": n for n in names if sent and n not in saved}
+    for name in (*supply, *names):
+        if name in gradients:
+            output = gradients[name]
+            raise TargetError(f"{who} {name!r} is what the gradient that {output!r} is sent is called; {advice}")
+
+
+def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
+    """Names of results that nobody has: y, or y0, y1 of several, if they are free."""
+    for base in ("y", "z", "out", "result"):
+        names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
+        if not any(n in taken or f"grad_{n}" in taken for n in names):
+            return names
+    return tuple(f"my_result{i}" for i in range(count))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
+    """Results by name; those that are None are left out, and a number becomes a tensor."""
+    named = {}
+    for name, value in pairs:
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            if not _is_number(value):
+                raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
+            value = torch.tensor(value)
+        _judgeable(value, f"outputs: the {who}'s {name!r}")
+        _holds_numbers(value, name, who)
+        named[name] = value
+    return named
+
+
+def _holds_numbers(value: Tensor, name: str, who: str) -> None:
+    if value.is_meta and who == "golden":
+        raise TargetError(f"outputs: the golden's {name!r} lies on the device meta, where tensors hold no numbers")
+    if value.is_meta:
+        raise Unusable(f"{name} lies on the device meta, where tensors hold no numbers")
+
+
+def _judgeable(value: Tensor, what: str) -> None:
+    if value.is_complex():
+        raise TargetError(f"{what} is complex, which cannot be judged; return torch.view_as_real(...) of it")
+    if value.layout != torch.strided or value.is_quantized or value.is_nested:
+        raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
+    if value.is_floating_point() and value.dtype.itemsize == 1:
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it: no number changes")
+
+
+def _kind(value: Tensor) -> str:
+    return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
+
+
+def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
+    """What a backward returned, by input name: a dict by name, or a tuple in the order of `grads`."""
+    if isinstance(result, Mapping):
+        unknown = [n for n in result if n not in wanted]
+        if unknown:
+            raise TargetError(f"{who}: returned a gradient for {unknown[0]!r}; wanted are: {', '.join(wanted)}")
+        return _gradients({n: result.get(n) for n in wanted}, who)
+    values = tuple(result) if isinstance(result, list | tuple) else (result,)
+    if len(values) != len(wanted):
+        raise TargetError(f"{who}: returned {len(values)} gradients; wanted are {len(wanted)}: {', '.join(wanted)}")
+    return _gradients(dict(zip(wanted, values, strict=True)), who)
+
+
+def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:
+    for name, grad in named.items():
+        if grad is not None and not isinstance(grad, Tensor):
+            raise TargetError(f"{who}: the gradient of {name!r} is of type {type(grad).__name__}, not a tensor")
+        if grad is not None:
+            _holds_numbers(grad, f"{name}.grad", "golden" if who.startswith("golden") else "candidate")
+    return named

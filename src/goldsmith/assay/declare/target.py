@@ -1,0 +1,313 @@
+"""Target: a candidate, the golden it is held to, and the cases it is tried on. Checked when it is made; frozen.
+
+Errors are `TypeError` for a wrong kind of object and `TargetError` (a `ValueError`) for a wrong name or value; both
+name the argument and list what exists.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.tracing import TargetError
+from .binding import Bound, bind, inputs_and_scalars, parameters
+from .case import Case, as_cases
+from .decisions import Decision, Given, Sign, TopK
+from .returned_values import own_names
+
+UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+DOTS = {"ieee": None, "tf32": 2.0**-11}
+LAYOUTS = ("any", "contiguous")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A candidate to hold to its golden.
+
+    candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by name
+    golden          plain torch that says what it should compute; called with float64 copies of the very inputs
+    cases           from `@assay.case`, a list of them, or a dict of tensors
+    outputs         names in order; default ("y",), ("y0", "y1", ...) for a tuple, or the keys of a returned dict
+    saved           outputs that only the backward needs: no gradient flows into them
+    backward        "auto" (autograd), None (forward only), or a callable of inputs, scalars, outputs and grad_<output>
+    golden_backward likewise; without it float64 autograd through the golden
+    grads           inputs whose gradients are wanted; default every floating-point input
+    surrogate       those among them whose gradient is no derivative of the golden (straight-through estimators)
+    decisions       {result: assay.topk(...) | argmax | sign | given}
+    stored          {stage: input}: stages that the candidate may round to that input's dtype, seen or unseen
+    segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
+    dtypes          the dtypes that inputs are drawn in, one check each
+    compute         precision promised for sums and intermediates; default float32 (float64 for float64 inputs)
+    dot             "ieee" or "tf32"
+    layouts         "any", or "contiguous": every other layout of an input must be refused with an exception
+    mutates         inputs that the candidate may write
+    reset           called before every run that must start fresh
+    """
+
+    candidate: Callable
+    golden: Callable
+    _: KW_ONLY
+    cases: Any
+    name: str | None = None
+    outputs: tuple[str, ...] | None = None
+    saved: tuple[str, ...] = ()
+    backward: Any = "auto"
+    golden_backward: Callable | None = None
+    grads: tuple[str, ...] | None = None
+    surrogate: tuple[str, ...] = ()
+    decisions: Mapping[str, Decision] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
+    segments: Mapping[str, Any] = field(default_factory=dict)
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    compute: torch.dtype | None = None
+    dot: str = "ieee"
+    layouts: str = "any"
+    mutates: tuple[str, ...] = ()
+    reset: Callable[[], Any] | None = None
+    nameless: bool = field(default=False, init=False, repr=False)  # no name was given, and the candidate has none
+    _bound: dict = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        outside_of_transforms("Target")
+        for argument in ("candidate", "golden"):
+            _callable(argument, getattr(self, argument))
+        for argument in ("golden_backward", "reset"):
+            if getattr(self, argument) is not None:
+                _callable(argument, getattr(self, argument))
+        if self.backward is not None and self.backward != "auto":
+            _callable("backward", self.backward, "'auto', None or a callable")
+        self._set("cases", as_cases(self.cases))
+        self._set("nameless", self.name is None and _says_nothing(self.candidate))
+        self._set("name", _own_name(self.candidate) if self.name is None else _string("name", self.name))
+        self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
+        if self.outputs == ():
+            raise TargetError("outputs: () names none; leave it out, or name what the candidate returns")
+        for argument in ("saved", "mutates", "surrogate"):
+            self._set(argument, _names(argument, getattr(self, argument)))
+        self._set("grads", None if self.grads is None else _names("grads", self.grads))
+        if self.outputs is not None:
+            _known("saved", self.saved, self.outputs, "outputs")
+        _choice("layouts", self.layouts, LAYOUTS)
+        _choice("dot", self.dot, tuple(DOTS))
+        self._set("dtypes", _dtypes(self.dtypes))
+        if self.compute is not None and self.compute not in UNIT:
+            raise TargetError(f"compute: {self.compute!r} is no compute precision; there are: {listed(UNIT)}")
+        self._check_decisions()
+        self._check_segments()
+        self._check_bindings()
+
+    def _set(self, argument: str, value: Any) -> None:
+        object.__setattr__(self, argument, value)
+
+    def _check_decisions(self) -> None:
+        if not isinstance(self.stored, Mapping):
+            raise TypeError(f"stored: expected a dict from stages to inputs, got {type(self.stored).__name__}")
+        if not isinstance(self.decisions, Mapping):
+            raise TypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
+        for name, decision in self.decisions.items():
+            if not isinstance(decision, TopK | Sign | Given):
+                raise TypeError(f"decisions: {name!r} needs assay.topk, argmax, sign or given, got {decision!r}")
+
+    def _check_segments(self) -> None:
+        if not isinstance(self.segments, Mapping):
+            raise TypeError(f"segments: expected a dict by tensor name, got {type(self.segments).__name__}")
+        for tensor, named in self.segments.items():
+            if not callable(named):
+                check_segments(tensor, named)
+
+    def _check_bindings(self) -> None:
+        """Every name that a callable takes must be supplied by the case; tried on the smallest case."""
+        supply = self.smallest().build(self.dtypes[0], "cpu", 0)
+        inputs, scalars = inputs_and_scalars(supply)
+        bind("candidate", self.candidate, supply)
+        bind("golden", self.golden, supply)
+        floating = [n for n, t in inputs.items() if t.is_floating_point()]
+        wide = [n for n in floating if inputs[n].dtype.itemsize > 1]  # see wanted_grads
+        _known("grads", self.grads or (), wide, "floating-point inputs")
+        _known("mutates", self.mutates, inputs, "inputs")
+        _known("surrogate", self.surrogate, floating if self.grads is None else self.grads, "inputs with gradients")
+        _known("stored", tuple(self.stored.values()), floating, "floating-point inputs")
+        if self.outputs is not None:
+            own_names(self.outputs, supply, self.saved, "outputs:", self.backward is not None)
+            names = (*supply, *self.outputs, *(f"grad_{o}" for o in self.outputs if o not in self.saved))
+            for argument in ("backward", "golden_backward"):
+                if callable(getattr(self, argument)):
+                    bind(argument, getattr(self, argument), names)
+        for name, decision in self.decisions.items():
+            for what in (getattr(decision, "k", None), getattr(decision, "rate", None)):
+                if isinstance(what, str):
+                    _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
+
+    def check_names(self, supply: Mapping[str, Any], returned: Sequence[str], golden: Sequence[str]) -> None:
+        """Names that only a run can show: `returned` by the candidate, `golden`: its results, stages and gradients."""
+        _known("saved", self.saved, returned, "outputs")
+        if not any(stage in golden for stage in self.stored):  # a case may leave out some of them
+            made = [n for n in golden if n not in returned and not n.endswith(".grad")]
+            _known("stored", tuple(self.stored), made, "golden's stages")
+        results = dict.fromkeys(n.removeprefix("saved.") for n in (*returned, *golden))
+        inputs = (*supply, *parameters(self.golden))  # those that are None in this case as well
+        grads = {f"{n}.grad" for n in inputs}
+        unknown = [n for n in self.segments if n.removeprefix("saved.") not in (*results, *grads)]
+        if self.backward is not None and self.golden_backward is not None and not grads & set(golden):
+            unknown = []  # no gradient was sent: the golden's backward, which may have stages, did not run
+        _known("segments", unknown, results, "results and stages")
+        sent = [f"grad_{n}" for n in returned if n not in self.saved]
+        for argument, more in (("backward", ()), ("golden_backward", golden)):
+            if callable(getattr(self, argument)):
+                bind(argument, getattr(self, argument), tuple(dict.fromkeys([*supply, *returned, *more, *sent])))
+
+    def bound(self, argument: str, supply: Mapping[str, Any]) -> Bound:
+        """The callable of that argument, bound to the names of `supply` (remembered: it takes 0.2 ms)."""
+        key = (argument, tuple(supply))
+        if key not in self._bound:
+            self._bound[key] = bind(argument, getattr(self, argument), supply)
+        return self._bound[key]
+
+    # what a check asks
+
+    def smallest(self) -> Case:
+        """The case with the fewest elements by its sizes (for declarations, never for verdicts)."""
+
+        def elements(case: Case) -> float:
+            product = 1.0
+            for size in case.sizes.values():
+                product *= max(size, 1) if isinstance(size, int) else 1
+            return product
+
+        return min(self.cases, key=elements)
+
+    def case(self, wanted: Case | str) -> Case:
+        """The case of that name; raises with the names that exist."""
+        if isinstance(wanted, Case):
+            return wanted
+        for case in self.cases:
+            if case.name == wanted:
+                return case
+        raise TargetError(f"case: {self.name} has no case {wanted!r}; there are: {listed(c.name for c in self.cases)}")
+
+    def compute_dtype(self, inputs: Mapping[str, Tensor]) -> torch.dtype:
+        """The precision in which sums and intermediates are promised: float32, unless declared or all float64."""
+        if self.compute is not None:
+            return self.compute
+        floating = [t.dtype for t in inputs.values() if t.is_floating_point()]
+        return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
+
+    def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The inputs that get a gradient: what is stored in 8 bits gets none, since torch computes nothing there."""
+        floating = tuple(n for n, t in inputs.items() if t.is_floating_point() and t.dtype.itemsize > 1)
+        return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
+
+    def segments_of(
+        self, tensor: str, sizes: Mapping[str, Any], shape: Sequence[int]
+    ) -> dict[str, tuple[int, int, int]]:
+        """The declared segments of a tensor of that shape as (axis, lo, hi); the last axis is -1."""
+        named = self.segments.get(tensor, self.segments.get(tensor.removeprefix("saved."), {}))
+        if callable(named):
+            supply = {**sizes, "sizes": dict(sizes)}
+            bound = bind(f"segments[{tensor!r}]", named, supply)
+            try:
+                named = bound(supply)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                raise TargetError(f"segments[{tensor!r}]: the function raised {what}") from error
+            check_segments(tensor, named)
+        spans = {name: tuple(r) if len(r) == 3 else (-1, *r) for name, r in named.items()}
+        for name, (axis, lo, hi) in spans.items():
+            if not -len(shape) <= axis < len(shape) or hi > shape[axis]:
+                span = f"{name!r} is [{lo}, {hi}) of axis {axis}"
+                raise TargetError(f"segments[{tensor!r}]: {span}, but {tensor} has shape {list(shape)}")
+        return spans
+
+    def __repr__(self) -> str:
+        return f"Target({self.name}, {len(self.cases)} cases)"
+
+
+def outside_of_transforms(caller: str) -> None:
+    """Inside vmap or grad tensors have no values of their own: nothing could be drawn, guarded or compared."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise TargetError(
+            f"{caller}: called inside a torch.func transform (vmap, grad, ...), where tensors have no values of their "
+            "own; call it outside, on a candidate that applies the transform itself"
+        )
+
+
+def check_segments(tensor: str, named: Any) -> None:
+    if not isinstance(named, Mapping):
+        raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
+    for name, span in named.items():
+        numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
+        if not numbers or not 0 <= span[-2] <= span[-1]:
+            raise TargetError(
+                f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got {span!r}"
+            )
+
+
+def _callable(argument: str, value: Any, wanted: str = "a callable") -> None:
+    if not callable(value):
+        raise TypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
+
+
+def _string(argument: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{argument}: expected a name, got {value!r}")
+    return value
+
+
+def _names(argument: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+        raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
+    twice = [n for n in value if list(value).count(n) > 1]
+    if twice:
+        raise TargetError(f"{argument}: {twice[0]!r} occurs twice in {list(value)}")
+    return tuple(value)
+
+
+def _known(argument: str, names: Any, known: Any, what: str) -> None:
+    unknown = [n for n in names if n not in known]
+    if unknown:
+        raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {listed(known)}")
+
+
+def _choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise TargetError(f"{argument}: {value!r} is not a choice; there are: {listed(choices)}")
+
+
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    dtypes = (value,) if isinstance(value, torch.dtype) else value
+    if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
+        raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
+    twice = [d for d in dtypes if list(dtypes).count(d) > 1]
+    if twice:
+        raise TargetError(f"dtypes: {twice[0]} occurs twice")
+    unknown = [d for d in dtypes if d not in UNIT]
+    if unknown:
+        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; there are: {listed(UNIT)}")
+    return tuple(dtypes)
+
+
+def listed(names: Any) -> str:
+    shown = [str(n) for n in names]
+    return ", ".join(shown[:20]) + (f", ... ({len(shown)} in all)" if len(shown) > 20 else "") or "none"
+
+
+def _says_nothing(candidate: Any) -> bool:
+    return isinstance(candidate, functools.partial) or getattr(candidate, "__name__", "") == "<lambda>"
+
+
+def _own_name(candidate: Any) -> str:
+    """Of a lambda or a partial where it was written: module:qualname."""
+    if _says_nothing(candidate):
+        while isinstance(candidate, functools.partial):
+            candidate = candidate.func
+        name = getattr(candidate, "__qualname__", type(candidate).__qualname__)
+        return f"{getattr(candidate, '__module__', type(candidate).__module__)}:{name}"
+    owner = getattr(candidate, "__self__", candidate)
+    if getattr(candidate, "__name__", "") == "apply" and isinstance(owner, type):
+        return owner.__name__
+    return getattr(candidate, "__name__", None) or type(candidate).__name__

@@ -1,0 +1,306 @@
+"""What the page of a diagnosis says, computed from it: the story, the pictures' data, the tables; no markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..declare.axis_names import axis_names
+from ..noise.noise_floor import ulps
+from ..report.html import svg, view
+from ..report.html.maps import map_view
+from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
+from .rank import shown
+
+if TYPE_CHECKING:
+    from .evidence import Evidence, RunFact, StageState
+    from .rank import Cause
+    from .result import DiagnosisFacts
+
+STATE_WORD = {
+    "ok": "right",
+    "culprit": "wrong on right inputs",
+    "inherited": "wrong by inheritance",
+    "observed": "wrong, not isolated",
+    "not judged": "not judged",
+}
+CELLS, PROFILE = 96, 128  # of a map's side, of an axis
+ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
+READINGS = {"sign_flipped": "sign flipped"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """The first screen: the verdict, what is wrong, where, why we think so, what to try."""
+
+    verdict: str
+    headline: str
+    where: str = ""
+    why: tuple[str, ...] = ()
+    score: str = ""
+    mend: str = ""
+
+
+def story(found: DiagnosisFacts) -> Story:
+    name = found.report.target or "the target"
+    if found.verdict == PASS:
+        partial = f" ({found.partial})" if found.partial else ""
+        return Story("partial" if found.partial else PASS, f"Nothing wrong was found in {name}{partial}.")
+    if found.verdict == REFERENCE_FAULT:
+        why = tuple(found.causes[0].evidence[:3]) if found.causes else (view.headline(found.report),)
+        return Story(REFERENCE_FAULT, f"The reference is at fault, so {name} is not accused.", why=why)
+    if found.verdict != FAIL:
+        return Story("partial", view.headline(found.report))
+    where = found.location.text if found.location is not None else ""
+    if found.first_wrong_stage and where:
+        where = f"{found.first_wrong_stage}: {where}"
+    if not found.causes:
+        return Story(FAIL, view.headline(found.report), where)
+    best = found.causes[0]
+    return Story(FAIL, view.sentence(best.text), where, tuple(best.evidence[:3]), scored(best), best.mend)
+
+
+def scored(cause: Cause) -> str:
+    return f"{cause.id}, {'weak, ' if cause.weak else ''}score {cause.score:.2f}"
+
+
+def strip(found: DiagnosisFacts) -> list[dict[str, str]]:
+    """A box for every stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
+    return [
+        {
+            "name": stage.name,
+            "kind": stage.kind,
+            "state": stage.state,
+            "word": "first wrong" if stage.name == found.first_wrong_stage else _word(stage),
+            "glyph": svg.glyph(stage.state),
+            "first": "first" if stage.name == found.first_wrong_stage else "",
+        }
+        for stage in found.stages
+    ]
+
+
+def _word(stage: StageState) -> str:
+    if stage.state == "not judged" and stage.propagated is None:
+        return "not named"
+    return STATE_WORD.get(stage.state, stage.state)
+
+
+def causes(found: DiagnosisFacts) -> list[dict[str, Any]]:
+    return [
+        {
+            "cause": cause,
+            "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
+            "params": ", ".join(f"{k} {_plain(v)}" for k, v in cause.params.items() if v not in (None, "", [], ())),
+        }
+        for cause in shown(found.causes)
+    ]
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return view.number(value)
+    return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
+
+
+# pictures
+
+
+def maps(found: DiagnosisFacts) -> list[dict[str, Any]]:
+    """The first wrong tensor's map, then those of what else the check found wrong in that case."""
+    drawn: list[ErrorMap] = [found.map] if found.map is not None else []
+    known = {m.tensor for m in drawn}
+    drawn += [m for m in view.shown_maps(found.report, 3).values() if m.bad and m.tensor not in known]
+    return [map_view(m, CELLS) for m in drawn]
+
+
+def profiles(found: DiagnosisFacts) -> list[dict[str, Any]]:
+    """Of the first wrong tensor, the share of wrong elements at each index of each axis; none where all are wrong."""
+    from .rules.reading import Reading
+
+    wrong = Reading(found.evidence).wrong if found.evidence is not None else None
+    if wrong is None or not wrong.dim() or not bool(wrong.any()) or bool(wrong.all()):
+        return []
+    names = axis_names(wrong.shape, found.examined.get("sizes", {}))
+    out = []
+    for axis, name in enumerate(names):
+        length = wrong.shape[axis]
+        if length < 2:
+            continue
+        shares = wrong.double().movedim(axis, 0).reshape(length, -1).mean(1)
+        size = -(-length // PROFILE)
+        blocks = [block.max().item() for block in shares.split(size)]
+        label = f"axis {name}" if name.isdigit() else name
+        said = f"{found.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
+        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, said)})
+    return out
+
+
+def dependence(found: DiagnosisFacts) -> list[dict[str, Any]]:
+    """Where the candidate depends on other slices of an input than the golden does."""
+    influence = found.evidence.influence if found.evidence is not None else {}
+    out = []
+    for fact in influence.values():
+        length = _length(found, fact.input, fact.axis, [hi for _, hi in (*fact.missing, *fact.extra)])
+        missing = ((0, length - 1),) if fact.none else fact.missing
+        reached = view.join(list(fact.outputs)) or "the result"
+        said = []
+        if missing:
+            said.append(f"{_spans(missing)} should reach {reached}, and does not")
+        if fact.extra:
+            said.append(f"{_spans(fact.extra)} reaches {reached}, and should not")
+        name = f"{fact.input}, axis {fact.axis}"
+        out.append(
+            {
+                "name": name,
+                "length": length,
+                "said": "; ".join(said),
+                "golden": svg.depends(length, fact.extra, (), f"{name}: what the golden depends on"),
+                "candidate": svg.depends(length, missing, fact.extra, f"{name}: what the candidate depends on"),
+            }
+        )
+    return out
+
+
+def _length(found: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
+    shape = found.examined.get("shapes", {}).get(name, ())
+    return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
+
+
+def _spans(spans: Sequence[tuple[int, int]]) -> str:
+    return ", ".join(f"{lo}" if lo == hi else f"{lo}..{hi}" for lo, hi in spans)
+
+
+# tables
+
+
+def histogram(found: DiagnosisFacts) -> list[dict[str, Any]]:
+    """How many units of the last place the elements of the first wrong tensor are off."""
+    evidence = found.evidence
+    if (
+        evidence is None
+        or evidence.got is None
+        or evidence.golden is None
+        or evidence.got.shape != evidence.golden.shape
+    ):
+        return []
+    dtype = getattr(torch, evidence.dtype, torch.float32)
+    if not dtype.is_floating_point or not evidence.got.numel():
+        return []
+    off = ulps(evidence.got, evidence.golden, dtype)
+    edges = torch.tensor(ULP_STEPS, dtype=off.dtype, device=off.device)
+    counts = torch.bincount(torch.bucketize(off, edges), minlength=len(ULP_STEPS) + 1).tolist()
+    labels = [f"up to {step:g}" for step in ULP_STEPS] + [f"above {ULP_STEPS[-1]:g}"]
+    rows = [{"label": f"{label} ulp", "count": n} for label, n in zip(labels, counts, strict=True)]
+    rows.append({"label": "not finite on one side", "count": evidence.got.numel() - off.numel()})
+    total = evidence.got.numel()
+    return [
+        r | {"share": r["count"] / total, "bar": svg.score(r["count"] / total, r["label"])} for r in rows if r["count"]
+    ]
+
+
+def runs(found: DiagnosisFacts) -> list[dict[str, str]]:
+    """Other runs of the same case; neighbours of which the same is to be said stand in one line."""
+    facts = list(found.evidence.runs.values()) if found.evidence is not None else []
+    lines = []
+    for (kind, outcome, bits), group in groupby(facts, key=lambda r: (r.name.rstrip("0123456789 "), *_outcome(r))):
+        members = list(group)
+        name = (
+            members[0].name
+            if len(members) == 1
+            else f"{members[0].name} to {members[-1].name.removeprefix(kind).strip()}"
+        )
+        lines.append({"name": name, "outcome": outcome, "bits": bits, "state": "ok" if members[0].right else "bad"})
+    return lines
+
+
+def _outcome(run: RunFact) -> tuple[str, str]:
+    if run.error:
+        return f"raised {run.error}", ""
+    outcome = "right" if run.right else f"{view.join(list(run.wrong), 4)} wrong"
+    return outcome, "the same" if run.same else f"up to {view.number(run.difference)} apart"
+
+
+def terms(evidence: Evidence | None) -> list[dict[str, str]]:
+    """What arithmetic explains of the error: terms, ratios, rearrangements."""
+    if evidence is None:
+        return []
+    rows = []
+    for fit in evidence.fits:
+        factor = "" if fit.factor in ("", "1") else f"{fit.factor} × "
+        exact = f" = {fit.named or view.number(fit.exact)}" if fit.named or fit.exact is not None else ""
+        rows.append(
+            {
+                "what": f"term {factor}{fit.term}: {READINGS.get(fit.reading, fit.reading)}",
+                "where": fit.where or "whole tensor",
+                "number": f"{view.number(fit.coefficient)} ± {view.number(fit.error)}{exact}",
+                "explains": f"{100 * fit.gain:.3g} % of the error, {100 * fit.r2:.4g} % with those above",
+                "also": ", ".join(fit.also),
+            }
+        )
+    for ratio in evidence.ratios:
+        rows.append(
+            {
+                "what": "candidate / golden is constant",
+                "where": ratio.group or "whole tensor",
+                "number": view.number(ratio.ratio) + (f" = {ratio.named}" if ratio.named else ""),
+                "explains": f"{100 * ratio.fraction:.3g} % of the elements, spread {view.number(ratio.spread)}",
+                "also": ", ".join(ratio.also),
+            }
+        )
+    for pattern in evidence.permutations:
+        rows.append(
+            {
+                "what": pattern.kind.replace("_", " "),
+                "where": "whole tensor",
+                "number": ", ".join(f"{k} {_plain(v)}" for k, v in pattern.params.items()),
+                "explains": pattern.text or f"{100 * pattern.match:.4g} % of the error",
+                "also": ", ".join(pattern.also),
+            }
+        )
+    return rows
+
+
+def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
+    """The golden with one line changed, where that makes what the candidate made; the best first."""
+    return [
+        {
+            "text": tried.text,
+            "cause": tried.cause,
+            "tensor": tried.tensor,
+            "explains": "every element" if tried.exact and tried.whole else f"{100 * tried.match:.5g} % of the error",
+            "others": f"{100 * tried.others:.3g} %",
+        }
+        for tried in (evidence.whatif if evidence is not None else [])
+    ]
+
+
+def case_rows(found: DiagnosisFacts) -> list[tuple[str, str]]:
+    """The smallest failing case, as much as is needed to make it again."""
+    case = found.case
+    if not case:
+        return []
+    rows = [("case", str(case["name"]))]
+    if found.examined and found.examined["name"] != case["name"]:
+        rows.append(("found in", str(found.examined["name"])))
+    rows.append(
+        ("drawn", f"{case['dtype']} on {case['device']}, seed {case['seed']}, {view.count(case['threads'], 'thread')}")
+    )
+    if case.get("steps"):
+        rows.append(("made small by", "; ".join(map(str, case["steps"]))))
+    if case.get("strides"):
+        rows.append(("strides", "; ".join(f"{n} {tuple(s)}" for n, s in case["strides"].items())))
+    if case.get("layouts"):
+        rows.append(("layouts", "; ".join(f"{n} {layout}" for n, layout in case["layouts"].items())))
+    return rows
+
+
+def details(found: DiagnosisFacts) -> view.Section:
+    """The check's own section, without what the page has shown already."""
+    made = view.section(
+        view.Entry(found.report.target or "the target", report=found.report), max_rows=120, map_cells=CELLS
+    )
+    return replace(made, strip=[], maps=[])

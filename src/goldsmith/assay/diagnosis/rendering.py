@@ -1,0 +1,35 @@
+"""Diagnosis: what `diagnose` returns, with its rendering as text, page and bundle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from . import text
+from .result import DiagnosisFacts
+
+PAGE = "diagnosis.html"
+
+
+class Diagnosis(DiagnosisFacts):
+    """What is wrong, where, and why; empty where nothing is wrong. `print(diagnosis)` shows it in 80 columns."""
+
+    def to_html(self, path: str | os.PathLike) -> None:
+        """Write one self-contained HTML page."""
+        from . import diagnosis_page  # jinja2 takes 30 ms to load
+
+        diagnosis_page.write(self, path)
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write the smallest failing case as a bundle, and the page into it, into `folder`; returns the bundle's own.
+
+        Raises ValueError when there is no failing case to write.
+        """
+        if self.write_bundle is None:
+            raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
+        self.bundle = self.write_bundle(self, Path(folder))
+        self.to_html(self.bundle / PAGE)
+        return self.bundle
+
+    def __str__(self) -> str:
+        return text.render(self)

@@ -1,0 +1,39 @@
+"""SearchContext: what the sources of changes see of a search, which `engine.Search` implements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...execute.run import Run
+from ...judge.examination import Examination
+from .calls import Change, Changed
+from .golden import Golden
+from .judge import Judge
+
+
+class SearchContext(Protocol):
+    """behind: numbers of the operators that the wrong tensor is made of; left_out: kinds that were not offered, why."""
+
+    examination: Examination
+    tensor: str
+    judge: Judge
+    own: Run
+    golden: Golden
+    leaves: dict[str, Tensor]
+    behind: set[int]
+    left_out: dict[str, str]
+    numbers: dict[str, float]
+
+    def asked(self, change: Change) -> bool: ...
+
+    def fits(self, change: Change) -> bool: ...
+
+    def holds(self, change: Change) -> bool: ...
+
+    def made_by(
+        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        *, group: tuple[tuple[int, Changed], ...] = (),
+    ) -> dict[str, Tensor] | None: ...  # fmt: skip

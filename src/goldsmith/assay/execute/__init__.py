@@ -1,0 +1,1 @@
+"""Running a candidate: memory guards, torch's state, hooks, and Triton's interpreter."""

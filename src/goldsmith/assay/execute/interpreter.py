@@ -1,0 +1,94 @@
+"""What Triton's interpreter ran, and whether its bfloat16 came into it, which is not that of any hardware.
+
+Its stores truncate where hardware rounds, its `tl.dot` and its arithmetic take the bits of bfloat16 for whole numbers
+(Triton 3.6). Neither says anything about a kernel, so what was computed that way is not judged. A plain torch
+candidate in bfloat16 is: only what really ran in the interpreter counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .interpreter_launch import quicken
+
+MODULE = "triton.runtime.interpreter"
+NO_BFLOAT16 = (
+    "bfloat16 was not judged: the kernel ran in Triton's interpreter, whose bfloat16 stores truncate where hardware "
+    "rounds and whose tl.dot on bfloat16 is garbage; check it on a GPU, or in float32 here"
+)
+
+
+@dataclass
+class Interpreted:
+    """launches: how many kernels ran in the interpreter; bfloat16: whether one took or multiplied such tensors."""
+
+    launches: int = 0
+    bfloat16: bool = False
+
+
+@contextmanager
+def watching() -> Iterator[Interpreted]:
+    """Inside, every launch in the interpreter is seen; afterwards Triton is as it was."""
+    seen, module = Interpreted(), _module()
+    executor, builder = getattr(module, "GridExecutor", None), getattr(module, "interpreter_builder", None)
+    if executor is None or builder is None:
+        yield seen
+        return
+    undo = quicken(module)
+    launch, dot = executor.__call__, builder.create_dot
+    within = "create_dot" in vars(builder)  # a run inside of another: the outer one's is put back
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.launches += 1
+        seen.bfloat16 |= any(_is_bfloat16(a) for a in (*args, *kwargs.values()))
+        return launch(self, *args, **kwargs)
+
+    def multiplied(a: Any, b: Any, *rest: Any, **named: Any) -> Any:
+        seen.bfloat16 |= any(getattr(x.dtype, "scalar", None) == module.tl.bfloat16 for x in (a, b))
+        return dot(a, b, *rest, **named)
+
+    executor.__call__, builder.create_dot = launched, multiplied
+    try:
+        yield seen
+    finally:
+        executor.__call__ = launch
+        if within:
+            builder.create_dot = dot
+        else:
+            del builder.create_dot
+        undo()
+
+
+def distrusted(seen: Interpreted, compute: torch.dtype | None) -> bool:
+    """Whether a run's results may be the interpreter's bfloat16 rather than the kernel's."""
+    return seen.bfloat16 or (seen.launches > 0 and compute == torch.bfloat16)
+
+
+def _module() -> Any:
+    """The interpreter, where a kernel may run in it: Triton reads the variable when a kernel is defined."""
+    if MODULE in sys.modules:
+        return sys.modules[MODULE]
+    if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("1", "true", "on", "yes"):
+        return None
+    try:
+        return importlib.import_module(MODULE)
+    except ImportError:  # no Triton here, or one without an interpreter: nothing can run in it
+        return None
+
+
+def _is_bfloat16(argument: Any) -> bool:
+    """A tensor, one in a tuple, or a descriptor's base."""
+    if isinstance(argument, tuple | list):
+        return any(_is_bfloat16(a) for a in argument)
+    base = getattr(argument, "base", argument)
+    tensor = base if isinstance(base, Tensor) else argument
+    return isinstance(tensor, Tensor) and tensor.dtype == torch.bfloat16

@@ -1,0 +1,386 @@
+"""Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
+
+Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
+Bands of floating tensors hold a NaN that arithmetic does not start from, each buffer's another (`marks`): a stray read
+shows in the results, and a stray write in the bytes, also where it writes what it read beside another buffer. `Poison`
+does the same for every tensor that the candidate makes with `torch.empty*`, `zeros*`, `ones*` and `full*`, forward and
+backward, and fills the body of the first with another such NaN, so that what is never written stays recognisable.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..support.dispatch_mode import DispatchMode
+from .memory_marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
+
+__all__ = [
+    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
+    "distinct", "overlap", "poison_left", "strides_for",
+]  # fmt: skip
+ALIGN = 256
+BAND_MIN, BAND_MAX = 1024, 1 << 20
+# instead, where a comparison would swallow NaN: numbers of alternating sign that products and sums survive
+LARGE = {torch.float16: 2.0**13, torch.bfloat16: 2.0**20, torch.float32: 2.0**20, torch.float64: 2.0**20}
+LAYOUTS = ("transposed", "stepped", "sliced")
+SCRATCH = "scratch buffer"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A write outside a buffer: `distance` bytes from its nearest edge to the farthest byte written."""
+
+    label: str
+    side: str
+    bytes: int
+    distance: int
+    body: int
+
+    @property
+    def text(self) -> str:
+        where = {"past": "past the end", "before": "before the start", "gap": "between the elements"}[self.side]
+        said = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
+        if self.side == "past" and self.body and self.distance == self.body:
+            return said + ": exactly twice the buffer"
+        return said + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
+
+
+@dataclass
+class Buffer:
+    """One guarded allocation: `raw` bytes, of which [start, start + size) belong to `tensor`."""
+
+    raw: Tensor
+    start: int
+    size: int
+    tensor: Tensor
+    label: str
+    mark: int  # of its bands, in units
+    unit: torch.dtype
+    before: Tensor | None = None
+    room: Tensor | None = None  # made early: on a GPU an allocation may wait for every stream
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor's storage begins within this allocation."""
+        try:
+            at = tensor.untyped_storage().data_ptr()
+        except NotImplementedError:  # torch.func's tensors have no storage of their own
+            return False
+        return 0 <= at - self.raw.data_ptr() < len(self.raw)
+
+    def hit(self) -> Hit | None:
+        """The write outside the body, if there was one."""
+        mark, unit = self.mark, self.unit
+        for side, part in (("past", slice(self.start + self.size, None)), ("before", slice(0, self.start))):
+            different = self.raw[part].view(unit) != (mark if self.before is None else self.before[part].view(unit))
+            if bool(different.any()):
+                touched = different.nonzero().flatten()
+                far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
+                return Hit(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
+        return self._gap()
+
+    def _gap(self) -> Hit | None:
+        if self.before is None or self.tensor.is_contiguous() or torch.equal(self.raw, self.before):
+            return None
+        gap = torch.ones(self.size // self.tensor.element_size(), dtype=torch.bool, device=self.raw.device)
+        gap.as_strided(self.tensor.shape, self.tensor.stride()).fill_(False)
+        body = slice(self.start, self.start + self.size)
+        changed = (self.raw[body] != self.before[body]).view(len(gap), -1).any(-1) & gap
+        count = int(changed.sum()) * self.tensor.element_size()
+        return Hit(self.label, "gap", count, 0, self.size) if count else None
+
+    def changed(self) -> Tensor | None:
+        """Which elements of the tensor hold other bytes than before, or None."""
+        if self.before is None or torch.equal(self.raw, self.before):
+            return None
+        body = slice(self.start, self.start + self.size)
+        different = (self.raw[body] != self.before[body]).view(-1, self.tensor.element_size()).any(-1)
+        mask = different.as_strided(self.tensor.shape, self.tensor.stride())
+        return mask if bool(mask.any()) else None
+
+
+class Arena:
+    """The guarded buffers of one run; `watched` ones are looked at once more when the forward has returned."""
+
+    def __init__(self, fill: str = NAN_FILL, beside: int = 0, *, watched: bool = False):
+        self.fill, self.beside, self.watched = fill, beside, watched
+        self.buffers: list[Buffer] = []
+        self.made = 0  # buffers of the candidate's own
+        self.inputs: dict[str, Buffer] = {}
+
+    def allocate(
+        self,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+        device: torch.device,
+        label: str,
+        shift: int = 0,
+        *,
+        first: bool = False,
+        given: bool = False,
+    ) -> Buffer:
+        """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements.
+
+        first: its storage_offset is 0, as that of `torch.empty` is; the band before it is out of `as_strided`'s reach.
+        given: it is for an input or an output gradient.
+        """
+        item = dtype.itemsize
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        size = span * item
+        reach = max(size, math.prod(shape) * item)  # a kernel may take what is expanded for dense
+        band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
+        mark, unit = band_mark(dtype, len(self.inputs) if given else self.made, given)
+        if self.fill == DIRT_FILL and not given and wide(dtype):
+            mark, unit = zero_mark(dtype)
+        self.made += not given
+        whole = size + 2 * band + ALIGN + shift * item
+        raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
+        start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
+        self._numbers(raw, dtype)
+        fill_body(raw[start : start + size], dtype, self.fill)
+        storage, offset = raw.untyped_storage(), start // item
+        if first:
+            storage, offset = storage[start:], 0  # the same memory, which it keeps alive
+        tensor = torch.empty(0, dtype=dtype, device=device)
+        tensor.set_(storage, offset, tuple(shape), tuple(stride))
+        before, room = raw.clone() if self.beside else None, torch.empty_like(raw) if self.watched else None
+        self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, room))
+        return self.buffers[-1]
+
+    def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
+        if self.beside and dtype in LARGE:
+            numbers = raw.view(dtype)
+            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
+
+    def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
+        """A guarded copy of an input (or output gradient) in a layout; None keeps the strides it came with."""
+        value = value.detach()
+        stride, shift = strides_for(value, layout)
+        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, given=True)
+        if value.numel():
+            body = buffer.raw[buffer.start : buffer.start + buffer.size]
+            body.view(buffer.unit).fill_(buffer.mark)  # gaps are like the bands
+            self._numbers(buffer.raw, value.dtype)
+            own = distinct(buffer.tensor)
+            own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
+        buffer.before = buffer.raw.clone()
+        self.inputs[name] = buffer
+        return buffer.tensor
+
+    def written_within(self, seconds: float) -> int:
+        """How many bytes of the buffers change while nothing of ours runs; on a GPU, once its own stream is done."""
+        pairs = [(b.raw, b.room.copy_(b.raw)) for b in self.buffers if b.room is not None]
+        time.sleep(seconds)
+        if any(now.is_cuda for now, _ in pairs):
+            torch.cuda.synchronize()
+        return sum(int((now != old).sum()) for now, old in pairs)
+
+    def hits(self) -> list[Hit]:
+        return [h for h in (b.hit() for b in self.buffers) if h is not None]
+
+    def owner(self, tensor: Tensor) -> Buffer | None:
+        """The buffer that a tensor lives in, if it is one of ours."""
+        return next((b for b in self.buffers if b.holds(tensor)), None)
+
+    def name(self, results: Mapping[str, Tensor]) -> None:
+        """Buffers that hold a result are called by it from now on."""
+        for buffer in self.buffers:
+            held = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
+            if held and buffer.label.startswith(SCRATCH):
+                buffer.label = ", ".join(held)
+
+    def forget(self, buffer: Buffer) -> None:
+        """Look at a buffer's bands no longer."""
+        self.buffers = [b for b in self.buffers if b is not buffer]
+
+
+def distinct(tensor: Tensor) -> Tensor:
+    """The tensor without its stride-0 repetitions, so that each byte is written once."""
+    shape = [1 if s == 0 and n > 1 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset())
+
+
+def strides_for(value: Tensor, layout: str | None) -> tuple[tuple[int, ...], int]:
+    """(strides, shift in elements) that lay `value` out in memory as named."""
+    shape = list(value.shape)
+    if layout is None or value.numel() == 0:
+        return tuple(value.stride()), 0
+    if layout == "contiguous":
+        return _dense(shape, range(len(shape))), 0
+    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows, off the alignment, with room between them
+        return _sliced(shape), 1
+    if layout == "stepped":
+        return tuple(2 * s for s in _dense(shape, range(len(shape)))), 0
+    if layout == "transposed":
+        order = list(range(len(shape)))
+        return _dense(shape, order[:-2] + order[:-3:-1] if len(order) > 1 else order), 0
+    raise ValueError(f"unknown layout {layout!r}; there are: {', '.join(LAYOUTS)}")
+
+
+def _sliced(shape: list[int]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        return (1,) * len(shape)
+    outer = _dense(shape[:-1], range(len(shape) - 1))
+    return (*(2 * s * (shape[-1] + 1) for s in outer), 1)
+
+
+def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a gapless tensor whose axes lie in memory in `order`, the last one innermost."""
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(list(order)):
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
+    """Pairs of a result and another result, or one of `others`, that share at least one byte."""
+    pairs = set()
+    items = list(results.items())
+    for i, (name, tensor) in enumerate(items):
+        for other, second in [*items[i + 1 :], *others.items()]:
+            if tensor is not second and overlap(tensor, second):
+                pairs.add((name, other))
+            elif tensor is second and tensor.numel():
+                pairs.add((name, other))
+    return pairs
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share at least one byte."""
+    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    spans = [_span(t) for t in (a, b)]
+    if spans[0][1] <= spans[1][0] or spans[1][1] <= spans[0][0]:
+        return False
+    if a.is_contiguous() and b.is_contiguous() or a.element_size() != b.element_size():
+        return True
+    low = min(a.storage_offset(), b.storage_offset())
+    size = max(s[1] for s in spans) // a.element_size() + 1
+    touched = torch.zeros(size, dtype=torch.bool)
+    touched.as_strided(a.shape, a.stride(), a.storage_offset() - low).fill_(True)
+    return bool(touched.as_strided(b.shape, b.stride(), b.storage_offset() - low).any())
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    first = int(t.storage_offset())
+    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return first * t.element_size(), (last + 1) * t.element_size()
+
+
+_aten = torch.ops.aten
+_EMPTY = {
+    _aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default,
+    _aten.empty_strided.default, _aten.new_empty_strided.default, _aten.empty_permuted.default,
+}  # fmt: skip
+_FILLED = {
+    _aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default, _aten.full.default, _aten.full_like.default,
+    _aten.new_full.default, _aten.ones.default, _aten.ones_like.default, _aten.new_ones.default,
+}  # fmt: skip
+_RESIZE = {
+    _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
+}  # fmt: skip
+_BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
+_kinds: dict[int, tuple[Any, str]] = {}  # by id: an operator's own hash is Python, and takes longer than the rest
+
+
+def _kind(func: Any) -> str:
+    """What Poison does with an operator: empty, filled, resize, custom; or plain, if it only may write to out=."""
+    found = _kinds.get(id(func))
+    if found is None:
+        sets = {"empty": _EMPTY, "filled": _FILLED, "resize": _RESIZE}
+        otherwise = "plain" if func.namespace in _BUILTIN else "custom"
+        found = _kinds[id(func)] = func, next((name for name, those in sets.items() if func in those), otherwise)
+    return found[1]
+
+
+class Poison(DispatchMode):
+    """Guards and poisons every `empty*`, guards every `zeros*`, `ones*` and `full*`.
+
+    In the forward, and in autograd's threads, whose state carries the mode along. A Python custom operator is entered
+    with the mode on, so that the buffers it makes are seen too. What C++ code allocates by itself is not seen, nor what
+    `torch.compile` plans ahead.
+    """
+
+    def __init__(self, arena: Arena):
+        super().__init__()
+        self.arena = arena
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = _kind(func)
+        if not kwargs:
+            if kind == "plain":
+                return func(*args)
+            kwargs = {}
+        if kind == "empty":
+            return self._guarded(func(*args, **kwargs))
+        if kind == "filled":
+            plain = func(*args, **kwargs)
+            guarded = self._guarded(plain)
+            return plain if guarded is plain else guarded.copy_(plain)
+        if kind == "custom":
+            return self._enter(func, args, kwargs)
+        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize, too
+        plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
+        held = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if "not resizable" not in str(error) or not held:
+                raise
+            _move([tensor for tensor, _, _ in held])
+            result = func(*args, **kwargs)
+        for tensor, owner, shape in held:
+            if kind == "resize" or tensor.shape != shape:
+                self.arena.forget(owner)
+        return result
+
+    def _guarded(self, plain: Tensor) -> Tensor:
+        ordinary = type(plain) is Tensor and plain.layout == torch.strided and plain.device.type != "meta"
+        if not ordinary or plain.numel() == 0 or plain.is_quantized or plain.is_pinned():
+            return plain
+        self.count += 1
+        label = f"{SCRATCH} {self.count} {list(plain.shape)}"
+        # torch itself counts on storage_offset 0: autograd of a write in place on a view takes the view again from a
+        # new_empty_strided, by the offset that it has in its base
+        return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label, first=True).tensor
+
+    def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
+        key = _backend_key(args, kwargs)
+        if (
+            key is None
+            or not func.has_kernel_for_dispatch_key(key)
+            and not func.has_kernel_for_dispatch_key(_COMPOSITE)
+        ):
+            return func(*args, **kwargs)
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
+
+
+def _move(tensors: Sequence[Tensor]) -> None:
+    """To memory of torch's own, which can grow."""
+    for tensor in tensors:
+        own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+
+
+def _backend_key(args: Any, kwargs: Any) -> Any:
+    """The dispatch key of the first tensor's device."""
+    from torch.utils._pytree import tree_leaves
+
+    for leaf in tree_leaves((args, kwargs)):
+        if type(leaf) is Tensor:
+            return {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}.get(leaf.device.type)
+    return None

@@ -1,0 +1,100 @@
+"""Tracer: records the named stages of one run, and in isolation continues with the golden's value instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.tracing import TargetError
+
+
+class Tracer:
+    """Records the stages of one run, and substitutes some of them.
+
+    substitute: stage name -> the value to continue with, given in the stage's own dtype. `h.grad` is what autograd's
+    backward continues with where `h` is substituted, too.
+    debug: whether `tracing()` answers yes; when it answered no although asked, `asked` says so.
+    live: keep the very tensors, so that autograd can be asked for their gradients (otherwise copies are kept).
+    store: (name, value) -> the value as it is read back after having been stored (a golden models 16-bit stages so).
+    """
+
+    def __init__(
+        self,
+        *,
+        substitute: Mapping[str, Tensor] | None = None,
+        debug: bool = False,
+        live: bool = False,
+        store: Callable[[str, Tensor], Tensor] | None = None,
+    ):
+        self.substitute = dict(substitute or {})
+        self.debug = debug
+        self.live = live
+        self.store = store
+        self.asked = False
+        self.records: dict[str, Tensor] = {}
+        self.places: dict[str, Tensor] = {}  # the same, in the memory that they came in
+        self.graph: dict[str, Tensor] = {}
+        self.substituted: set[str] = set()
+        self._seen: dict[str, int] = {}
+
+    def wants(self, name: str | None) -> bool:
+        self.asked = True
+        return self.debug or (name is not None and name in self.substitute)
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
+        if not isinstance(name, str):
+            raise TypeError(f"stage({name!r}, ...) takes a name, which is a string, got {type(name).__name__}")
+        if not name:
+            raise TargetError("stage('', ...) takes a name that says what the value is")
+        if value.is_complex():  # recorded and judged as its two parts
+            parts = self.visit(name, torch.view_as_real(value.resolve_conj()))
+            return torch.view_as_complex(parts.contiguous())
+        self._seen[name] = count = self._seen.get(name, 0) + 1
+        if count > 1:
+            name = f"{name}#{count}"
+        if self.store is not None and name not in self.substitute:
+            value = self.store(name, value)
+        if self.live:
+            self.records[name] = value
+        else:
+            place = value.detach()
+            self.records[name] = place.clone()
+            if not torch._C._functorch.is_functorch_wrapped_tensor(place):  # a transform's has no memory to look at
+                self.places[name] = place
+        if name in self.substitute:
+            value = self._replace(name, value)
+        if value.requires_grad:
+            self.graph[name] = value
+        return value
+
+    def _replace(self, name: str, value: Tensor) -> Tensor:
+        wanted = self.substitute[name]
+        if wanted.shape != value.shape:
+            raise ValueError(f"stage {name!r} has shape {list(value.shape)}, its substitute {list(wanted.shape)}")
+        self.substituted.add(name)
+        wanted = wanted.detach().to(device=value.device, dtype=value.dtype)
+        if not value.requires_grad:
+            return wanted.clone()
+        grad = self.substitute.get(f"{name}.grad")
+        return _Substitute.apply(value, wanted, None if grad is None else grad.detach().to(wanted))
+
+
+class _Substitute(torch.autograd.Function):
+    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not.
+
+    With a gradient to go on with, that one goes on to what made the value, in place of the one that came.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, wanted: Tensor, grad: Tensor | None) -> Tensor:
+        ctx.grad = grad
+        return wanted.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return (grad if ctx.grad is None else ctx.grad.clone()), None, None

@@ -1,0 +1,47 @@
+"""GoldenTensor: one result of the golden with its proven bound, its legal runs and its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..bounds.running_errors import Bounded
+from ..noise import patterns
+from ..noise.noise_floor import Noise
+
+
+@dataclass
+class GoldenTensor:
+    """One result of the golden, with everything that a candidate's tensor is judged by.
+
+    ensemble: the legal runs' tensors of this name (empty list: rungs 2 to 4 keep silent).
+    segments: name -> (axis, lo, hi); axes: names of the tensor's axes for Location (default "0", "1", ...).
+    compute: precision promised for sums; tensor_cores: True where products may be truncated (GPU), which turns a bias
+    toward zero inside the bound into QUALITY.
+    honest: runs of the golden in compute precision that say where it overflows itself, beside the ensemble's.
+    terms: the size of what may cancel in another formula (other_formula.terms).
+    """
+
+    name: str
+    kind: str  # output | saved | grad | stage
+    store: torch.dtype
+    bounded: Bounded
+    ensemble: list[Tensor] = field(default_factory=list)
+    segments: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    axes: tuple[str, ...] = ()
+    compute: torch.dtype = torch.float32
+    tensor_cores: bool = False
+    honest: list[Tensor] = field(default_factory=list)
+    terms: float = 0.0
+
+    @cached_property
+    def noise(self) -> Noise:
+        return Noise(self.bounded, self.store, self.ensemble, self.compute)
+
+    @cached_property
+    def groups(self) -> patterns.Groups:
+        return patterns.Groups(self.noise, self.axes, self.segments)

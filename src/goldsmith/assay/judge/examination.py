@@ -1,0 +1,367 @@
+"""One case in one dtype under examination: runs the candidate, keeps its first run, collects what is found.
+
+Probes are functions of a Examination. What must hold in every run (nothing written outside a buffer, no input changed,
+nothing left unwritten, no shared memory) is looked at here, once for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..declare.binding import inputs_and_scalars
+from ..declare.case import Case
+from ..declare.returned_values import Unusable
+from ..declare.target import Target
+from ..execute import hooks, interpreter
+from ..execute.memory import NAN_FILL, ZERO_FILL
+from ..execute.run import How, Material, Run, execute
+from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.self_check import _from_here
+from ..report.results import (
+    CERTAIN,
+    GOLDEN_RAISED,
+    NOT_JUDGED,
+    QUALITY,
+    STATISTICAL,
+    SYSTEMATIC,
+    ErrorMap,
+    Finding,
+    Location,
+    Note,
+    Row,
+)
+from ..support import deadline, inplace_errors
+from . import ladder
+
+INTERPRETERS = "InterpreterError"  # Triton's: wraps whatever is raised inside a kernel
+_LIBRARIES = (
+    *(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay")),
+    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
+)
+
+
+class Ended(Exception):
+    """The case cannot go on: the candidate raised in its first run, or the budget is spent."""
+
+
+@dataclass
+class Budget:
+    """Seconds for a whole check; None: as long as it takes."""
+
+    seconds: float | None
+    started: float
+
+    @property
+    def spent(self) -> bool:
+        return self.seconds is not None and (time.perf_counter() - self.started > self.seconds or deadline.cut())
+
+    @property
+    def said(self) -> str:
+        return f"the budget of {self.seconds:g} s was spent"
+
+    @contextmanager
+    def ends(self, examination: Examination) -> Iterator[None]:
+        """Inside, what costs much is left out where there is no time for it, and noted."""
+        if self.seconds is None:
+            yield
+            return
+        with deadline.until(self.started + self.seconds) as left_out:
+            try:
+                yield
+            finally:
+                for what in left_out:
+                    examination.note("budget", what, f"{self.said}; left out: {what}")
+
+
+class Examination:
+    """State of one (case, dtype): what probes read and write."""
+
+    def __init__(
+        self,
+        target: Target,
+        case: Case,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        seed: int,
+        selected: frozenset[str],
+        label: str,
+    ):
+        self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
+        self.selected, self.label = selected, label
+        self.findings: list[Finding] = []
+        self.notes: list[Note] = []
+        self.rows: list[Row] = []
+        self.maps: dict[str, ErrorMap] = {}
+        self.hints: dict[str, str] = {}  # tensor -> what a finding on it adds
+        self.declared: list[tuple] = []  # (run, declaration, references) that hints were taken from
+        self.problems: list[str] = []
+        self.bad: set[str] = set()
+        self.short = ""  # what was told of memory that was not there
+        self.repeated = 0  # runs of the same inputs after the first
+        self.candidate_runs = 0
+        self.seconds: dict[str, float] = {}  # of each probe
+        self.interpreted = 0  # kernels that ran in Triton's interpreter
+        self.stages: list[str] = []
+        self.material = self.draw(case)
+        self._references: list[GoldenResults] = []
+        self._first: Run | None = None
+        self._ref: GoldenResults | None = None
+
+    # material and runs
+
+    def draw(self, case: Case) -> Material:
+        """The case's inputs, drawn."""
+        supply = case.build(self.dtype, self.device, self.seed)
+        inputs, scalars = inputs_and_scalars(supply)
+        return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
+
+    def variant(self, salt: int) -> Material:
+        """Other values of the same sizes, with other output gradients."""
+        return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
+
+    def execute(
+        self, probe: str, run: str, how: How | None = None, material: Material | None = None, *, look: bool = True
+    ) -> Run:
+        """Run the candidate, and look at what must hold in every run."""
+        self.candidate_runs += 1
+        how = how or How()
+        if how.fill == NAN_FILL and "poison" not in self.selected:
+            how = replace(how, fill=ZERO_FILL)
+        material = material or self.material
+        with hooks.running(self.label, probe, run, self.seed, self.findings):
+            done = execute(material, how)
+        self.interpreted += done.interpreted.launches
+        if interpreter.distrusted(done.interpreted, self.target.compute):
+            self._written_outside(run, done)  # where a kernel writes does not depend on what it computes
+            self.note(NOT_JUDGED, self.target.name or "", interpreter.NO_BFLOAT16)
+            raise Ended("bfloat16 in Triton's interpreter")
+        if look:
+            self.look(run, done)
+        return done
+
+    @property
+    def first(self) -> Run:
+        """The plain run that everything is compared with."""
+        if self._first is None:
+            raise RuntimeError("probe 'values' has not run yet")
+        return self._first
+
+    @first.setter
+    def first(self, run: Run) -> None:
+        self._first = run
+
+    @property
+    def ref(self) -> GoldenResults:
+        if self._ref is None:
+            raise RuntimeError("probe 'values' has not run yet")
+        return self._ref
+
+    @ref.setter
+    def ref(self, references: GoldenResults) -> None:
+        self._ref = references
+
+    def same_decisions(self, done: Run) -> bool:
+        """Whether a run decided as the first one did (ties may be broken otherwise, masks drawn in another order)."""
+        return all(
+            torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
+            for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
+        )
+
+    def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> GoldenResults:
+        """GoldenResults for a run, counted."""
+        made = GoldenResults(material, run, decisions, seed=material.seed)
+        self._references.append(made)
+        return made
+
+    @property
+    def golden_count(self) -> int:
+        return sum(sum(r.counts.values()) for r in self._references)
+
+    # findings
+
+    def find(
+        self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
+        measured: float | None = None, limit: float | None = None,
+    ) -> None:  # fmt: skip
+        """Add a finding, unless its probe is not selected or has said the same of the same tensor already."""
+        if probe not in self.selected or any(
+            (f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings
+        ):
+            return
+        self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label))
+
+    def note(self, id: str, tensor: str, text: str) -> None:
+        if not any((n.id, n.tensor) == (id, tensor) for n in self.notes):
+            self.notes.append(Note(id, tensor, text, self.label))
+
+    def absorb(self, judgement: ladder.Judgement, *, failing: bool = True) -> bool:
+        """Take over a judgement's row, findings and notes; True when it found something worse than quality."""
+        row = judgement.row
+        if not failing and not judgement.ok:
+            row = replace(row, state="note")
+        self.rows.append(row)
+        for note in judgement.notes:
+            self.note(note.id, note.tensor, note.text)
+        if failing:
+            self.findings.extend(f for f in map(self._attributed, judgement.findings) if f is not None)
+        return not judgement.ok
+
+    def _attributed(self, finding: Finding) -> Finding | None:
+        """Rungs 2 to 4 of the plain run belong to the probes that measure them, and go where those are not selected."""
+        owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(
+            finding.rung, finding.probe
+        )
+        if finding.probe != "values" or owner == "values":
+            return finding
+        return replace(finding, probe=owner) if owner in self.selected else None
+
+    def locate(self, name: str, mask: Tensor) -> Location:
+        """Where the True elements of `mask` lie in tensor `name`."""
+        reference = self._ref.reference(name, "output", noise=False) if self._ref is not None else None
+        if reference is not None and reference.bounded.value.shape == mask.shape:
+            return ladder.locate(name, mask, reference)
+        share = float(mask.double().mean()) if mask.numel() else 0.0
+        return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
+
+    def raised(self, probe: str, run: str, done: Run) -> bool:
+        """Whether a run raised; if so, it is a finding (or a refusal of the interpreter, which is nobody's fault)."""
+        if done.error is None:
+            return False
+        what = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
+        if from_interpreter(done.error):
+            self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
+            raise Ended("interpreter")
+        if isinstance(done.error, Unusable):
+            self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})")
+            return True
+        edits = inplace_errors.edited(done.error, self.target.wanted_grads(self.material.inputs))
+        what = what if edits is None else edits + _place(done.error)
+        self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
+        return True
+
+    def golden_raises(self, run: str, material: Material, done: Run) -> bool:
+        """Whether the golden raises on a probe's own inputs as well: then they are to blame, and nobody else."""
+        try:
+            self.references(material, done).values  # noqa: B018
+        except GoldenError as error:
+            self.note(
+                GOLDEN_RAISED, self.target.name or "", f"{run}: the golden raises there, too ({error}); not judged"
+            )
+            return True
+        return False
+
+    # what must hold in every run
+
+    def look(self, run: str, done: Run) -> None:
+        """Guard bands, inputs, shared memory and poison of one run."""
+        self._written_outside(run, done)
+        for text in done.settings:
+            self.note("settings", text.partition(",")[0], f"{text} after a run ({run}), for all that runs later")
+        if "guard" in self.selected:
+            for name, mask in done.strayed.items():
+                where = self.locate(name, mask)
+                text = f"{name} holds what lies outside of a buffer: {where.text} ({run}); a stray read"
+                self.find(CERTAIN, "guard", name, text, where=where)
+        if "alias" in self.selected:
+            self._memory(run, done)
+        if "poison" in self.selected and done.error is None:
+            for name, mask in done.unwritten.items():
+                where = self.locate(name, mask)
+                text = (
+                    f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
+                )
+                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
+
+    def _written_outside(self, run: str, done: Run) -> None:
+        for hit in done.hits:
+            self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
+
+    def _memory(self, run: str, done: Run) -> None:
+        for name, mask in done.changed.items():
+            where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
+            kind = "output gradient" if name.startswith("grad_") else "input"
+            by = "forward" if name in done.by_forward else done.phase
+            text = f"the {kind} {name} was modified: {where.text} ({run}, by the {by})"
+            self.find(CERTAIN, "alias", name, text, where=where)
+        for name, mask in done.overwritten.items():
+            where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
+            text = f"the backward modified {name}, which the forward returned: {where.text}"
+            self.find(CERTAIN, "alias", name, text, where=where)
+        shared = self._ref.shared if done.aliases and self._ref is not None else set()
+        for name, other in sorted(done.aliases - shared):
+            self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
+
+
+def decided(done: Run, name: str) -> Tensor | None:
+    """A run's decision of that name: an output, a saved output or a stage."""
+    everything = {**done.stages, **done.outputs}
+    return everything.get(name, everything.get(f"saved.{name}"))
+
+
+def _count(mask: Tensor) -> str:
+    return f"{int(mask.sum())} of {mask.numel()} elements"
+
+
+def _owner(label: str) -> str:
+    return label if label.isidentifier() else label.split(" [")[0]
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _place(error: BaseException) -> str:
+    """Where the user's own code raised, as " (file:line)"; inside a kernel where the interpreter wraps the error."""
+    chain = _chain(error)
+    wrapped = any(type(e).__name__ == INTERPRETERS for e in chain)
+    for each in reversed(chain) if wrapped else chain:
+        frames = traceback.extract_tb(each.__traceback__)
+        own = [f for f in frames if not f.filename.startswith("<") and not any(p in f.filename for p in _LIBRARIES)]
+        if own:
+            return f" ({_from_here(own[-1].filename)}:{own[-1].lineno})"
+    return ""
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, what it was raised from, and so on to the first."""
+    chain: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and seen not in chain:
+        chain.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    return chain
+
+
+def from_interpreter(error: BaseException) -> bool:
+    """Whether an exception says that Triton's interpreter lacks something, rather than that the kernel is wrong.
+
+    Inside a kernel the interpreter wraps every exception in InterpreterError. What it lacks surfaces as
+    NotImplementedError, as a method missing on a plain number (scalar arguments are Python floats there), or as a
+    TypeError of its own code.
+    """
+    chain = _chain(error)
+    if not any(type(e).__name__ == INTERPRETERS for e in chain):
+        return False
+    root = chain[-1]
+    if isinstance(root, NotImplementedError):
+        return True
+    if isinstance(root, AttributeError) and isinstance(getattr(root, "obj", None), int | float):
+        return True
+    return isinstance(root, TypeError | AttributeError) and _raised_in(root).endswith("triton/runtime/interpreter.py")
+
+
+def _raised_in(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_filename

@@ -1,0 +1,320 @@
+"""The verdict ladder for one tensor: masks and bound, then the noise floor, then patterns, then quality.
+
+1 CERTAIN      |y - g| > 1.02 e, or NaN, Inf and zeros where they cannot be
+2 STATISTICAL  |y - g| / e beyond the noise of eight legal orders (noise/noise_floor.py)
+3 SYSTEMATIC   a slope, a sign, a row, a tile, a tail, a segment (noise/patterns.py)
+4 QUALITY      within the above, but more than twice the noisiest honest implementation, in maximum and in rms
+
+Rungs 2 to 4 are alarms until a fresh seed with a fresh ensemble repeats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..bounds.running_errors import SLACK
+from ..golden.golden_tensor import GoldenTensor
+from ..noise import formula_rounding, patterns
+from ..noise.noise_floor import quantile, ulps
+from ..report.results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, Finding, Note, Row
+from .locations import locate, looks_like, worst
+
+__all__ = ["GoldenTensor", "Judgement", "judge", "locate"]
+
+_QUALITY_RATIO = 2.0
+_TRUNCATION = 2.0**-12  # of the value: 1024 steps of 16 terms that each lose up to 2^-22 toward zero
+Confirm = Callable[[int], "tuple[Tensor, GoldenTensor]"]
+
+
+@dataclass
+class Judgement:
+    """One row for the table; findings (empty when right); notes (flushes_subnormals, not_proven)."""
+
+    row: Row
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(f.rung == QUALITY for f in self.findings)
+
+
+def judge(
+    name: str,
+    got: Tensor | None,
+    ref: GoldenTensor,
+    *,
+    case: str = "",
+    run: str = "values",
+    probe: str = "values",
+    confirm: Confirm | None = None,
+) -> Judgement:
+    """Hold `got` to `ref`, rung by rung; the first rung that finds something ends it.
+
+    got: the candidate's tensor as it was stored (None: missing, CERTAIN).
+    confirm(attempt) -> (candidate's tensor, reference) on a fresh seed with a fresh ensemble: statistical, systematic
+    and quality alarms count only when it repeats them; without it they are not raised at all. attempt is 1, 2, ...
+    """
+    g = ref.bounded.value
+    shape = tuple(g.shape)
+    if got is None or tuple(got.shape) != shape:
+        came = "no tensor came" if got is None else f"shape {list(got.shape)} came"
+        text = f"{name}: {came}, expected shape {list(shape)}"
+        row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
+        return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
+    held = _Comparison(name, got, ref)
+    findings = held.certain(probe, case)
+    if not findings and confirm is not None and ref.noise.usable:
+        findings = _alarms(held, confirm, probe, case)
+    notes = held.notes(case)
+    return Judgement(held.row(case, run, findings, notes), findings, notes)
+
+
+def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
+    """Whether one element is beyond the noise of the ensemble: what alarms, before a fresh seed is asked."""
+    return ref.noise.usable and _beyond(_Comparison(name, got, ref))
+
+
+class _Comparison:
+    """A candidate's tensor beside its reference."""
+
+    def __init__(self, name: str, got: Tensor, ref: GoldenTensor):
+        self.name, self.ref = name, ref
+        self.dtype = str(got.dtype).removeprefix("torch.")
+        b = ref.bounded
+        self.y = got.detach().to(device=b.value.device, dtype=torch.float64)
+        self.error = (self.y - b.value).abs()
+        self.y_finite, self.g_finite = torch.isfinite(self.y), torch.isfinite(b.value)
+        both = self.y_finite & self.g_finite
+        over = both & (self.error > SLACK * b.bound)
+        self.flushed = torch.zeros_like(over)
+        if ref.store.is_floating_point and bool(over.any()):
+            tiny = torch.finfo(ref.store).smallest_normal
+            self.flushed = over & (self.y == 0) & (b.value.abs() < tiny) & ~b.structural_zero
+        over = over & ~self.flushed
+        self.cancelled = torch.zeros_like(over)
+        if ref.store.is_floating_point and bool(over.any()):
+            self.cancelled = over & self.cancels
+        self.over = over & ~self.cancelled
+        self.special = self._special()
+
+    @cached_property
+    def cancels(self) -> Tensor:
+        return formula_rounding.cancels(self.ref.bounded, self.error, self.ref.compute, self.ref.terms)
+
+    @cached_property
+    def beyond(self) -> Tensor:
+        """Elements beyond the noise, which another formula does not explain."""
+        out = self.ref.noise.excess(self.r) > self.ref.noise.limit()
+        return out & ~self.cancels if self.ref.store.is_floating_point and bool(out.any()) else out
+
+    @cached_property
+    def r(self) -> Tensor:
+        return self.ref.noise.relative(torch.where(self.cancelled, self.ref.bounded.value, self.y))
+
+    def _special(self) -> dict[str, Tensor]:
+        """NaN and Inf that differ from the golden's, by kind."""
+        y, b = self.y, self.ref.bounded
+        fits: dict[str, Tensor] = {}
+        if bool(self.y_finite.all()) and bool(self.g_finite.all()):
+            return fits
+        nan, golden_nan = torch.isnan(y), torch.isnan(b.value)
+        honest = self._members_overflow()
+        if self.ref.store.is_floating_point:
+            largest = torch.finfo(self.ref.store).max
+            overflows = torch.isinf(y) & (y.sign() == b.value.sign()) & (b.value.abs() + b.bound >= largest)
+        else:
+            overflows = torch.zeros_like(nan)
+        unbounded = torch.isinf(b.value) & b.open  # inf - inf is one rounding away
+        fits["NaN where the golden is a number"] = nan & ~golden_nan & ~honest & ~unbounded
+        fits["a number where the golden is NaN"] = ~nan & golden_nan & ~b.open
+        fits["Inf where the golden is finite"] = torch.isinf(y) & self.g_finite & ~overflows & ~honest
+        golden_inf = torch.isinf(b.value) & ~b.open
+        fits["not Inf where the golden is Inf"] = golden_inf & ~nan & (y != b.value)
+        return {text: mask for text, mask in fits.items() if bool(mask.any())}
+
+    def _members_overflow(self) -> Tensor:
+        """Where the golden's own arithmetic, in the compute precision, gives NaN or Inf: nobody's fault."""
+        out = torch.zeros_like(self.y_finite)
+        for member in (*self.ref.ensemble, *self.ref.honest):
+            out = out | ~torch.isfinite(member)
+        return out
+
+    # rung 1
+
+    def certain(self, probe: str, case: str) -> list[Finding]:
+        name, b = self.name, self.ref.bounded
+        found = []
+        for text, mask in self.special.items():
+            place = locate(name, mask, self.ref)
+            sentence = f"{name} has {text}: {place.text}; {worst(mask, self.error, self.y, self.ref)}"
+            found.append(Finding(CERTAIN, probe, name, place, None, None, sentence, case))
+        if bool(self.over.any()):
+            place = locate(name, self.over, self.ref)
+            ratio = self.ratio
+            looks = [f"it looks like {t}" if t.startswith("the golden") else t for t in looks_like(self.y, self.ref)]
+            zeros = self.over & b.structural_zero
+            if bool(zeros.any()):
+                looks.insert(0, f"{int(zeros.sum())} of them are nonzero where only 0 is possible")
+            times = "" if ratio == float("inf") else f" up to {ratio:.3g} times"
+            words = [f"{name} exceeds its rounding bound{times}: {place.text}", *looks]
+            sentence = "; ".join([*words, worst(self.over, self.error / b.bound, self.y, self.ref)])
+            found.append(Finding(CERTAIN, probe, name, place, ratio, SLACK, sentence, case))
+        return found
+
+    @cached_property
+    def ratio(self) -> float:
+        """max |y - g| / e over finite elements whose bound is not open; 0 / 0 counts as 0."""
+        b = self.ref.bounded
+        keep = self.y_finite & self.g_finite & ~b.open & (self.error > 0) & ~self.flushed & ~self.cancelled
+        return float(torch.where(keep, self.error / b.bound, 0.0).max()) if keep.numel() else 0.0
+
+    # the table
+
+    def notes(self, case: str) -> list[Note]:
+        out, b = [], self.ref.bounded
+        if bool(self.flushed.any()):
+            text = f"{self.name}: {int(self.flushed.sum())} subnormal results are flushed to 0"
+            out.append(Note("flushes_subnormals", self.name, text, case))
+        if bool(self.cancelled.any()):
+            off, most = float(self.error[self.cancelled].max()), float(b.value[self.g_finite].abs().max())
+            text = (
+                f"{self.name}: {int(self.cancelled.sum())} elements are off by up to {off:.2g} where the golden is 0 or"
+            )
+            text += f" next to nothing beside {most:.2g}: rounding of another formula, whose sums cancel there"
+            out.append(Note("cancels", self.name, text, case))
+        share = float(b.open.double().mean()) if b.open.numel() else 0.0
+        if b.notes and share:
+            text = f"{self.name}: not proven: {', '.join(b.notes)}; no error rule, so rung 1 is silent"
+            out.append(Note("not_proven", self.name, text, case))
+        elif share:
+            text = f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned; rung 1 is silent"
+            out.append(Note("not_proven", self.name, text, case))
+        return out
+
+    def row(self, case: str, run: str, findings: list[Finding], notes: list[Note]) -> Row:
+        ref, noise = self.ref, self.ref.noise
+        finite = self.error[self.y_finite & self.g_finite]
+        row: dict[str, Any] = {"max_error": float(finite.max()) if finite.numel() else 0.0}
+        row["max_over_bound"] = self.ratio
+        if ref.store.is_floating_point and finite.numel():
+            steps = ulps(self.y, ref.bounded.value, ref.store)
+            row |= {"ulp_p50": quantile(steps, 0.5), "ulp_p99": quantile(steps, 0.99)}
+            row["ulp_max"] = float(steps.max()) if steps.numel() else 0.0
+        if noise.usable:
+            rms = float(self.r.double().square().sum() / noise.count) ** 0.5
+            row["rms_over_noise"] = rms / noise.rms if noise.rms else None
+            bias = patterns.slope(self.r, noise)
+            row |= {"slope": bias.value, "slope_z": bias.z}
+        rungs = {f.rung for f in findings}
+        if rungs:
+            state = "quality" if rungs == {QUALITY} else "bad"
+        elif bool(ref.bounded.open.all()) and ref.bounded.open.numel() and not noise.usable:
+            state = "not judged"
+        else:
+            state = "note" if notes else "ok"
+        return Row(case, run, self.name, ref.kind, self.dtype, tuple(self.y.shape), **row, state=state)
+
+
+# rungs 2 to 4
+
+
+def _alarms(held: _Comparison, confirm: Confirm, probe: str, case: str) -> list[Finding]:
+    again: _Comparison | None = None
+
+    def repeats() -> _Comparison:
+        nonlocal again
+        if again is None:
+            got, ref = confirm(1)
+            again = _Comparison(held.name, got, ref)
+        return again
+
+    for rung in (_statistical, _systematic, _quality):
+        found = rung(held, repeats, probe, case)
+        if found is not None:
+            return [found]
+    return []
+
+
+def _beyond(held: _Comparison) -> bool:
+    return bool(held.beyond.any())
+
+
+def _statistical(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    if not _beyond(held) or not _repeated(repeats, _beyond):
+        return None
+    if held.ref.tensor_cores and _truncated_products(held):
+        text = f"{held.name} is biased toward zero, as products truncated in tensor cores are; a fresh seed repeats it"
+        return Finding(QUALITY, probe, held.name, None, patterns.slope(held.r, held.ref.noise).value, None, text, case)
+    excess, limit = held.ref.noise.excess(held.r), held.ref.noise.limit()
+    bad = held.beyond
+    place = locate(held.name, bad, held.ref)
+    measured = float(excess[bad].max())
+    looks = "".join(f"; it looks like {t}" for t in looks_like(held.y, held.ref) if t.startswith("the golden"))
+    text = (
+        f"{held.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "
+        f"{place.text}{looks}; {worst(bad, excess.double(), held.y, held.ref)}; a fresh seed repeats it"
+    )
+    return Finding(STATISTICAL, probe, held.name, place, measured, limit, text, case)
+
+
+def _truncated_products(held: _Comparison) -> bool:
+    """A slope toward zero explains the whole alarm: without it nothing is beyond the limit."""
+    noise = held.ref.noise
+    bias = patterns.slope(held.r, noise)
+    rest = noise.excess(held.r - bias.value * noise.signal)
+    return -_TRUNCATION < bias.value < 0 and bool((rest <= noise.limit()).all())
+
+
+def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    seen = _patterns(held)
+    if not seen:
+        return None
+    fresh = repeats()
+    if not fresh.ref.noise.usable:
+        return None
+    known = {p.key for p in _patterns(fresh)}
+    same = [p for p in seen if p.key in known]
+    if not same:
+        return None
+    toward_zero = held.ref.tensor_cores and -_TRUNCATION < patterns.slope(held.r, held.ref.noise).value < 0
+    rung = QUALITY if toward_zero else SYSTEMATIC
+    text = f"{held.name}: {'; '.join(p.text for p in same[:3])}; a fresh seed repeats it"
+    return Finding(rung, probe, held.name, None, same[0].measured, same[0].limit, text, case)
+
+
+def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    def ratios(h: _Comparison) -> tuple[float, float]:
+        """Maximum and rms as multiples of the noisiest member's, rounding of the store included in both."""
+        noise = h.ref.noise
+        quantum = float(noise.quantum.double().square().sum() / max(noise.count, 1)) ** 0.5
+        rms = float(h.r.double().square().sum() / max(noise.count, 1)) ** 0.5
+        floor = max(noise.rms, quantum, 1e-30)
+        return float(h.r.abs().max()) / max(noise.largest, floor), rms / floor
+
+    def worse(h: _Comparison) -> bool:
+        return min(ratios(h)) > _QUALITY_RATIO
+
+    if not worse(held) or not _repeated(repeats, worse):
+        return None
+    top, rms = ratios(held)
+    text = (
+        f"{held.name} is within its bounds, but {top:.2g} times (maximum) and {rms:.2g} times (rms) as far off as the "
+        f"noisiest honest implementation; a fresh seed repeats it"
+    )
+    return Finding(QUALITY, probe, held.name, None, min(top, rms), _QUALITY_RATIO, text, case)
+
+
+def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:
+    fresh = repeats()
+    return fresh.ref.noise.usable and test(fresh)
+
+
+def _patterns(held: _Comparison) -> list[patterns.Pattern]:
+    return patterns.found(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)

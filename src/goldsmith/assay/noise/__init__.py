@@ -1,0 +1,1 @@
+"""What honest implementations differ by: ensembles of legal summation orders."""

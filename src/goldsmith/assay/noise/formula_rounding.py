@@ -1,0 +1,81 @@
+"""How far the rounding of another formula of the same thing may go, where the golden's own formula rounds less.
+
+    limit = 4 sqrt(n) u max(|g| over the lines through an element, |dy y| / |x|), n the longest axis
+
+A running bound is of the golden's formula. Another one that is as stable errs by a few u of what it adds up, not of
+what remains: decays as exp(c[i] - c[j]) of a cumulative sum c, whose gradient at the first element is the difference of
+two equal sums; a transform over a whole axis. The largest number beside an element says how large such sums are; those
+of a gradient x.grad have the size of dy y in units of x: an error below rounding of that moves no loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..bounds.running_errors import Bounded, unit_roundoff
+
+ROUNDINGS = 4.0  # sums of n terms of random sign err by some sqrt(n) u of their size
+NEXT_TO_NOTHING = 2.0**-3  # of such sums: larger elements are judged by their bounds alone
+
+
+def unit(values: Tensor, compute: torch.dtype) -> float:
+    """4 sqrt(n) u"""
+    return ROUNDINGS * math.sqrt(max(values.shape, default=1) or 1) * unit_roundoff(compute)
+
+
+def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor]) -> float:
+    """max |dy y| / max |x| of a gradient x.grad, over the outputs y that round; 0 of any other result."""
+    x = leaves.get(name.removesuffix(".grad")) if name.endswith(".grad") else None
+    if x is None or not x.numel():
+        return 0.0
+    sizes = [0.0]
+    for output, y in bounded.items():
+        dy = leaves.get(f"grad_{output}")
+        if dy is not None and dy.shape == y.value.shape and dy.numel():
+            sizes.append(float(torch.where(y.bound > 0, (dy * y.value).abs(), 0.0).nan_to_num(0.0, 0.0, 0.0).max()))
+    largest = float(x.double().abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return max(sizes) / largest if largest > 0 else 0.0
+
+
+def said(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
+    """A sentence for a result that is off by no more than rounding of the numbers beside it; else "".
+
+    Those are the result's own along the lines through an element, and the elements of what has its shape; least: what
+    `terms` gives.
+    """
+    wrong = torch.isfinite(bounded.value) & (error > bounded.bound)
+    if not bool(torch.isfinite(error).all()) or not bool(wrong.any()):
+        return ""
+    size = bounded.value.abs().nan_to_num(0.0, 0.0, 0.0)
+    lines = [size.amax(a, keepdim=True).expand_as(size) for a in range(size.dim())]
+    alike = [t.double().abs() for t in beside if t.shape == size.shape and t.is_floating_point()]
+    size = torch.stack([size, *lines, *alike]).amax(0).clamp(min=least)
+    roundings = float((error / (unit_roundoff(compute) * size))[wrong].max())
+    if not roundings <= unit(bounded.value, compute) / unit_roundoff(compute):
+        return ""
+    return (
+        f"; it is off by at most {roundings:.2g} roundings of the numbers beside it, as another formula is that adds "
+        "up numbers of their size (x - logsigmoid(x) for softplus(x), a Fourier transform for a short sum): where "
+        "that is meant, write the golden by that formula"
+    )
+
+
+def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0) -> Tensor:
+    """Where the golden is 0, or next to nothing beside its neighbours, and an error is of the size of their rounding.
+
+    A golden that rounds nowhere (a copy) has no such formula beside it: its zeros are exact. A row that is small as a
+    whole is judged by its own size. terms: the size of what may cancel, where more is known of it.
+    """
+    finite = torch.isfinite(bounded.value)
+    size = torch.where(finite, bounded.value.abs(), 0.0)
+    rounded = size.where(bounded.bound > 0, 0.0)
+    lines = [rounded.amax(a, keepdim=True).expand_as(size) for a in range(size.dim()) if size.shape[a] > 1]
+    peaks = torch.stack(lines or [rounded])
+    largest, least = peaks.amax(0).clamp(min=terms), peaks.amin(0).clamp(min=terms)
+    zero = bounded.structural_zero & (error <= unit(size, compute) * largest)
+    remains = (size <= NEXT_TO_NOTHING * least) & (error <= unit(size, compute) * least)
+    return finite & ~bounded.open & (zero | remains)

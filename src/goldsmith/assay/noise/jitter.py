@@ -1,0 +1,54 @@
+"""The golden with every number rounded once more: what another formula of the same thing may make of it.
+
+Legal orders move sums alone. Where all keys of a softmax are equal after rounding, they move nothing at all, while a
+kernel that joins its parts through their logarithms rounds at the logarithms' size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..support.dispatch_mode import DispatchMode
+
+RUNS = 4
+
+
+class Jitter(DispatchMode):
+    """Moves each new floating result by a unit of its own dtype, up or down."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._softmax.default and out.numel():  # from its logarithm, as parts are joined
+            return torch.exp(args[0] - self._moved(torch.logsumexp(args[0], args[1], keepdim=True))).to(out.dtype)
+        if not isinstance(out, Tensor) or not out.is_floating_point() or func._schema.is_mutable or not out.numel():
+            return out
+        place = out.untyped_storage().data_ptr()
+        if any(isinstance(a, Tensor) and a.untyped_storage().data_ptr() == place for a in args):
+            return out  # a view
+        return self._moved(out)
+
+    def _moved(self, out: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, out.shape, generator=self.generator).to(out.device, out.dtype) * 2 - 1
+        return out * (1 + signs * torch.finfo(out.dtype).eps)
+
+
+def runs(
+    evaluate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], leaves: Mapping[str, Tensor], seed: int
+) -> list[dict[str, Tensor]]:
+    """What `evaluate` makes of the leaves, each time rounded otherwise; without those that raise."""
+    found = []
+    for i in range(RUNS):
+        try:
+            with Jitter(seed + i):
+                found.append(evaluate({n: t.clone() for n, t in leaves.items()}))
+        except (RuntimeError, TypeError):  # what has no plain storage cannot be told from a view
+            continue
+    return found

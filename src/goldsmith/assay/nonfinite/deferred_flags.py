@@ -1,0 +1,93 @@
+"""The second mode of a watch: flags that stay on the device, read together at the end of a step and judged in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import events as facts
+from .events import Event, Likely, Operand
+from .interfaces import Observer
+from .storage_history import FOREIGN, TOLD, Known, Place, owner
+
+EVIDENCE = "flags alone were kept: watch with sync=True for the cause; what only flags see, a race may be"
+
+
+@dataclass(frozen=True)
+class FlagRecord:
+    """One operator's result; `meant`: the operator was given an infinite number."""
+
+    op: str
+    tensor: str
+    total: int
+    peak: Tensor
+    inputs: tuple[tuple[Operand, float | Tensor, Known], ...]
+    place: Place
+    known: Known
+    meant: bool
+
+
+def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> None:
+    """Read all flags at once, then judge the notes in order."""
+    known = list(known)
+    entries = [*known, *(entry for note in notes for _, _, entry in note.inputs)]
+    waiting: list[object] = [p for note in notes for p in (note.peak, *(peak for _, peak, _ in note.inputs))]
+    waiting += [p for entry in entries for p in (entry.peak, entry.mask)]
+    values = read_all({id(p): p for p in waiting if isinstance(p, Tensor)})
+    for entry in entries:
+        if entry.mask is not None:
+            entry.meant |= bool(values[id(entry.mask)])
+            entry.mask = None
+    try:
+        for note in notes:
+            _judge(watch, note, values)
+    finally:
+        for entry in known:
+            if isinstance(entry.peak, Tensor):
+                entry.peak = values[id(entry.peak)]
+
+
+def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
+    if note.known.under is not None:
+        note.known.told |= note.known.under.told
+        note.known.meant |= note.known.under.meant
+        note.known.under = None
+    value = values[id(note.peak)]
+    if math.isfinite(value):
+        return
+    inputs = [(o, values[id(p)] if isinstance(p, Tensor) else p, entry) for o, p, entry in note.inputs]
+    guilty = [(operand, entry, owner(entry, peak)) for operand, peak, entry in inputs if not math.isfinite(peak)]
+    unseen = [(operand, entry) for operand, entry, whose in guilty if whose == FOREIGN]
+    carried = not unseen and any(whose == TOLD for _, _, whose in guilty)
+    if not unseen and not carried and math.isinf(value) and (guilty or note.meant):
+        note.known.meant = True
+        return
+    note.known.told = True
+    if carried:
+        return
+    for _, entry in unseen:
+        entry.told = True
+    where = note.place
+    watch.tell(
+        Event(
+            facts.kind_of(value), where.phase, where.module, note.op, note.tensor, None, note.total, None,
+            tuple(Operand(o.shape, o.dtype, peak, o.source) for o, peak, _ in inputs), not unseen,
+            unseen[0][0].source if unseen else note.op, where.step, facts.said(where.stack),
+            Likely("unknown", EVIDENCE),
+        )
+    )  # fmt: skip
+
+
+def read_all(tensors: dict[int, Tensor]) -> dict[int, float]:
+    """Scalars of every device as numbers, with one transfer for each device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for key, tensor in tensors.items():
+        groups.setdefault((tensor.device, tensor.dtype), []).append(key)
+    values: dict[int, float] = {}
+    for keys in groups.values():
+        values.update(zip(keys, torch.stack([tensors[k] for k in keys]).tolist(), strict=True))
+    return values

@@ -1,0 +1,81 @@
+"""Norms of a watched run: measured on the device, read together, compared with the step before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import events as facts
+
+JUMP = 100.0  # times the norm of the step before, from which a row is remarked on
+FLUSH = 1 << 14
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One tensor in one step: `norm` is the Euclidean one, `zeros` the share of zeros, `ratio` to the step before."""
+
+    step: int
+    name: str
+    what: str
+    norm: float
+    absmax: float
+    zeros: float
+    ratio: float | None
+
+    @property
+    def remark(self) -> str:
+        """ "not finite", "all zero", "jump" (100 times the norm of the step before, or a hundredth) or ""."""
+        if not math.isfinite(self.absmax):
+            return "not finite"
+        if self.zeros == 1:
+            return "all zero"
+        jumped = self.ratio is not None and not 1 / JUMP < self.ratio < JUMP
+        return "jump" if jumped else ""
+
+
+class Norms:
+    """Collects the figures on the device, and makes rows of them when asked."""
+
+    def __init__(self) -> None:
+        self.rows: list[Norm] = []
+        self._waiting: list[tuple[int, str, str, int, Tensor]] = []
+        self._before: dict[tuple[str, str], float] = {}
+
+    def add(self, step: int, name: str, what: str, tensor: Tensor) -> None:
+        # outside of any mode: the watch does not watch itself
+        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+            value = tensor.detach()
+            wide = torch.float64 if value.dtype in (torch.float64, torch.complex128) else torch.float32
+            norm = torch.linalg.vector_norm(value, dtype=None if value.is_complex() else wide)
+            nonzero = torch.empty(value.shape, dtype=torch.float32, device=value.device)
+            torch.ne(value, 0, out=nonzero)  # count_nonzero takes 2.5 times as long (torch 2.13, CPU)
+            figures = torch.stack([f.double() for f in (norm, facts.absmax(value), nonzero.sum())])
+        self._waiting.append((step, name, what, tensor.numel(), figures))
+        if len(self._waiting) >= FLUSH:
+            self.read()
+
+    def read(self) -> list[Norm]:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return self.rows
+        with torch.utils._python_dispatch._disable_current_modes():
+            values = read_stacks([w[4] for w in waiting])
+        for (step, name, what, total, _), (norm, peak, nonzero) in zip(waiting, values, strict=True):
+            before = self._before.get((name, what))
+            ratio = norm / before if before else None
+            self.rows.append(Norm(step, name, what, norm, peak, 1 - nonzero / total, ratio))
+            self._before[name, what] = norm
+        return self.rows
+
+
+def read_stacks(figures: list[Tensor]) -> list[list[float]]:
+    """Small vectors of one or several devices as numbers, one transfer for each device, in the given order."""
+    values: dict[int, list[float]] = {}
+    for device in {f.device for f in figures}:
+        on = [i for i, f in enumerate(figures) if f.device == device]
+        values.update(zip(on, torch.stack([figures[i] for i in on]).tolist(), strict=True))
+    return [values[i] for i in range(len(figures))]

@@ -1,0 +1,291 @@
+"""The ear of a watch: every operator under a dispatch mode, one reduction (max |x|) for every tensor that it makes.
+
+What was learned of a tensor is kept by its storage, so that views, optimizers and the backward find it again. Memory
+that `empty` returned may hold NaN legitimately: it is judged when it is first read. An infinity that the program wrote
+down itself (a mask of -inf) is no event, nor are the infinities that come of it; a NaN that comes of it is, and so is
+one that an operator makes of finite numbers beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..support.dispatch_mode import DispatchMode
+from . import deferred_flags as flags
+from . import events as facts
+from .deferred_flags import FlagRecord
+from .events import Event, Likely, Operand
+from .interfaces import Observer
+from .storage_history import FOREIGN, TOLD, Known, OperatorEffects, effects_of, owner
+
+PURGE = 1 << 14  # storages, after which dead ones are forgotten
+FLUSH = 1 << 16  # operators, after which on-device flags are read although the step goes on
+A_CONSTANT = "a constant"
+
+
+class _Aside(threading.local):
+    """Whether a watch computes something of its own, which another one around it does not hear."""
+
+    on = False
+
+
+_aside = _Aside()
+
+
+class Ear(DispatchMode):
+    """Hears every operator for a watch."""
+
+    def __init__(self, watch: Observer):
+        super().__init__()
+        self.watch = watch
+        self.known: dict[int, Known] = {}
+        self.plans: dict[Any, OperatorEffects] = {}
+        self.notes: list[FlagRecord] = []
+        self.fresh = 0
+        self.last = "the start"
+        self.purge_at = PURGE
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.watch.listening or _aside.on:
+            return func(*args, **kwargs)
+        self.watch.remember()
+        plan = self.plans.get(func)
+        if plan is None:
+            plan = self.plans[func] = effects_of(func)
+        if plan.skip and not plan.constant:
+            return func(*args, **kwargs)
+        _aside.on = True
+        try:
+            with torch.no_grad():
+                return self._hear(func, plan, args, kwargs)
+        finally:
+            _aside.on = False
+
+    def _hear(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
+        if plan.constant:
+            return self._constant(_run(func, args, kwargs))
+        if plan.empty:
+            return self._empty(_run(func, args, kwargs), plan.name)
+        written = [t for w in plan.writes for t in facts.leaves(kwargs.get(w) if isinstance(w, str) else _at(args, w))]
+        read = [t for t in facts.leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if not plan.reads:
+            read = [t for t in read if not any(t is w for w in written)]
+        read = [t for t in read if facts.plain(t)]
+        if self.fresh:
+            self._judge_fresh(read, plan.name)
+        before: dict[int, float | Tensor] = {}
+        if not self.watch.sync or plan.reads or plan.unsaid:  # afterwards they are overwritten
+            before = {id(t): self._peak(t) for t in read}
+        out = _run(func, args, kwargs)
+        made = written or list(facts.leaves(out))
+        lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(made) > 1]
+        for number, tensor in enumerate(made):
+            if facts.plain(tensor):
+                label = "what it changed" if written else f"result {number}" if len(made) > 1 else "its result"
+                of = [a[number] for a in lists if facts.plain(a[number])] if plan.many else read
+                self._judge(func, plan, args, kwargs, tensor, label, of, before)
+        for tensor in (_at(args, place) for place in plan.unsaid):
+            if facts.plain(tensor):
+                self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
+        self.last = plan.name
+        return out
+
+    # memory
+
+    def entry(self, tensor: Tensor) -> Known | None:
+        return self.known.get(tensor.untyped_storage()._cdata)
+
+    def _record(
+        self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, told: bool = False
+    ) -> Known:
+        storage = tensor.untyped_storage()
+        before = self.known.get(storage._cdata)
+        part = before is not None and tensor.numel() * tensor.element_size() < storage.nbytes()
+        if before is not None and before.fresh and part:
+            before.meant |= meant
+            return before  # the rest of it has not been written yet
+        if before is not None and before.fresh:
+            self.fresh -= 1
+        self.known[storage._cdata] = known = Known(StorageWeakRef(storage), writer, peak, meant=meant, told=told)
+        if before is not None and part:
+            known.part_of(before)
+            known.under = None if self.watch.sync else before
+        if len(self.known) > self.purge_at:
+            self.known = {k: v for k, v in self.known.items() if not v.ref.expired()}
+            self.fresh = sum(v.fresh for v in self.known.values())
+            self.purge_at = max(PURGE, 2 * len(self.known))
+        return known
+
+    def _empty(self, tensor: Tensor, name: str) -> Tensor:
+        if facts.plain(tensor):
+            self.fresh += 1
+            storage = tensor.untyped_storage()
+            self.known[storage._cdata] = Known(StorageWeakRef(storage), name, fresh=True)
+        return tensor
+
+    def _constant(self, tensor: Tensor) -> Tensor:
+        """What the program writes down: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
+        if facts.plain(tensor) and tensor.untyped_storage().resizable():  # else it is numpy's memory, an input
+            here = self.watch.sync or tensor.device.type == "cpu"
+            peak = facts.peak(tensor) if here else facts.absmax(tensor)
+            self._record(tensor, "", peak, meant=True).name = A_CONSTANT
+        return tensor
+
+    def _peak(self, tensor: Tensor) -> float | Tensor:
+        """max |x| of what an operator is about to read; nothing is reduced twice that nobody wrote in between."""
+        known = self.entry(tensor)
+        if known is not None and not known.fresh:
+            if not self.watch.sync or math.isfinite(known.peak):
+                return known.peak
+            return facts.peak(tensor)  # it may be a finite part of what is not
+        return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
+
+    def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
+        """What no operator was seen to make; a mask was written down by somebody, a parameter never is one."""
+        name = self.watch.source(tensor)
+        known = self._record(tensor, "", peak)
+        known.name = name
+        if not self.watch.learned(tensor):
+            if isinstance(peak, Tensor):
+                known.mask = facts.additive_mask(tensor)
+            else:
+                known.meant = math.isinf(peak) and bool(facts.additive_mask(tensor))
+        return known
+
+    def _judge_fresh(self, read: list[Tensor], op: str) -> None:
+        """What `empty` returned is read for the first time."""
+        for tensor in read:
+            known = self.entry(tensor)
+            if known is None or not known.fresh:
+                continue
+            peak = facts.peak(tensor)
+            if math.isfinite(peak) or (known.meant and math.isinf(peak)):
+                self._record(tensor, known.writer, peak, meant=known.meant)
+                continue
+            known.fresh = False
+            self.fresh -= 1
+            what = "uninitialised_accumulator" if op.endswith("_") else "never_written"
+            evidence = f"memory of {known.writer} is read by {op}, and no operator has written these elements"
+            source = f"written between {known.writer} and {op}, or never"
+            self._tell(tensor, "what it read", op, peak, [tensor], [peak], False, source, Likely(what, evidence))
+            known.told, known.peak = True, peak
+
+    # judging
+
+    def _judge(
+        self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any, out: Tensor, label: str,
+        read: list[Tensor], before: dict[int, float | Tensor],
+    ) -> None:  # fmt: skip
+        if self.watch.sync:
+            value = facts.peak(out)
+            if math.isfinite(value):
+                self._record(out, plan.name, value)
+                return
+        given = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
+        if not self.watch.sync:
+            peak = facts.absmax(out)
+            operands = tuple((self._operand(t, 0.0), before[id(t)], e) for t in read if (e := self.entry(t)))
+            before_it = self.entry(out)
+            meant = before_it is not None and before_it.fresh and (given or any(e.meant for _, _, e in operands))
+            known = self._record(out, plan.name, peak, meant=meant)
+            self.notes.append(
+                FlagRecord(plan.name, label, out.numel(), peak, operands, self.watch.place(), known, given)
+            )
+            if len(self.notes) >= FLUSH:
+                self.flush()
+            return
+        peaks = [float(before[id(t)]) if id(t) in before else facts.peak(t) for t in read]
+        entries = [self._entry_of(t, p) for t, p in zip(read, peaks, strict=True)]
+        guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
+        unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
+        if not unseen and TOLD in guilty.values():
+            self._record(out, plan.name, value, told=True)
+            return
+        made = None  # where it made Inf of finite numbers beside the program's own
+        if not unseen and math.isinf(value) and (guilty or given):
+            made = facts.made_there(out, read) if plan.pointwise and not given else None
+            if made is None:
+                self._record(out, plan.name, value, meant=True)
+                return
+        if unseen:
+            first = unseen[0]
+            source, likely = self._entered(read[first], entries[first], plan.name)
+            entry = entries[first] or self._record(read[first], "", peaks[first])
+            entry.name = entry.name or source
+            entry.told = True
+            self._tell(out, label, plan.name, value, read, peaks, False, source, likely)
+        else:
+            likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), made)
+            self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
+        self._record(out, plan.name, value, told=True)
+
+    def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
+        """What is known of an operand that is not finite, where it can still be looked at."""
+        known = self.entry(tensor)
+        if known is None and math.isinf(peak) and not self.watch.learned(tensor):
+            return self._outside(tensor, peak) if bool(facts.additive_mask(tensor)) else None
+        return known
+
+    def _entered(self, tensor: Tensor, known: Known | None, op: str) -> tuple[str, Likely]:
+        """Whence a value came that is not finite and that no operator was seen to make."""
+        name = self.watch.source(tensor)
+        facts.settle()
+        if math.isfinite(facts.peak(tensor)):
+            evidence = f"{name} was not finite when {op} read it, and is after a synchronisation: it was not ready"
+            return name, Likely("missing_sync", evidence)
+        if known is not None and known.writer and isinstance(known.peak, float) and math.isfinite(known.peak):
+            between = f"written between {known.writer} and {op}"
+            return between, Likely("unknown", f"{between}, outside of torch's operators: a kernel of its own wrote it")
+        return name, Likely("unknown", f"{name} was not finite when {op} read it")
+
+    def _tell(
+        self, tensor: Tensor, label: str, op: str, peak: float, read: list[Tensor], peaks: list[float], born: bool,
+        source: str, likely: Likely, bad: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        facts.settle()
+        count, index = facts.where(tensor, bad)
+        if count == 0:
+            evidence = f"read again after a synchronisation, {label} of {op} is finite: it was read before it was ready"
+            likely = Likely("missing_sync", evidence)
+        place = self.watch.place()
+        operands = tuple(self._operand(t, p) for t, p in zip(read, peaks, strict=True))
+        self.watch.tell(
+            Event(
+                facts.kind_of(peak), place.phase, place.module, op, label, count, tensor.numel(), index, operands, born,
+                source, place.step, facts.said(place.stack), likely,
+            )
+        )  # fmt: skip
+
+    def _operand(self, tensor: Tensor, peak: float) -> Operand:
+        return Operand(tuple(tensor.shape), facts.name_of(tensor.dtype), peak, self.watch.source(tensor))
+
+    def flush(self) -> None:
+        """Judge what was noted where flags are read at the end."""
+        notes, self.notes = self.notes, []
+        if not self.watch.sync:
+            flags.flush(self.watch, notes, self.known.values())
+
+
+def _run(func: Callable, args: Any, kwargs: Any) -> Any:
+    """The operator itself, which a watch around this one hears."""
+    _aside.on = False
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _aside.on = True
+
+
+def _finite(number: complex) -> bool:
+    return math.isfinite(number.real) and math.isfinite(number.imag)
+
+
+def _at(args: Any, place: int | str) -> Any:
+    return args[place] if isinstance(place, int) and place < len(args) else ()

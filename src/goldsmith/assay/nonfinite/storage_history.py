@@ -1,0 +1,110 @@
+"""What a watch knows of a storage and of an operator, and whose an infinity is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..execute.memory import _EMPTY
+from .events import Frames
+
+PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_"}
+UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+CONSTANT = "lift_fresh"  # what torch.tensor(...), and an assignment of a number to a slice or an index, begin with
+BACKWARD, FORWARD = "backward", "forward"
+TOLD, MEANT, FOREIGN = "told", "meant", "foreign"
+
+
+@dataclass
+class Known:
+    """What is known of a storage.
+
+    writer  the operator that wrote it last, "" for what came from outside
+    name    what a user calls it, where it came from outside
+    peak    max |x|; on the device until it is read, where nothing may wait
+    fresh   made by `empty` and not judged yet
+    meant   the infinities that it holds are those that the program wrote down
+    told    holds what an event has told of
+    mask    whether it looks like a mask (facts.additive_mask), on the device until it is read
+    under   what was known before a part of it was written, until that is judged itself
+    """
+
+    ref: StorageWeakRef
+    writer: str
+    peak: float | Tensor = 0.0
+    fresh: bool = False
+    meant: bool = False
+    told: bool = False
+    name: str = ""
+    mask: Tensor | None = None
+    under: Known | None = None
+
+    def part_of(self, before: Known) -> None:
+        """Only a part was written: of the rest holds what was known before."""
+        self.told |= before.told
+        self.meant |= before.meant
+        self.peak = larger(before.peak, self.peak)
+
+
+def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
+    """The larger of two peaks, NaN above all; of a number and what is on a device yet, the one that can say more."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.maximum(a, b) if (a.device, a.dtype) == (b.device, b.dtype) else b
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        number, tensor = (b, a) if isinstance(a, Tensor) else (a, b)
+        return tensor if math.isfinite(number) else number
+    return a if math.isnan(a) else b if math.isnan(b) else max(a, b)
+
+
+def owner(known: Known | None, peak: float) -> str:
+    """Whose a value is that is not finite: an event's that was told, the program's own, or that of somebody unseen."""
+    if known is not None and known.told:
+        return TOLD
+    return MEANT if known is not None and known.meant and math.isinf(peak) else FOREIGN
+
+
+@dataclass(frozen=True)
+class OperatorEffects:
+    """How an operator is heard: `writes` are the arguments that it changes, `reads` whether it reads them as well."""
+
+    skip: bool
+    constant: bool
+    empty: bool
+    name: str
+    writes: tuple[int | str, ...]
+    reads: bool
+    many: bool  # lists of tensors go in and come out: result i is made of the i-th of every list
+    pointwise: bool  # an element of the result is made of the elements at its place
+    unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
+
+
+def effects_of(func: Any) -> OperatorEffects:
+    schema = func._schema
+    stem = schema.name.split("::")[1]
+    writes: list[int | str] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes.append(argument.name if argument.kwarg_only else place)
+    view = not writes and any(r.alias_info is not None for r in schema.returns)
+    reads = bool(writes) and stem not in PURE_WRITERS and not any(isinstance(w, str) for w in writes)
+    many = stem.startswith(("_foreach", "_fused"))
+    pointwise = torch.Tag.pointwise in func.tags and not writes and not many
+    return OperatorEffects(
+        view, stem == CONSTANT, func in _EMPTY, schema.name, tuple(writes), reads, many, pointwise,
+        UNSAID.get(stem, ()),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the program: the phase, the innermost module, the step, the user frames."""
+
+    phase: str
+    module: str
+    step: int
+    stack: Frames

@@ -1,0 +1,1 @@
+"""Results as plain data, and their rendering as text and HTML."""

@@ -1,0 +1,204 @@
+"""Writes the page: one report as a story, or many behind a matrix of operator x backend x case."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ...support.printable import visible
+from ..results import REFERENCE_FAULT, ReportFacts
+from . import svg, view
+from .view import Entry
+
+LIMIT_BYTES = 2_000_000
+# rows, cells of a map's side, and maps for each report; the first that fits the limit is taken
+DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 16, 0))
+
+
+def write(
+    reports: Sequence[ReportFacts | Entry],
+    path: str | Path,
+    *,
+    title: str = "",
+    conditions: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+) -> Path:
+    """Write `reports` as one self-contained page; the folder is made when it is missing.
+
+    conditions: short facts under the headline (machine, versions); remarks: sentences below the matrix on what was run,
+    and what was not and why.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(reports, title=title, conditions=conditions, remarks=remarks), encoding="utf-8")
+    return path
+
+
+def render(
+    reports: Sequence[ReportFacts | Entry],
+    *,
+    title: str = "",
+    conditions: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+) -> str:
+    """The page as text. Many reports get less detail each, so that the whole stays under 2 MB; the page says so."""
+    entries = [r if isinstance(r, Entry) else Entry(r.target, report=r) for r in reports]
+    if not entries:
+        raise ValueError("a page needs at least one report")
+    text = ""
+    for rows, cells, maps in DETAIL:
+        text = _render(entries, title, conditions, remarks, rows, cells, maps)
+        if len(text.encode()) <= LIMIT_BYTES:
+            break
+    return text
+
+
+def _render(
+    entries: list[Entry],
+    title: str,
+    conditions: Sequence[str],
+    remarks: Sequence[str],
+    rows: int,
+    cells: int,
+    maps: int,
+) -> str:
+    story = len(entries) == 1 and entries[0].report is not None
+    # what fails comes first, and with all its detail; what passes has its worst rows
+    sections = [
+        view.section(e, max_rows=rows if e.failed or story else min(rows, 60), map_cells=cells, max_maps=maps)
+        for e in entries
+        if e.report is not None
+    ]
+    sections.sort(key=lambda s: not s.entry.failed)
+    context: dict[str, Any] = {
+        "style": style(),
+        "title": title or (f"{entries[0].name}: assay" if story else "goldsmith verify"),
+        "story": story,
+        "sections": sections,
+        "groups": _groups(entries),
+        "kind": " or ".join(_kinds(entries)),
+        "summary": summary(entries),
+        "timed": not conditions,  # those that were given say how long all of it took
+        "conditions": list(conditions) or _conditions(entries),
+        "remarks": list(remarks),
+        "environment": facts(entries),
+        "made": now(),
+        "rungs": view.RUNG_MEANING,
+        "error_legend": list(enumerate(svg.ERROR_LEGEND)),
+        "first_bad": svg.FIRST_BAD,
+    }
+    return template("page.html.j2").render(context)
+
+
+def summary(entries: Sequence[Entry]) -> dict[str, str]:
+    """The verdict over all entries: its word, the sentence on top, and the line below it."""
+    run = [e for e in entries if e.report is not None]
+    failed = [e for e in run if e.failed]
+    partial = [e for e in run if e.verdict == "partial"]
+    kinds = _kinds(run)
+    cases = sum(view.judged_cases(e.report) for e in run if e.report)
+    runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
+    counted = [*((len(names), kind) for kind, names in kinds.items()), (len(run), "proof"), (cases, "case")]
+    counts = ", ".join(view.count(number, what) for number, what in counted)
+    counts += f", {view.count(runs, 'run')}"
+    misdeclared = sum(e.misdeclared for e in entries)
+    absent = len(entries) - len(run) - misdeclared
+    if misdeclared:
+        counts += f"; {view.count(misdeclared, 'target')} declared wrongly"
+    if absent:
+        counts += f"; {view.count(absent, 'proof')} could not be made here"
+    if failed:
+        names = view.join([e.name for e in failed])
+        accused = [e for e in failed if e.verdict != REFERENCE_FAULT]
+        verb = "is rejected" if len(failed) == 1 else "are rejected"
+        if not accused:
+            verb = "cannot be judged: its reference is at fault"
+            verb = verb if len(failed) == 1 else "cannot be judged: their references are at fault"
+        why = view.headline(failed[0].report) if len(failed) == 1 and failed[0].report is not None else ""
+        verdict = "fail" if accused else REFERENCE_FAULT
+        return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
+    if partial or not run:
+        return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts, "why": ""}
+    several = f"Every {next(iter(kinds))}" if len(kinds) == 1 else "Everything"
+    what = several if len(set().union(*kinds.values())) > 1 else run[0].operator
+    return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
+
+
+def _kinds(entries: Sequence[Entry]) -> dict[str, set[str]]:
+    """The names by what they are: an operator has backends, a target of the user's own has none."""
+    kinds: dict[str, set[str]] = {}
+    for entry in entries:
+        kinds.setdefault("operator" if entry.backend else "target", set()).add(entry.operator)
+    return kinds or {"target": set()}
+
+
+def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault(entry.operator, []).append(view.matrix_row(entry))
+    return list(groups.items())
+
+
+def _conditions(entries: Sequence[Entry]) -> list[str]:
+    environment = facts(entries)
+    known = ("machine", "gpu", "device", "torch", "triton", "python")
+    return [f"{k} {environment[k]}" for k in known if environment.get(k)]
+
+
+def facts(entries: Sequence[Entry]) -> dict[str, str]:
+    """Versions and machine as the first report that has them says; runs and launches added up."""
+    merged: dict[str, str] = {}
+    runs: dict[str, int] = {}
+    interpreted = 0
+    for entry in entries:
+        for key, value in (entry.report.environment if entry.report is not None else {}).items():
+            if key == "runs" and isinstance(value, dict):
+                runs = {k: runs.get(k, 0) + value.get(k, 0) for k in {**runs, **value}}
+            elif key == "interpreted" and isinstance(value, int):
+                interpreted += value
+            elif value is not None:
+                merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+    if runs:
+        merged["runs"] = ", ".join(f"{number:,} of the {who}" for who, number in runs.items())
+    if interpreted:
+        merged["interpreter"] = f"{interpreted:,} launches in Triton's interpreter"
+    return merged
+
+
+@functools.cache
+def style() -> str:
+    return (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+
+
+@functools.cache
+def template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
+    )
+    environment.filters |= {
+        "num": view.number,
+        "secs": view.seconds,
+        "sentence": view.sentence,
+        "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
+    }
+    environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
+    return environment.get_template(name)
+
+
+def _shown(value: Any) -> Any:
+    """What a template prints, without control characters; drawings stay what they are."""
+    return type(value)(visible(value)) if isinstance(value, str) else value
+
+
+def now() -> str:
+    return datetime.now().astimezone().strftime("%d %B %Y, %H:%M")

@@ -1,0 +1,75 @@
+"""The stage strip: a box for every stage, output and gradient in the reference's order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..results import ReportFacts, Row
+from . import svg
+
+SEVERITY = {"bad": 4, "quality": 3, "note": 2, "not judged": 1, "ok": 0}
+UNNAMED = "not named"  # a stage of the reference that the candidate does not name
+STATE_WORD = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "note": "right, with a note"}
+
+
+def stage_strip(report: ReportFacts) -> list[dict[str, str]]:
+    """A box for every stage, output and gradient in the reference's order, with the worst state any run gave it.
+
+    Stages of the reference that the candidate does not name are among them: they say what lies between.
+    """
+    worst: dict[str, Row] = {}
+    for row in report.rows:
+        name = _plain_name(row.tensor)
+        seen = worst.get(name)
+        if seen is None or SEVERITY.get(row.state, 1) > SEVERITY.get(seen.state, 1):
+            worst[name] = row
+    for finding in report.findings:
+        if finding.tensor and finding.rung != "QUALITY":
+            name = _plain_name(finding.tensor)
+            known = worst.get(name)
+            kind = known.kind if known else "grad" if name.endswith(".grad") else ""
+            worst[name] = Row(finding.case, "", name, kind, "", (), math.nan, state="bad")
+    for name in map(_plain_name, report.stages):
+        worst.setdefault(name, Row("", "", name, "stage", "", (), 0.0, state=UNNAMED))
+    names = _in_order(worst, [_plain_name(name) for name in report.stages])
+    first_bad = next((n for n in names if worst[n].state == "bad"), None)
+    return [
+        {
+            "name": name,
+            "kind": worst[name].kind,
+            "state": worst[name].state,
+            "word": _word(worst[name]),
+            "glyph": svg.glyph(worst[name].state),
+            "first": "first" if name == first_bad else "",
+        }
+        for name in names
+    ]
+
+
+def _word(row: Row) -> str:
+    if row.state == "note" and row.kind == "stage":
+        return "differs"
+    return STATE_WORD.get(row.state, row.state)
+
+
+def _plain_name(tensor: str) -> str:
+    """A saved result and the stage of its name are one."""
+    return tensor.removeprefix("saved.")
+
+
+def _in_order(worst: dict[str, Row], order: Sequence[str]) -> list[str]:
+    """Reference order; gradients of stages, which autograd gives unasked, before those of inputs and backwards."""
+    place = {name: float(k) for k, name in enumerate(order)}
+    grads = min((place[n] for n, row in worst.items() if row.kind == "grad" and n in place), default=float(len(order)))
+    rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}
+
+    def key(name: str) -> float:
+        if name in place:
+            return place[name]
+        stage = name.removesuffix(".grad")
+        if stage != name and stage in place:
+            return grads - 0.5 - place[stage] / (2 * len(order) + 2)
+        return len(order) + rank.get(worst[name].kind, 4)
+
+    return sorted(worst, key=key)

@@ -1,0 +1,197 @@
+"""What a check says: findings on the ladder's rungs, notes, one row per case, run and tensor, and small error maps.
+
+Everything here is plain data, which survives `Report.from_json(report.to_json())`. It does not load torch, so
+that pages and command lines can read reports quickly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY = "CERTAIN", "STATISTICAL", "SYSTEMATIC", "QUALITY"
+RUNGS = (CERTAIN, STATISTICAL, SYSTEMATIC, QUALITY)
+PASS, FAIL, REFERENCE_FAULT, UNJUDGED = "pass", "fail", "reference_fault", "unjudged"
+GOLDEN_RAISED = "golden_raised"  # id of the note on a probe whose own inputs the golden refuses
+NOT_JUDGED = "not_judged"  # id of the note that says why a case was neither right nor wrong
+NOT_RUN = "not_run"  # id of the note that says why a case did not run at all
+SCHEMA = 1
+
+
+class AssayError(AssertionError):
+    """A check failed. The text is the report; `.report` is the object."""
+
+    def __init__(self, report: ReportFacts):
+        super().__init__(str(report))
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where in a tensor: named segments, inclusive index ranges per axis, and the share of elements concerned."""
+
+    tensor: str
+    segments: tuple[str, ...] = ()
+    axes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    fraction: float = 0.0
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason to reject, with the rung that says how sure it is."""
+
+    rung: str
+    probe: str
+    tensor: str
+    location: Location | None
+    measured: float | None
+    limit: float | None
+    text: str
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something worth saying that is nobody's fault (tie, order_nondeterminism, not_proven, ...)."""
+
+    id: str
+    tensor: str
+    text: str
+    case: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of one run of one case, with the figures that its state rests on."""
+
+    case: str
+    run: str
+    tensor: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    max_error: float
+    max_over_bound: float | None = None
+    rms_over_noise: float | None = None
+    slope: float | None = None
+    slope_z: float | None = None
+    ulp_p50: float | None = None
+    ulp_p99: float | None = None
+    ulp_max: float | None = None
+    state: str = "ok"
+
+
+@dataclass(frozen=True)
+class ProbeRun:
+    """Whether a probe ran, why not, how long it took, and how many candidate runs it spent."""
+
+    name: str
+    ran: bool
+    reason: str = ""
+    seconds: float = 0.0
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class ErrorMap:
+    """A tensor as small pictures: golden, candidate, error/limit; rows x columns, block maxima of at most 128 x 128."""
+
+    tensor: str
+    case: str
+    shape: tuple[int, int]
+    golden: list[list[float]]
+    candidate: list[list[float]]
+    error_over_limit: list[list[float]]
+    segments: dict[str, tuple[int, int]] = field(default_factory=dict)
+    bad: bool = False
+    run: str = "values"
+
+
+@dataclass
+class ReportFacts:
+    """A verdict with everything it rests on, as data; `Report` adds the rendering."""
+
+    target: str
+    verdict: str = PASS
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    probes: list[ProbeRun] = field(default_factory=list)
+    maps: dict[str, ErrorMap] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    cases: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    device: str = "cpu"
+    seed: int = 0
+    strict: bool = False
+    partial: str = ""
+    stages: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.verdict == PASS
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values; numbers that JSON lacks become "nan", "inf" and "-inf"."""
+        return {"schema": SCHEMA, **_plain(asdict(self))}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The report that `to_json` wrote, equal to the original."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"report has schema {data.get('schema')!r}; this version reads {SCHEMA}")
+        data = {k: v for k, v in data.items() if k != "schema"}
+        return cls(
+            **{
+                **data,
+                "findings": [_finding(f) for f in data["findings"]],
+                "notes": [Note(**n) for n in data["notes"]],
+                "rows": [_row(r) for r in data["rows"]],
+                "probes": [ProbeRun(**p) for p in data["probes"]],
+                "maps": {k: _map(m) for k, m in data["maps"].items()},
+            }
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _number(value: Any) -> Any:
+    return float(value) if value in ("nan", "inf", "-inf") else value
+
+
+def _numbers(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {**data, **{name: _number(data[name]) for name in names}}
+
+
+def _finding(data: dict[str, Any]) -> Finding:
+    location = data["location"]
+    if location is not None:
+        axes = {name: [(lo, hi) for lo, hi in ranges] for name, ranges in location["axes"].items()}
+        location = Location(**{**location, "segments": tuple(location["segments"]), "axes": axes})
+    return Finding(**{**_numbers(data, "measured", "limit"), "location": location})
+
+
+_ROW_NUMBERS = (
+    "max_error", "max_over_bound", "rms_over_noise", "slope", "slope_z", "ulp_p50", "ulp_p99", "ulp_max",
+)  # fmt: skip
+
+
+def _row(data: dict[str, Any]) -> Row:
+    return Row(**{**_numbers(data, *_ROW_NUMBERS), "shape": tuple(data["shape"])})
+
+
+def _map(data: dict[str, Any]) -> ErrorMap:
+    grids = {k: [[_number(v) for v in row] for row in data[k]] for k in ("golden", "candidate", "error_over_limit")}
+    segments = {name: (lo, hi) for name, (lo, hi) in data["segments"].items()}
+    return ErrorMap(**{**data, **grids, "shape": tuple(data["shape"]), "segments": segments})
