@@ -1,10 +1,10 @@
-"""False alarms on right kernels, and what catches wrong ones: `python -m benchmarks.assay.rates`.
+"""How often the assay rejects right kernels, and accepts wrong ones: `python -m benchmarks.assay.rates`.
 
-(a) `--runs` clean, randomised checks over legal summation orders (right_kernels/): none may fail.
+(a) `--runs` checks of right kernels, drawn at random with legal summation orders (right_kernels/): none may fail.
 (b) Every wrong kernel of wrong_kernels/ must fail under each of `--seeds` seeds; every right twin must pass.
 
-Finished checks are kept in `--keep FILE` as they come, so that Ctrl-C loses nothing and a second call goes on where the
-first stopped. Exit status 1 when there is a false alarm or an escape.
+`--keep FILE` keeps finished checks as they come, so that Ctrl-C loses nothing and a second call continues. Exit status
+1 where a right kernel fails or a wrong one passes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..intervals import wilson
 
 
 def _prepare() -> None:
-    """One thread per process; what torch warns about on purpose-built kernels is not news."""
+    """Use one thread per process, and silence torch's warnings about these kernels."""
     import torch
 
     torch.set_num_threads(1)
@@ -34,7 +34,7 @@ def _prepare() -> None:
 
 
 def clean_run(seed: int) -> dict:
-    """One clean check as a row."""
+    """Check one right kernel, drawn at random; returns a row."""
     from goldsmith import assay
 
     from .right_kernels import draws
@@ -50,7 +50,7 @@ def clean_run(seed: int) -> dict:
 
 
 def wrong_run(index: int, seed: int) -> dict:
-    """One wrong kernel (or a right twin) under one seed as a row."""
+    """Check one wrong kernel (or a right twin) under one seed; returns a row."""
     from goldsmith import assay
 
     from .wrong_kernels.kernels import KERNELS
@@ -70,9 +70,6 @@ def _findings(report) -> list[str]:
     return [f"{f.rung} {f.probe} {f.tensor}: {f.text} [{f.case}]" for f in report.findings]
 
 
-# driving
-
-
 def main() -> int:
     arguments = _arguments()
     kept = _kept(arguments.keep)
@@ -90,8 +87,8 @@ def main() -> int:
     summary = summarise(rows, interrupted)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        told = [r for r in rows if r["kind"] != "clean" or r["verdict"] != "pass" or r["findings"]]
-        arguments.json.write_text(json.dumps({"summary": summary, "rows": told}, indent=1) + "\n")
+        notable = [r for r in rows if r["kind"] != "clean" or r["verdict"] != "pass" or r["findings"]]
+        arguments.json.write_text(json.dumps({"summary": summary, "rows": notable}, indent=1) + "\n")
     show(rows, summary)
     return 1 if summary["false_alarms"] or summary["escapes"] or summary["twins_accused"] else 0
 
@@ -100,7 +97,7 @@ Job = tuple[tuple[str, str], tuple[int, ...]]
 
 
 def _jobs(arguments: argparse.Namespace) -> list[Job]:
-    """((kind, id), what the run takes)"""
+    """The checks to run: ((kind, id), arguments)."""
     from .wrong_kernels.kernels import KERNELS
 
     jobs: list[Job] = [(("clean", str(s)), (s,)) for s in range(arguments.seed, arguments.seed + arguments.runs)]
@@ -112,13 +109,13 @@ def _jobs(arguments: argparse.Namespace) -> list[Job]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=1000, help="clean randomised checks (default 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="the clean runs take this seed and those after it")
+    parser.add_argument("--runs", type=int, default=1000, help="checks of right kernels drawn at random (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of the right kernels; the next ones follow it")
     parser.add_argument("--seeds", type=int, default=3, help="checks of every wrong kernel (default 3)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--clean-only", action="store_true", help="leave the wrong kernels out")
-    parser.add_argument("--json", type=Path, help="write the summary and the rows that tell something to this file")
-    parser.add_argument("--keep", type=Path, help="append finished rows to this file, and go on from it")
+    parser.add_argument("--json", type=Path, help="write the summary, and the rows with findings, to this file")
+    parser.add_argument("--keep", type=Path, help="append finished rows to this file, and continue from it")
     return parser.parse_args()
 
 
@@ -151,7 +148,7 @@ def _results(jobs: list[Job], workers: int) -> Iterator[dict]:
 
 
 def _progress(results: Iterable[dict], total: int) -> Iterator[dict]:
-    """A bar on a terminal; elsewhere a line for every tenth."""
+    """Show a progress bar on a terminal; elsewhere, print a line per tenth of the checks."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -166,11 +163,8 @@ def _progress(results: Iterable[dict], total: int) -> Iterator[dict]:
             yield row
 
 
-# what came out
-
-
 def summarise(rows: list[dict], interrupted: bool) -> dict:
-    """Counts and rates with their 95 % Wilson intervals."""
+    """Counts, and rates with 95 % Wilson intervals."""
     import torch
 
     from goldsmith.cli.bench.rows import commit
@@ -201,19 +195,19 @@ def summarise(rows: list[dict], interrupted: bool) -> dict:
 
 
 def _asked(arguments: list[str]) -> list[str]:
-    """What was measured: not where finished rows were kept meanwhile."""
+    """The command's arguments without --keep, which does not change what is measured."""
     kept = [i for i, a in enumerate(arguments) if a == "--keep"]
     return [a for i, a in enumerate(arguments) if i not in kept and i - 1 not in kept]
 
 
 def _drawn(row: dict) -> dict[str, str]:
-    """right_kernels.draws' words, taken apart: operator dtype {shapes} order layout scale"""
+    """The fields of a description by right_kernels.draws: operator dtype {shapes} order layout scale."""
     head, tail = row["what"].split(" {")[0].split(), row["what"].split("} ")[1].split()
     return {"operator": head[0], "dtype": head[1], "order": tail[0], "layout": tail[1]}
 
 
 def show(rows: list[dict], summary: dict) -> None:
-    """The tables as plain text: every wrong kernel with what caught it, then whatever went wrong, with its evidence."""
+    """Print every wrong kernel with the findings that caught it, then every failure with its evidence."""
     kernels: dict[tuple[str, str, str], list[dict]] = {}
     for row in (r for r in rows if r["kind"] != "clean"):
         kernels.setdefault((row["fault"], row["host"], row["what"]), []).append(row)
@@ -233,7 +227,7 @@ def show(rows: list[dict], summary: dict) -> None:
     print(f"{_rate(s['detection_rate_95'])}; {s['twins_accused']} of {s['twin_checks']} checks of right twins accused")
     print(f"{s['seconds']:.0f} s in all, median {s['median_seconds'] or 0:.2f} s a check; {s['machine']}")
     if s["interrupted"]:
-        print("interrupted: what was finished is counted")
+        print("interrupted: these figures count the finished checks")
 
 
 def _rate(interval: tuple[float, float] | None) -> str:

@@ -1,9 +1,9 @@
-"""torch's own functions on a CPU, held to themselves in float32, bfloat16 and float16: whom does `check` accuse?
+"""Checks torch's own functions on a CPU in float32, bfloat16 and float16, to count false alarms.
 
-`python -m benchmarks.assay.rates_torch [NAME ...]`. A function is its own golden (which runs in float64). In 16 bits it
-is tried twice: as a kernel that promises float32 for its intermediates, which many of torch's do not keep, and with
-`compute` declared as the dtype. Exit status 1 when an accusation is a false alarm: any in float32 or with `compute`
-declared, and in 16 bits one without the hint that names the declaration.
+`python -m benchmarks.assay.rates_torch [NAME ...]`. Each function is its own golden, which runs in float64. In 16 bits
+each is checked twice: as a kernel that computes in float32, which many of torch's functions do not, and with `compute`
+declared as the dtype. Exit status 1 where a finding is a false alarm: any finding in float32 or with `compute`
+declared, and in 16 bits a finding without the hint about that declaration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADS = (2, 3, 8, 16)
 
 @dataclass(frozen=True)
 class Integers:
-    """Whole numbers below `high`."""
+    """Random integers in [0, high)."""
 
     high: int
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Integers:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Whole numbers below `high`, no two of a row alike."""
+    """Random integers in [0, high), all different within a row."""
 
     high: int
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Distinct:
 
 @dataclass(frozen=True)
 class Between:
-    """Numbers between 0 and 1."""
+    """Random numbers in [0, 1)."""
 
     shape: tuple[int, ...]
 
@@ -282,7 +282,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "mlp": (lambda x, w, v: F.gelu(x @ w) @ v, {"x": (T, 24), "w": (24, 32), "v": (32, 8)}),
 }
-# In 16 bits torch has no such operator on a CPU; its matrix_exp of bfloat16 and float16 is NaN or of order 10^30.
+# torch lacks these operators in 16 bits on a CPU; its matrix_exp of bfloat16 and float16 is NaN or about 10^30
 NOT_IN_16_BITS = (
     "cdist", "inv", "solve", "cholesky", "det", "slogdet", "eigvalsh", "svdvals", "qr_r", "tri_solve", "pinv",
     "matrix_exp",
@@ -291,7 +291,7 @@ HINT = "if it is meant to, declare"
 
 
 def verdict(name: str, dtype: torch.dtype, compute: torch.dtype | None, seed: int) -> dict[str, Any]:
-    """One check as a row: `right`, `told` (accused, with the hint in every finding) or `accused`."""
+    """One check as a row. Its state is `right`, `told` (every finding has the hint) or `accused`."""
     function, shapes = FUNCTIONS[name]
     case = assay.case()(lambda make: {n: drawn(make, shape) for n, shape in shapes.items()})
     target = assay.Target(function, function, cases=case, name=name, dtypes=(dtype,), compute=compute)

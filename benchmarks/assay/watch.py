@@ -1,8 +1,8 @@
-"""What a watch costs: a small transformer is trained with and without it: `python -m benchmarks.assay.watch`.
+"""The cost of `assay.watch` when a small transformer is trained: `python -m benchmarks.assay.watch`.
 
-The variants take turns, ten steps each, every other round in reverse. A ratio is that of the medians beside it, and the
-last columns are the least and the largest of a round. On a CPU it is the CPU time of this process, which other work
-disturbs least; on a GPU, wall time. One JSON row a variant with --json FILE.
+Variants take turns of ten steps, in reverse order every other round. The ratio is that of the medians; the last columns
+are the lowest and highest ratio of a round. A CPU is timed in CPU time of this process, which other work disturbs
+least; a GPU in wall time. --json FILE writes a row per variant.
 """
 
 from __future__ import annotations

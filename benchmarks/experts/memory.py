@@ -1,10 +1,10 @@
 """Peak memory of a layer of experts with LoRA, forward and backward: ours in each format, and transformers under peft.
 
     python -m benchmarks.experts.memory                 writes benchmarks/results/experts_memory.json
-    python -m benchmarks.experts.memory ours bf16 2048  prints one of its rows, here of 2,048 tokens
+    python -m benchmarks.experts.memory ours bf16 2048  prints one row, here for 2,048 tokens
 
-Each is measured in a process of its own: what is resident before the weights are made, when they are there and what
-they were made of is gone, and at most during forward and backward of 256 tokens (VmHWM, reset before).
+Each variant runs in its own process. Three figures are taken: resident memory before the weights are made, resident
+memory with the weights alone, and the peak during forward and backward of 256 tokens (VmHWM, reset before).
 """
 
 import gc
@@ -31,7 +31,7 @@ def resident(field: str) -> int:
 
 
 def stored(format: str) -> experts.PackedExperts:
-    """Packed expert by expert: no whole float copy is ever there."""
+    """Weights packed expert by expert, so that there is never a whole float copy."""
     E, H, I = (LAYER[axis] for axis in "EHI")
     gate_up = (torch.randn(2 * I, H) * H**-0.5 for _ in range(E))
     return experts.pack(gate_up, (torch.randn(H, I) * I**-0.5 for _ in range(E)), format=format)
@@ -61,7 +61,7 @@ def peer(implementation: str) -> dict:
     from ..peers import transformers
 
     benchmarks.LAYERS["memory"] = {axis: LAYER[axis] for axis in "HIEk"}
-    for layer in ("tiny", "memory"):  # the first one loads what is loaded once
+    for layer in ("tiny", "memory"):  # the first pass loads libraries
         before = resident("VmRSS")
         entry = benchmarks._entry("memory", LAYER["T"], layer, "", LAYER["r"], train=True, on_cpu=True)
         model, leaves = transformers._experts(MoeSubject(Op.get("experts.moe"), entry, "cpu"), implementation)
@@ -84,7 +84,7 @@ def measured(who: str, format: str, weights: int, before: int, layer: torch.nn.M
 
 
 def trim() -> None:
-    """Gives back what malloc keeps of freed memory."""
+    """Return freed memory from malloc to the system."""
     import ctypes
 
     ctypes.CDLL(None).malloc_trim(0)
@@ -105,7 +105,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     here = Conditions.here("cpu")
     sizes = ", ".join(f"{name}={size}" for name, size in LAYER.items())
-    told = {
+    content = {
         "machine": here.machine,
         "versions": ", ".join(f"{name} {version}" for name, version in here.versions.items()),
         "commit": here.commit,
@@ -113,7 +113,7 @@ def main() -> None:
         "command": "python -m benchmarks.experts.memory",
         "rows": rows,
     }
-    RESULT.write_text(json.dumps(told, indent=1) + "\n")
+    RESULT.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""What a layer's products of tiles could take beside memory, and what the operator takes, for 1, 2, 4 .. all threads.
+"""The least time of a layer's AMX tile products at several distances from memory, and the operator's time.
 
     python -m benchmarks.experts.tiles                        2,048 tokens, bf16
     python -m benchmarks.experts.tiles --tokens 256 --format int4 --threads 1 16
 
-Nanoseconds of a core for a step: four products of tiles, 32 rows by 32 inputs by 32 outputs, 65,536 operations. Of the
-probes (`native.measure`): in registers; with operands in L1; with all rows of an expert and one stripe of weights,
-which L2 holds; with the weights of a layer from memory. Of the operator: the wall time of a call with LoRA of rank 8,
-over the steps of the base's products alone, so that activation, LoRA, gathers and sums are in it. `weights`: the
-base's bytes at the rate that `read` reaches with as many threads, for each of those steps. Probes and operator take
-turns; shown are medians. The layer is DeepSeek-V2-Lite's. Level amx only.
+It runs with 1, 2, 4, ... and all threads, and prints nanoseconds of a core per step. A step is four tile products: 32
+rows by 32 inputs by 32 outputs, 65,536 operations. Columns:
+
+    registers, L1, L2, stream   probes (`native.measure`) with operands in registers, in L1, with all rows of an expert
+                                and one stripe of weights in L2, and with the layer's weights from memory
+    weights                     the base's bytes at the rate of `read` with as many threads, per step
+    forward, backward           wall time of a call with LoRA of rank 8 over the steps of the base's products alone, so
+                                it includes activation, LoRA, gathers and sums
+
+Probes and operator take turns; the figures are medians. The layer is that of DeepSeek-V2-Lite. Level amx only.
 """
 
 import argparse
@@ -28,7 +32,7 @@ FORMATS = ("bf16", "int4", "int4_asym", "int8", "mxfp4", "fp8_block")
 
 
 def layer(tokens: int, format: str) -> tuple[Callable[[], tuple[float, float]], int]:
-    """A call that gives the seconds of forward and backward, and the base's bytes."""
+    """(a call that returns the seconds of forward and backward, the base's bytes)."""
     torch.manual_seed(0)
     gate_up = torch.randn(DRAWN, 2 * I, H).repeat(E // DRAWN, 1, 1) * H**-0.5
     down = torch.randn(DRAWN, H, I).repeat(E // DRAWN, 1, 1) * I**-0.5
@@ -56,26 +60,26 @@ def main() -> None:
     parser.add_argument("--format", choices=FORMATS, default="bf16")
     parser.add_argument("--threads", type=int, nargs="+", default=[n for n in (1, 2, 4, 8) if n < most] + [most])
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if native.isa() != "amx":
-        raise SystemExit(f"the level is {native.isa()}; tiles are amx's: {native.machine_isa()[1]}")
-    routes = given.tokens * K
-    rows = max(32, -(-routes // E // 32) * 32)  # of an expert, on average, as whole tiles
+        raise SystemExit(f"the level is {native.isa()}, but only amx has tiles: {native.machine_isa()[1]}")
+    routes = options.tokens * K
+    rows = max(32, -(-routes // E // 32) * 32)  # average rows of an expert, in whole tiles
     steps = 6 * H * I * routes / STEP
-    call, nbytes = layer(given.tokens, given.format)
-    print(f"{given.tokens} tokens, {given.format}, {rows} rows an expert; load {os.getloadavg()[0]:.1f}; ns a step")
+    call, nbytes = layer(options.tokens, options.format)
+    print(f"{options.tokens} tokens, {options.format}, {rows} rows an expert; load {os.getloadavg()[0]:.1f}; ns a step")
     print("threads  registers    L1    L2  stream  weights  forward  backward   forward  backward, ms   read, GB/s")
-    for threads in given.threads:
+    for threads in options.threads:
         torch.set_num_threads(threads)
-        found: dict[str, list[float]] = {}
-        for _ in range(given.rounds):
+        samples: dict[str, list[float]] = {}
+        for _ in range(options.rounds):
             for probe in ("amx_bf16", "amx_l1", "amx_l2", "amx_stream"):
                 rate = native.measure(probe, threads=threads, seconds=0.1, megabytes=1024, rows=rows)
-                found.setdefault(probe, []).append(threads * STEP / rate * 1e9)
-            found.setdefault("read", []).append(native.measure("read", threads=threads, seconds=0.1, megabytes=1024))
+                samples.setdefault(probe, []).append(threads * STEP / rate * 1e9)
+            samples.setdefault("read", []).append(native.measure("read", threads=threads, seconds=0.1, megabytes=1024))
             for which, seconds in zip(("forward", "backward"), call(), strict=True):
-                found.setdefault(which, []).append(seconds)
-        now = {name: statistics.median(values) for name, values in found.items()}
+                samples.setdefault(which, []).append(seconds)
+        now = {name: statistics.median(values) for name, values in samples.items()}
         each = [threads * now[which] / steps * 1e9 for which in ("forward", "backward")]
         print(
             f"{threads:7} {now['amx_bf16']:10.1f} {now['amx_l1']:5.1f} {now['amx_l2']:5.1f} {now['amx_stream']:7.1f} "

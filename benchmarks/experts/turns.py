@@ -1,15 +1,15 @@
-"""Builds of the native library in turns: what a change of a kernel gains, on a machine that has other work as well.
+"""Times several builds of the native library in turns, to see what a kernel change gains even on a busy machine.
 
     python -m benchmarks.experts.turns before=/path/of/libgoldsmith.so after=src/goldsmith/lib/libgoldsmith.so
-    python -m benchmarks.experts.turns --int8 before=... after=...       forward alone, in 8 bits
+    python -m benchmarks.experts.turns --int8 before=... after=...       forward only, in 8 bits
     python -m benchmarks.experts.turns --small fma=LIBRARY@avx512 pairs=LIBRARY@avx512_bf16       levels of one build
 
-Each library lives in a process of its own (GOLDSMITH_LIBRARY is read once), and they take turns call by call, so that
-a clock that falls and a neighbour that comes meet all of them alike. Time is that of the one thread that computes: what
-other programs take of the processor is not in it, what they take of its caches is. Shown are medians, how much of the
-probe that is (FLOPs of the base alone, LoRA's not), and the median of the ratios to the first library's call of the
-same turn; name a library twice to see what of that is noise. The layer is DeepSeek-V2-Lite's with few experts, 32
-tokens each (or `--tokens`), or with --small one of many experts: 64 of H 1024 and I 512, 8 of them for a token.
+Each library runs in its own process (GOLDSMITH_LIBRARY is read once). They take turns call by call, so that a falling
+clock or a busy neighbour affects all alike. The time is CPU time of the one computing thread: it excludes the processor
+time of other programs, but not their use of the caches. The output has medians, their share of the probe's rate (FLOPs
+of the base, without LoRA), and the median ratio to the first library's call of the same turn. Name a library twice to
+see the noise. The layer is that of DeepSeek-V2-Lite with few experts and 32 tokens each (or `--tokens`). With --small
+it has 64 experts of H 1024 and I 512, 8 per token.
 """
 
 import argparse
@@ -30,19 +30,19 @@ DRAWN, WARM = 2, 2
 
 
 def caller(layer: str, formats: Sequence[str], tokens: int, int8: bool) -> Callable[[str], dict[str, float]]:
-    """Of a format: milliseconds of gs_moe_forward and gs_moe_backward; int8: of products in 8 bits."""
+    """A function: format -> milliseconds of gs_moe_forward and gs_moe_backward; int8: with products in 8 bits."""
     import torch
 
     from goldsmith import experts
     from goldsmith.experts._native_abi import Call
 
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     run = Call.run
 
     def timed(call: Call, which: str, *rest: object) -> None:
         began = time.thread_time_ns()
         run(call, which, *rest)  # type: ignore[arg-type]
-        found[which] = (time.thread_time_ns() - began) / 1e6
+        times[which] = (time.thread_time_ns() - began) / 1e6
 
     Call.run = timed  # type: ignore[method-assign, assignment]
     torch.manual_seed(0)
@@ -57,20 +57,20 @@ def caller(layer: str, formats: Sequence[str], tokens: int, int8: bool) -> Calla
     bases = {format: experts.pack(gate_up, down, format=format) for format in formats}
 
     def call(format: str) -> dict[str, float]:
-        found.clear()
+        times.clear()
         if int8:
             with torch.no_grad():
                 experts.moe(x, ids, weights, bases[format], compute="int8")
         else:
             y = experts.moe(x, ids, weights, bases[format], lora=lora)
             torch.autograd.grad(y, [x, weights, *lora.parameters()], dy)
-        return dict(found)
+        return dict(times)
 
     return call
 
 
 def product(layer: str, tokens: int) -> float:
-    """FLOPs a second of torch's own float32 product of as many rows as an expert has: [tokens, H] [H, I]."""
+    """FLOPs per second of torch's float32 product [tokens, H] [H, I], with the rows of one expert."""
     import torch
 
     _, H, I, _ = LAYERS[layer].values()
@@ -82,26 +82,28 @@ def product(layer: str, tokens: int) -> float:
     return 2 * tokens * H * I / statistics.median(times[WARM:])
 
 
-def work(given: argparse.Namespace) -> None:
-    """One library: a line for each line of its input, which names a format, a probe, or `product`."""
+def work(options: argparse.Namespace) -> None:
+    """Serve one library: answer each line of stdin (a format, a probe, or `product`) with a line of JSON."""
     from goldsmith.core import native
 
-    call = caller(given.layer, given.format, given.tokens, given.int8)
+    call = caller(options.layer, options.format, options.tokens, options.int8)
     for _ in range(WARM):
-        for format in given.format:
+        for format in options.format:
             call(format)
     print(json.dumps(native.isa()), flush=True)
     for line in map(str.strip, sys.stdin):
         if line in FORMATS:
             answer: Any = call(line)
         elif line == "product":
-            answer = product(given.layer, given.tokens)
+            answer = product(options.layer, options.tokens)
         else:
             answer = native.measure(line, threads=1, seconds=0.01)
         print(json.dumps(answer), flush=True)
 
 
 class Worker:
+    """The process of one library."""
+
     def __init__(self, library: str, words: Sequence[str]) -> None:
         path, _, level = library.partition("@")
         environment = os.environ | {"GOLDSMITH_LIBRARY": os.path.abspath(path)}
@@ -131,23 +133,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", metavar="NAME=PATH[@LEVEL]")
     parser.add_argument("--format", nargs="+", choices=FORMATS)
-    parser.add_argument("--int8", action="store_true", help='compute="int8": of the formats that have it')
+    parser.add_argument("--int8", action="store_true", help='compute="int8", for the formats that have it')
     parser.add_argument("--small", dest="layer", action="store_const", const="small", default="v2-lite")
-    parser.add_argument("--tokens", type=int, default=32, help="of an expert, on average")
+    parser.add_argument("--tokens", type=int, default=32, help="average tokens per expert")
     parser.add_argument("--turns", type=int, default=30)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    given.format = given.format or (IN_8_BITS if given.int8 else FORMATS)
-    if given.one:
-        return work(given)
-    words = ["--tokens", str(given.tokens), *["--int8"] * given.int8, *["--small"] * (given.layer == "small")]
-    words += ["--format", *given.format]
-    workers = {name: Worker(path, words) for name, path in (library.split("=", 1) for library in given.libraries)}
-    names, probe, peaks = list(workers), "vnni" if given.int8 else "fma", list[float]()
+    options = parser.parse_args()
+    options.format = options.format or (IN_8_BITS if options.int8 else FORMATS)
+    if options.one:
+        return work(options)
+    words = ["--tokens", str(options.tokens), *["--int8"] * options.int8, *["--small"] * (options.layer == "small")]
+    words += ["--format", *options.format]
+    workers = {name: Worker(path, words) for name, path in (library.split("=", 1) for library in options.libraries)}
+    names, probe, peaks = list(workers), "vnni" if options.int8 else "fma", list[float]()
     products: list[float] = []
     times: dict[str, dict[str, list[float]]] = {}
-    for turn in range(given.turns):
-        for format in given.format:
+    for turn in range(options.turns):
+        for format in options.format:
             peaks.append(workers[names[0]].ask(probe))
             products.append(workers[names[0]].ask("product"))
             for name in names[:: -1 if turn % 2 else 1]:
@@ -155,18 +157,18 @@ def main() -> None:
                     times.setdefault(f"{format} {which}", {}).setdefault(name, []).append(found)
     for worker in workers.values():
         worker.close()
-    E, H, I, _ = LAYERS[given.layer].values()
-    flops, peak = 6 * given.tokens * E * H * I, statistics.median(peaks)
+    E, H, I, _ = LAYERS[options.layer].values()
+    flops, peak = 6 * options.tokens * E * H * I, statistics.median(peaks)
     levels = ", ".join(f"{name} at {worker.level}" for name, worker in workers.items())
     print(f"{levels}; {probe} {peak / 1e9:.0f} G/s; load {os.getloadavg()[0]:.1f}")
-    if not given.int8:
+    if not options.int8:
         mm = statistics.median(products)
-        print(f"torch.mm of {given.tokens} float32 rows, H by I: {mm / 1e9:.0f} GFLOP/s ({mm / peak:.0%})")
+        print(f"torch.mm of {options.tokens} float32 rows, H by I: {mm / 1e9:.0f} GFLOP/s ({mm / peak:.0%})")
     for case, by in times.items():
-        print(f"{case:20} {'; '.join(said(name, t, by[names[0]], flops, peak) for name, t in by.items())}")
+        print(f"{case:20} {'; '.join(summary(name, t, by[names[0]], flops, peak) for name, t in by.items())}")
 
 
-def said(name: str, times: list[float], first: list[float], flops: int, peak: float) -> str:
+def summary(name: str, times: list[float], first: list[float], flops: int, peak: float) -> str:
     median = statistics.median(times)
     ratio = statistics.median(ours / theirs for ours, theirs in zip(times, first, strict=True))
     return f"{name} {median:.2f} ms ({flops / peak / median * 1e3:.0%}, {ratio - 1:+.1%})"

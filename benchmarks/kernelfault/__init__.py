@@ -1,1 +1,1 @@
-"""KernelFault: known faults in copies of kernels, and what the assay says of them."""
+"""KernelFault: known faults in copies of kernels, and how well the assay detects and diagnoses them."""

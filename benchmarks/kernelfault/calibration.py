@@ -1,7 +1,7 @@
-"""Calibration: how often a cause was right at its raw score, in the first place and in others, on development faults.
+"""Calibration: how often a cause was right at its raw score, ranked first or later, on development faults.
 
-The order of causes is that of their raw scores and is not fitted: a curve for each cause could change it, by what few
-rows of that cause say.
+The order of causes follows their raw scores and is not fitted: a curve per cause could change the order because of a
+few rows.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from . import catalogue
 
 FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "calibration.json"
 FIRST, OTHER = "first", "other"  # as goldsmith.assay.diagnosis.rank has them
-_SMOOTH = 1.0  # half a row right and half a row wrong are added to every point: no score is 0 or 1
+_SMOOTH = 1.0  # add half a right and half a wrong row to every point, so that no score is 0 or 1
 Points = list[list[float]]
 
 
 def write(rows: Iterable[dict]) -> str:
-    """Write calibration.json; returns a sentence about it."""
+    """Write calibration.json; returns a line for the terminal."""
     points, used = fitted(rows)
-    said = {
+    content = {
         "about": "raw score of a cause -> how often it was right, in the first place and in others, on the development "
         "faults of benchmarks/kernelfault; written by `python -m benchmarks.kernelfault --fit`",
         "rows": used,
         "points": points,
     }
-    FILE.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return f"{FILE.relative_to(catalogue.ROOT)}: from {used} rows of development faults"
 
 
 def fitted(rows: Iterable[dict]) -> tuple[dict[str, Points], int]:
-    """{FIRST or OTHER: [[raw score, share right], ...]} and the number of rows; held-out hosts are left out."""
+    """({FIRST or OTHER: [[raw score, share right], ...]}, number of rows), without held-out hosts."""
     known = {f.key: f for f in catalogue.faults()}
     seen: dict[str, list[tuple[float, bool]]] = {FIRST: [], OTHER: []}
     used = 0
@@ -46,7 +46,7 @@ def fitted(rows: Iterable[dict]) -> tuple[dict[str, Points], int]:
 
 
 def isotonic(pairs: list[tuple[float, bool]]) -> Points:
-    """Shares that do not fall with the score: equal scores pooled, then neighbours that are out of order."""
+    """Isotonic regression: the share of right rows by score, never falling; equal scores are pooled first."""
     by_score: dict[float, list[bool]] = {}
     for score, right in pairs:
         by_score.setdefault(round(score, 3), []).append(right)

@@ -1,11 +1,11 @@
-"""What the model of `goldsmith.assay.diagnosis.likely` is fitted on, and how: a softmax with a penalty, batch by batch.
+"""Fits the model of `goldsmith.assay.diagnosis.likely`: a softmax with a penalty, judged batch by batch.
 
     minimise  - sum_i share_i sum_c t_ic log p(c | i) + penalty / 2 * |weights|^2,  t_i: accepted causes, in equal parts
 
-An example is a fault as it looked, with what the rules said when they first saw it: those of a stranger's batch as they
-were told before any rule was mended on them (benchmarks/results/kernelfault_strangers_*.json), our own as they are told
-now. Kernels held out are never fitted on. Figures are of examples left out of the fit: those, and a whole batch of a
-stranger at a time. Examples are kept in benchmarks/kernelfault/features.jsonl, so that a fit needs no new runs.
+An example is a fault with its features and the causes that the rules named. For a stranger's batch these are the causes
+before any rule was improved on it (benchmarks/results/kernelfault_strangers_*.json); for our own faults, the causes of
+today. Held-out kernels are never fitted on. Figures are of examples outside the fit: held-out kernels, and each
+stranger's batch in turn. benchmarks/kernelfault/features.jsonl keeps the examples, so that a fit needs no new runs.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ FILE = catalogue.ROOT / "src" / "goldsmith" / "assay" / "diagnosis" / "likelihoo
 FIRST_SIGHT = "kernelfault_strangers_*.json"
 OURS, HELD = "ours", "held out"
 PENALTY = 2.0
-SEEN_SHARE = 0.5  # of an example that rules were mended on: what they say of it is too good
-RARE = 3  # examples that a statement must be true of
+SEEN_SHARE = 0.5  # weight of an example that rules were improved on: their answers to it are too good
+RARE = 3  # a statement must be true of at least this many examples
 _RAW = {"sure": 1.0, "likely": 0.7, "weak": 0.3, "behind": 0.2, "far behind": 0.1}
 _CAUSES_LEFT = {"unknown", "reference_fault"}
 
 
 @dataclass(frozen=True)
 class Example:
-    """A known fault: its kernel and batch, accepted causes, what it looks like, and what the rules said of it."""
+    """A known fault: its kernel and batch, accepted causes and features, and the causes that the rules named.
+
+    said   cause -> how strongly the rules named it
+    top    the causes in the order that they were printed
+    """
 
     name: str
     host: str
@@ -41,11 +45,11 @@ class Example:
     causes: tuple[str, ...]
     features: frozenset[str]
     said: dict[str, str]
-    top: tuple[str, ...]  # what was told, in its order
+    top: tuple[str, ...]
 
 
 def keep(rows: Iterable[dict]) -> int:
-    """Put rows of faults that say what they look like into the file, in place of older ones; returns how many."""
+    """Write the features of these rows to the file, in place of older ones; returns their number."""
     known = {f.key: f for f in catalogue.faults()}
     old = {entry["name"]: entry for entry in _read()}
     new = {}
@@ -64,7 +68,7 @@ def _read() -> list[dict[str, Any]]:
 
 
 def examples() -> list[Example]:
-    """Everything that is kept, with the truth as the catalogue has it now; what it no longer has is passed over."""
+    """All kept examples whose fault is still in the catalogue, with the catalogue's truth."""
     known = {f.key: f for f in catalogue.faults()}
     seen, batches = _first_sight()
     out = []
@@ -84,7 +88,7 @@ def examples() -> list[Example]:
 
 
 def _first_sight() -> tuple[dict[str, list[list[Any]]], dict[str, str]]:
-    """Fault -> what was told of it at first sight, [[cause, score], ...]; kernel -> its batch."""
+    """({fault: [[cause, score], ...] at first sight}, {kernel: batch})."""
     seen: dict[str, list[list[Any]]] = {}
     batches: dict[str, str] = {}
     for path in sorted(RESULTS.glob(FIRST_SIGHT)):
@@ -98,14 +102,16 @@ def _first_sight() -> tuple[dict[str, list[list[Any]]], dict[str, str]]:
 
 
 def _told(first: list[list[Any]], raw: dict[str, float]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Causes in the order told, and how strongly; where only the right first one was kept, as strongly as now."""
+    """(causes in the printed order, {cause: strength}); a first cause without a score gets its strength of today."""
     likely = _model()
     told = [(id, score) for id, score in first if id not in _CAUSES_LEFT]
     said = {id: "behind" if score is None or score >= 0.1 else "far behind" for id, score in told[1:]}
     for id, score in told[:1]:
         best = max(raw, key=lambda c: raw[c], default=id)
         now = raw.get(id, 1.0) if best == id else 1.0
-        sure, some = (likely.SURE, likely.LIKELY) if score is None else (0.9, 0.4)  # calibrated scores, as printed
+        sure, some = (
+            (likely.SURE, likely.LIKELY) if score is None else (0.9, 0.4)
+        )  # calibrated scores, as they were printed
         strength = now if score is None else score
         said[id] = "sure" if strength >= sure else "likely" if strength >= some else "weak"
     return tuple(id for id, _ in told), said
@@ -172,7 +178,7 @@ def fitted(given: Sequence[Example], penalty: float = PENALTY) -> dict[str, Any]
 
 
 def told(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
-    """Causes of an example in the order that `rank` would have, with their chances."""
+    """[(cause, chance)] of an example, in the order of `rank`."""
     from goldsmith.assay.diagnosis.rank import ordered
 
     likely = _model()
@@ -182,7 +188,7 @@ def told(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
 
 
 def left_out(given: Sequence[Example], penalty: float = PENALTY) -> list[tuple[Example, list[tuple[str, float]]]]:
-    """Of each example of a stranger's batch, what a model says that was fitted without that batch and its kernels."""
+    """[(example, its ranking)] of strangers' batches, each by a model that was fitted without that batch."""
     out = []
     for batch in sorted({e.batch for e in given} - {OURS, HELD}):
         model = fitted([e for e in given if e.batch not in (batch, HELD)], penalty)
@@ -191,7 +197,7 @@ def left_out(given: Sequence[Example], penalty: float = PENALTY) -> list[tuple[E
 
 
 def shares(found: Sequence[tuple[Example, list[tuple[str, float]]]]) -> dict[str, float]:
-    """First and among three, as it was told and as it would be."""
+    """Shares of right answers, ranked first and among the first three: by the rules, and by the model."""
     n = max(1, len(found))
     return {
         "first": sum(bool(set(e.top[:1]) & set(e.causes)) for e, _ in found) / n,
@@ -203,7 +209,7 @@ def shares(found: Sequence[tuple[Example, list[tuple[str, float]]]]) -> dict[str
 
 
 def write() -> str:
-    """Fit, write likelihood.json with scores from what was left out; returns sentences with the figures."""
+    """Fit, and write likelihood.json with scores from left-out batches; returns lines for the terminal."""
     from . import calibration
 
     given = examples()
@@ -221,12 +227,12 @@ def write() -> str:
     lines = [f"{FILE.relative_to(catalogue.ROOT)}: examples {dict(sorted(batches.items()))}"]
     for name, part in ((f"each batch left out in turn, {len(found)} faults", found), (f"{HELD}, {len(held)}", held)):
         lines.append(f"  {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in shares(part).items()))
-    lines.append(f"  said with 0.9 or more: {_sure(found, points)}")
+    lines.append(f"  first causes with a score of at least 0.9: {_sure(found, points)}")
     return "\n".join(lines)
 
 
 def _sure(found: Sequence[tuple[Example, list[tuple[str, float]]]], points: dict[str, Any]) -> str:
-    """Of first causes, how many have such a score, and how many of them are right."""
+    """How many first causes score at least 0.9, and how many of these are right."""
     from goldsmith.assay.diagnosis.rank import calibrated
 
     from . import calibration
@@ -236,7 +242,7 @@ def _sure(found: Sequence[tuple[Example, list[tuple[str, float]]]], points: dict
 
 
 def _written(said: dict[str, Any]) -> None:
-    """One line for each statement, so that a change of one is a change of one line."""
+    """Write the file with a line per statement, so that diffs stay small."""
     lines = []
     for key, value in said.items():
         inside = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()] if isinstance(value, dict) else []

@@ -1,4 +1,4 @@
-"""In a child process: one fault in one case, diagnosed, as a user of its kernel would see it.
+"""Diagnoses one fault in one case, in a child process, as the kernel's author would see it.
 
 python benchmarks/kernelfault/one_fault.py KEY [DEVICE [PAGE]]
 """
@@ -30,21 +30,21 @@ def main(key: str, device: str = "cpu", page: str = "") -> int:
         case = None if fault.together else next(iter(fault.cases or worker.cases_of(make)))
         dtype = getattr(torch, fault.dtype) if fault.dtype else None
         sizes = worker.sizes_of(make, case) if case is not None else {}
-        found = assay.diagnose(make(), case, dtype=dtype, device=device, budget_s=worker.BUDGET)
+        diagnosis = assay.diagnose(make(), case, dtype=dtype, device=device, budget_s=worker.BUDGET)
         where = f"as it is tried in {case}" if case is not None else "with every case before it"
         print(f"{fault.host.name}: {fault.what} ({fault.id}, {fault.backend}, {where})\n")
-        print(str(found).replace(folder, "copy"), end="")
+        print(str(diagnosis).replace(folder, "copy"), end="")
         if page:
-            found.to_html(page)
+            diagnosis.to_html(page)
             print(f"\nPage  {page}")
         if not fault.counted:
-            notes = {n.id for n in found.report.notes}
-            for note in (n for n in found.report.notes if n.id == fault.note):
+            notes = {n.id for n in diagnosis.report.notes}
+            for note in (n for n in diagnosis.report.notes if n.id == fault.note):
                 print(f"\n{note.id}  {note.text}")
                 break
-            return int(found.verdict != fault.verdict or bool(fault.note) and fault.note not in notes)
-        said = figures.judged(worker.told(found, sizes), fault)
-        return int(not (said["stage"] and said["top1"]))
+            return int(diagnosis.verdict != fault.verdict or bool(fault.note) and fault.note not in notes)
+        judgement = figures.judged(worker.diagnosis_fields(diagnosis, sizes), fault)
+        return int(not (judgement["stage"] and judgement["top1"]))
 
 
 if __name__ == "__main__":

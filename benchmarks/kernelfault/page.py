@@ -14,7 +14,7 @@ STYLE = ROOT / "src" / "goldsmith" / "assay" / "report" / "html" / "style.css"
 
 
 def render(summary: dict[str, Any]) -> str:
-    """The page's text; whatever stands in the rows is escaped."""
+    """The page's text; texts of the rows are escaped."""
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     rates = {n: r for n, r in summary["rates"].items() if r["detected"]["of"]}
@@ -36,17 +36,17 @@ def _of(figure: dict[str, Any]) -> str:
 
 
 def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Alarms on what is right."""
+    """(title, rate) of alarms on right kernels."""
     accused = summary["accused"]
     return [
-        ("right kernels drawn at random, failed", terminal.percent(summary["clean"])),
-        ("the hosts without a fault, failed", terminal.percent(summary["twins"])),
-        ("ties, goldens at fault and right rewritings, accused all the same", f"{accused['hits']} of {accused['of']}"),
+        ("right kernels drawn at random that failed", terminal.percent(summary["clean"])),
+        ("hosts without a fault that failed", terminal.percent(summary["twins"])),
+        ("ties, faulty goldens and right rewritings that were accused", f"{accused['hits']} of {accused['of']}"),
     ]
 
 
 def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Median seconds, and what a report takes."""
+    """(title, median cost) of the parts of a check and of a diagnosis."""
     names = {
         "plain": "one run, forward and backward", "compare": "comparison with the golden",
         "stages": "comparison and stages", "all": "every probe",
@@ -63,7 +63,7 @@ def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The assay's own row first."""
+    """(rule, faults found, right kernels rejected); the assay's row comes first."""
     if not summary["baselines"]:
         return []
     ours = (
@@ -79,7 +79,7 @@ def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def confusion(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each true cause: how often it was right, and what was said instead."""
+    """A row per true cause: how often it came first, and which causes came first instead."""
     out = []
     for truth, said in summary["confusion"].items():
         others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)

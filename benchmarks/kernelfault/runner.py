@@ -1,10 +1,10 @@
-"""Runs the jobs in child processes; rows are kept as they come.
+"""Runs the jobs in child processes, and keeps rows as they come.
 
-A child loads the copy of a kernel and goes on to the next job. Faults that spoil memory, and operators that we ship,
-get a child of their own.
+A child process takes one job after another. Faults that corrupt memory, and operators of goldsmith, get a process of
+their own.
 
-A row is appended to a JSON-lines file at once, so that nothing finished is lost, whatever ends the run; the same
-command goes on where the last one stopped, as long as neither the faults nor the library have changed.
+Each row is appended to a JSON-lines file at once, so that finished rows survive any end of the run. The same command
+continues where the last one stopped, as long as neither faults nor library have changed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from . import catalogue
 from .catalogue import HERE, ROOT, Fault, Host
 
 ROW_LIMIT = 900.0  # seconds for one row
-_BATCH = 50  # clean runs of a child
+_BATCH = 50  # clean runs of a job
 _RESTARTS = 40
 _SPOILS = {"overrun", "stray_read", "use_after_free", "invalid_index", "off_by_one", "wrong_mask", "wrong_stride"}
 
 
 class Broken(RuntimeError):
-    """A child process failed by a fault of our own; the text is what it said."""
+    """A child process failed through a bug of the harness; the message is its stderr."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one command asks for."""
+class Selection:
+    """The faults, hosts and options of one command."""
 
     faults: tuple[Fault, ...]
     hosts: tuple[tuple[Host, str], ...]
@@ -50,7 +50,7 @@ class Plan:
     device: str = "cpu"
 
     def jobs(self) -> list[dict[str, Any]]:
-        """One a child process: every fault, every host as it should be, and the clean runs in batches."""
+        """The jobs: every fault, every host without a fault, and the clean runs in batches."""
         common = {"seeds": self.seeds, "baselines": self.baselines, "quick": self.quick, "device": self.device}
         jobs = [
             {"name": f.key, "of": made_of(f.host, f.backend, f), "kind": "fault", "host": f.host.name,
@@ -71,23 +71,22 @@ class Plan:
         return jobs
 
 
-def digest(plan: Plan) -> str:
-    """Changes with the assay, with what runs it here, and with what is asked for (not with how many seeds or runs).
+def digest(selection: Selection) -> str:
+    """A hash of the assay, of the harness that runs it, and of the options (but not the number of seeds or runs).
 
-    What a single job rests on beside that is its own affair (`made_of`), so that a new fault, another operator or a
-    page costs none of the rows that are there. Nor does calibration.json, which changes no order of causes;
-    likelihood.json does.
+    `made_of` hashes the sources of a single job, so that a new fault or another operator invalidates no other rows.
+    calibration.json is left out, because it does not change the order of causes; likelihood.json does.
     """
     assay = ROOT / "src" / "goldsmith" / "assay"
     files = [p for p in sorted(assay.rglob("*.py")) if "html" not in p.relative_to(assay).parts]
     files += [assay / "diagnosis" / "likelihood.json"]
     files += [HERE / name for name in ("baselines.py", "baseline_names.py", "targets.py", "worker.py")]
-    elsewhere = "" if plan.device == "cpu" else f" {plan.device}"
-    return _hashed(files, f"{plan.baselines} {plan.quick}{elsewhere}")
+    elsewhere = "" if selection.device == "cpu" else f" {selection.device}"
+    return _hashed(files, f"{selection.baselines} {selection.quick}{elsewhere}")
 
 
 def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
-    """Changes with the host as the fault leaves it, and with where it is tried; not with the truth about the fault."""
+    """A hash of the host's sources, the fault's edits and the cases tried, but not of the truth about the fault."""
     if host.package:
         package = ROOT / "src" / "goldsmith"
         folders = [package / "core", package.joinpath(*host.package.split(".")[1:-1])]
@@ -101,16 +100,16 @@ def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
 
 
 def _hashed(files: list[Path], words: str = "") -> str:
-    said = hashlib.sha256(words.encode())
+    digest = hashlib.sha256(words.encode())
     for path in files:
-        said.update(f"{path.name} {path.stat().st_size}\n".encode())
-        said.update(path.read_bytes())
-    return said.hexdigest()[:12]
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @dataclass
-class Kept:
-    """The rows of a JSON-lines file; a last line that was cut off by an abrupt end is left out."""
+class KeptRows:
+    """The rows of a JSON-lines file, without a last line that an abrupt end cut off."""
 
     path: Path
     rows: list[dict] = field(default_factory=list)
@@ -136,25 +135,25 @@ class Kept:
                 file.write(json.dumps(row) + "\n")
 
     def of(self, job: dict[str, Any]) -> list[dict]:
-        """The job's rows; those of its host or fault as it was before a change are passed over."""
+        """The job's rows; rows from before a change of its host or fault are ignored."""
         return [r for r in self.rows if (r.get("job"), r.get("of")) == (job["name"], job["of"])]
 
     def belongs(self, digest: str) -> bool:
-        """Whether the rows were made at this state of the assay; a new file is begun with it."""
+        """Whether the rows are from this state of the assay; a new file gets the digest as its first row."""
         if not self.rows:
             self.add({"digest": digest})
         return self.rows[0].get("digest") == digest
 
 
-def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Do what is left; yields (jobs done, jobs in all, the job) as jobs end.
+def run(selection: Selection, kept: KeptRows, workers: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Run the remaining jobs; yields (finished jobs, all jobs, the job) as jobs finish.
 
-    One row of every fault comes first, so that an early end leaves a table of all of them; then hosts as they should
-    be, clean runs, and the rest of the faults, what takes long before what does not. Raises Broken, with all that
-    broke, when everything else is done.
+    One row of every fault comes first, so that an early end leaves a table of all faults. Then come hosts without a
+    fault, clean runs and the rest of the faults, slow ones first. Raises Broken, with the messages of all broken jobs,
+    when everything else is finished.
     """
-    jobs = plan.jobs()
-    left = sorted((job for job in jobs if not _whole(job, kept)), key=_takes)
+    jobs = selection.jobs()
+    left = sorted((job for job in jobs if not _finished(job, kept)), key=_priority)
     done = len(jobs) - len(left)
     begun = {job["name"]: job for job in left if job["kind"] == "fault" and not kept.of(job)}
     later = [job for job in left if job["name"] not in begun]
@@ -196,29 +195,30 @@ def run(plan: Plan, kept: Kept, workers: int) -> Iterator[tuple[int, int, dict[s
         raise Broken("\n".join(broken.values()))
 
 
-def _takes(job: dict[str, Any]) -> tuple[int, int, int]:
-    """Its place in the queue: hosts, clean runs, faults; what is held out first, then what takes long: operators that
-    we ship, and interpreted kernels.
+def _priority(job: dict[str, Any]) -> tuple[int, int, int]:
+    """The place of a job in the queue: hosts, clean runs, faults.
+
+    Within these, held-out hosts come first, then slow ones (operators of goldsmith and interpreted kernels).
     """
     host = None if job["kind"] == "clean" else catalogue.hosts()[job["host"]]
     long = host is not None and (bool(host.package) or job["backend"] == "triton")
     return ("twin", "clean", "fault").index(job["kind"]), -int(host is not None and host.held_out), -int(long)
 
 
-def told(job: dict[str, Any]) -> dict[str, str]:
-    """What each of a job's rows begins with."""
+def row_head(job: dict[str, Any]) -> dict[str, str]:
+    """The first fields of each row of a job."""
     return {"job": job["name"], "of": job["of"]}
 
 
-def _whole(job: dict[str, Any], kept: Kept) -> bool:
-    """Whether a job's rows are all there: its end is a row of its own, which says for how many seeds."""
+def _finished(job: dict[str, Any], kept: KeptRows) -> bool:
+    """Whether all rows of a job are there: its last row, "end", has the number of seeds."""
     if job["kind"] == "clean":
         return {r["seed"] for r in kept.of(job) if "seed" in r} >= set(job["draws"])
     return any(r.get("end", 0) >= job["seeds"] for r in kept.of(job))
 
 
 class _Children:
-    """The processes under way: one for each thread goes from job to job, and an interrupt ends them all."""
+    """The running child processes, one per thread; an interrupt ends them all."""
 
     def __init__(self) -> None:
         self.running: set[_Child] = set()
@@ -246,8 +246,8 @@ class _Children:
                 child.end()
 
 
-def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
-    """One job to its end: a child that dies costs the row it was at, and another child goes on."""
+def _job(job: dict[str, Any], kept: KeptRows, children: _Children) -> None:
+    """Run one job to its end. Where a child dies, its current row is lost, and another child continues."""
     for _ in range(_RESTARTS):
         done = [[r["case"], r["seed"]] for r in kept.of(job) if "seed" in r]
         child = children.get(job["device"], new=job["alone"])
@@ -258,35 +258,35 @@ def _job(job: dict[str, Any], kept: Kept, children: _Children) -> None:
             raise KeyboardInterrupt
         if ended:
             return
-        kept.add({**told(job), **child.lost(job)})
+        kept.add({**row_head(job), **child.lost(job)})
     raise Broken(f"{job['name']}: the child process died {_RESTARTS} times")
 
 
 def environment(device: str = "cpu") -> dict[str, str]:
-    """What a child process finds in its environment: kernels are interpreted on the CPU alone."""
+    """The environment of a child process; on the CPU, Triton kernels are interpreted."""
     known = {name: v for name, v in os.environ.items() if name not in ("GOLDSMITH_LIBRARY", "TRITON_INTERPRET")}
     known |= {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "GOLDSMITH_ISA": catalogue.native_library.LEVEL}
     return known | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
 
 
 class _Child:
-    """A process that does one job after another."""
+    """A process that runs one job after another."""
 
     def __init__(self, device: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "worker.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=environment(device),
         )  # fmt: skip
-        self.said: deque[str] = deque(maxlen=60)
+        self.stderr: deque[str] = deque(maxlen=60)
         self.at: dict | None = None
         self.last = time.monotonic()
-        self.busy = self.over = self.struck = False
+        self.busy = self.over = self.timed_out = False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._watch, daemon=True).start()
 
-    def do(self, job: dict[str, Any], kept: Kept) -> bool:
-        """Have the job done and keep its rows; whether it came to its end."""
+    def do(self, job: dict[str, Any], kept: KeptRows) -> bool:
+        """Run the job and keep its rows; returns whether it finished."""
         self.at, self.last, self.busy = None, time.monotonic(), True
         try:
             with contextlib.suppress(BrokenPipeError):
@@ -298,7 +298,7 @@ class _Child:
                 if "begin" in row:
                     self.at = row["begin"]
                     continue
-                kept.add({**told(job), **row})
+                kept.add({**row_head(job), **row})
                 if "end" in row:
                     return True
         finally:
@@ -306,16 +306,16 @@ class _Child:
         return False
 
     def lost(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The row at which the process ended; raises where that is no evidence about a kernel."""
-        said, code = "".join(self.said), self.process.returncode
-        if self.at is None or not (self.struck or code < 0):
-            raise Broken(f"{job['name']}: {said[-1500:].strip() or 'the child process did not start'}")
-        how = "took too long" if self.struck else f"ended with {code}"
+        """The row at which the process died; raises Broken where that says nothing about the kernel."""
+        stderr, code = "".join(self.stderr), self.process.returncode
+        if self.at is None or not (self.timed_out or code < 0):
+            raise Broken(f"{job['name']}: {stderr[-1500:].strip() or 'the child process did not start'}")
+        how = "took too long" if self.timed_out else f"ended with {code}"
         blank = {"verdict": "died", "stage": None, "causes": [], "raw": {}, "findings": [], "notes": [], "seconds": 0.0}
-        return {**self.at, **blank, "died": f"the process {how}", "stderr": said[-600:]}
+        return {**self.at, **blank, "died": f"the process {how}", "stderr": stderr[-600:]}
 
     def end(self) -> None:
-        """End the process, when it has not ended by itself."""
+        """End the process, where it still runs."""
         self.over = True
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -328,22 +328,22 @@ class _Child:
             self.process.stderr.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(ValueError):  # closed while it was read
+        with contextlib.suppress(ValueError):  # the pipe was closed during the read
             for line in self.process.stderr:
-                self.said.append(line)
+                self.stderr.append(line)
 
-    def _look(self) -> None:
-        """Ends a process that has said nothing for too long."""
+    def _watch(self) -> None:
+        """Kill the process when it has written nothing for ROW_LIMIT seconds."""
         while not self.over:
             time.sleep(1.0)
             if self.busy and time.monotonic() - self.last > ROW_LIMIT:
-                self.struck = True
+                self.timed_out = True
                 self.process.kill()
                 return
 
 
 def everything(faults: list[Fault], host: str | None, backend: str | None) -> tuple[tuple[Host, str], ...]:
-    """The hosts whose faults are run, each with its backends, to be run without a fault too."""
+    """The (host, backend) pairs of these faults, to run without a fault too."""
     used = {(f.host.name, f.backend) for f in faults}
     chosen = [(h, b) for h in catalogue.hosts().values() for b in h.backends if (h.name, b) in used]
     return tuple((h, b) for h, b in chosen if host in (None, h.name) and backend in (None, b))

@@ -1,4 +1,4 @@
-"""In the child process: from a host's copy to a fresh target."""
+"""Makes fresh targets from the copy of a host, in the child process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _NUMBER = itertools.count()
 
 
 def factory(host: Host, backend: str, path: Path) -> Callable[[], Any]:
-    """What makes the target: the module afresh every time, since kernels keep state, which may be their fault.
+    """A function that makes the target.
 
-    An operator that we ship is imported once from the copied package, which must come before any other import of it.
+    It loads a specimen's module anew each time, because kernels may keep state, which may be their fault. An operator
+    of goldsmith is imported once from the copied package, before any other import of goldsmith.
     """
     if host.package:
         return lambda: _shipped(host, backend)
@@ -32,13 +33,13 @@ def _module(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # triton looks functions up by their module
+    sys.modules[name] = module  # Triton looks up functions by their module
     spec.loader.exec_module(module)
     return module
 
 
 def _shipped(host: Host, backend: str) -> Any:
-    """The operator on that backend in float32, on the cases that the host names."""
+    """The operator on this backend in float32, on the cases that the host names."""
     import torch
 
     from goldsmith.cli.targets import op_target
@@ -49,7 +50,7 @@ def _shipped(host: Host, backend: str) -> Any:
 
 
 def operator(host: Host) -> Any:
-    """The operator itself."""
+    """The host's operator."""
     import goldsmith
 
     return goldsmith.Op.all()[host.package.removeprefix("goldsmith.")]

@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while the rows come, then the tables."""
+"""Output on the terminal: progress, then the tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RULE_TITLES = {
 
 
 def progress(jobs: Iterator[tuple[int, int, dict]], total: int) -> None:
-    """A bar on a terminal; elsewhere a line for every twentieth."""
+    """Show a progress bar on a terminal; elsewhere, print a line per twentieth of the jobs."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -48,8 +48,8 @@ def percent(figure: dict[str, Any] | None) -> str:
     return f"{share:.1f} % ({low:.1f} to {high:.1f}; {figure['hits']} of {figure['of']})"
 
 
-def terminal(summary: dict[str, Any]) -> None:
-    """The tables as plain text."""
+def print_summary(summary: dict[str, Any]) -> None:
+    """Print the tables as plain text."""
     for name, rates in summary["rates"].items():
         if rates["detected"]["of"]:
             print(f"{name}: {rates['faults']} faults in {rates['hosts']} hosts")
@@ -57,7 +57,7 @@ def terminal(summary: dict[str, Any]) -> None:
                 if rates[key]["of"]:
                     print(f"  {TITLES[key]:<15} {percent(rates[key])}")
     accused, clean, twins = summary["accused"], summary["clean"], summary["twins"]
-    print(f"accused although right (ties, goldens at fault, rewritings): {accused['hits']} of {accused['of']}")
+    print(f"right kernels accused (ties, faulty goldens, rewritings): {accused['hits']} of {accused['of']}")
     print(f"false alarms: {percent(clean)} of clean runs, {percent(twins)} of hosts without a fault")
     if summary["cost"]:
         parts = [f"{k} {v['seconds']:.3f} s ({v['runs']:.0f} runs)" for k, v in summary["cost"].items()]
@@ -89,7 +89,7 @@ def terminal(summary: dict[str, Any]) -> None:
 
 
 def status(summary: dict[str, Any]) -> int:
-    """0 when every fault is found and nothing right is accused."""
+    """0 where every fault is found and no right kernel is accused, else 1."""
     detected = summary["rates"]["all"]["detected"]
     wrong = summary["accused"]["hits"] + summary["clean"]["hits"] + summary["twins"]["hits"]
     return 1 if detected["hits"] < detected["of"] or wrong else 0

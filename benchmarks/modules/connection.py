@@ -1,4 +1,4 @@
-"""Benchmarks of several operators together, as a model calls them."""
+"""mhc.HyperConnection as one subject: pre, the layer, and post."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PRE_OPTIONS = ("rms_eps", "pre_eps", "post_mult", "iterations", "sinkhorn_eps", 
 
 
 class Connection(ModuleSubject):
-    """mhc.HyperConnection around the identity: x_next = post(x, f = h_in, ...) of pre(x, ...), all parameters trained.
+    """mhc.HyperConnection around the identity: x_next = post(x, h_in, ...) with h_in of pre(x, ...).
 
-    Forward 36*dim bytes a token, backward 56*dim (pre with post; its backward writes dx once).
+    All parameters are trained. Forward moves 36*dim bytes per token, backward 56*dim (dx is written once).
     """
 
     def __init__(self, entry: BenchCase, device: str) -> None:
@@ -32,15 +32,15 @@ class Connection(ModuleSubject):
 
     @classmethod
     def entries(cls) -> list[BenchCase]:
-        made = []
+        entries = []
         for entry in Op.get("mhc.pre").bench:
             tokens, dim = entry.sizes["T"], entry.sizes["dim"]
             moved = tokens * dim * torch.finfo(entry.dtype).bits // 8
-            fixed = entry.forward_bytes - 9 * moved  # what pre counts beside its streams: phi
+            fixed = entry.forward_bytes - 9 * moved  # the bytes of phi, which pre counts too
             backward = None if entry.backward_bytes is None else 28 * moved
             why = "forward 36*dim bytes a token: pre 18, post 18; backward 56*dim: dx is written once"
-            made.append(replace(entry, forward_bytes=18 * moved + fixed, backward_bytes=backward, why=why))
-        return made
+            entries.append(replace(entry, forward_bytes=18 * moved + fixed, backward_bytes=backward, why=why))
+        return entries
 
     def reference(self) -> Callable[[Tensors], tuple[Tensor, ...]]:
         return _reference(self.options)
@@ -92,7 +92,7 @@ class Connection(ModuleSubject):
 
 
 def _reference(options: dict[str, Any], between: torch.dtype | None = None) -> Callable[[Tensors], tuple[Tensor, ...]]:
-    """pre and post in plain torch. Held against a candidate that stores h_in and its gradient in dtype `between`."""
+    """pre and post in plain torch; `between` is the dtype in which a candidate stores h_in and its gradient."""
     pre, post = Op.get("mhc.pre").reference.forward, Op.get("mhc.post").reference.forward
 
     def reference(tensors: Tensors) -> tuple[Tensor, ...]:
@@ -105,7 +105,7 @@ def _reference(options: dict[str, Any], between: torch.dtype | None = None) -> C
 
 
 class _StoredGradient(torch.autograd.Function):
-    """The identity; its gradient is rounded where the assay models what the candidate stores."""
+    """The identity; its gradient is rounded as the candidate rounds what it stores."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,7 @@
-"""The router's whole layers, as its published peers have them: projection, routing and experts of PEER and of a
-product-key memory, in float32, where scores do not tie."""
+"""Whole layers of PEER and of a product-key memory: projection, routing and experts, as the published peers have them.
+
+They run in float32, where scores do not tie.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ PARAMETERS = {
     "query": "query.weight", "norm_weight": "norm.weight", "norm_bias": "norm.bias", "keys": "keys", "w_in": "w_in",
     "w_out": "w_out",
 }  # fmt: skip
-PER_WINDOW = 256  # tokens of one; the golden takes one window
+PER_WINDOW = 256  # tokens of a window; the golden takes one window
 
 
 class PeerLayer(ModuleSubject):
-    """router.PEER with softmax over the k of each head; `tensors` are h and the parameters."""
+    """router.PEER with softmax over the k experts of each head; `tensors` are h and the parameters."""
 
     kind = "router.peer"
     memory = False
@@ -104,7 +106,7 @@ class PeerLayer(ModuleSubject):
 
 
 class ProductKeyMemory(PeerLayer):
-    """router.PEER with values_only, a product-key memory, and a LayerNorm of its queries."""
+    """router.PEER with values_only (a product-key memory) and a LayerNorm of its queries."""
 
     kind = "router.memory"
     memory = True
@@ -112,23 +114,23 @@ class ProductKeyMemory(PeerLayer):
 
 
 def layer(tensors: Mapping[str, Any], backend: str, *, heads: int, k: int) -> Any:
-    """router.PEER whose parameters are those of `tensors`, not copies."""
+    """router.PEER whose parameters are these tensors, not copies."""
     from goldsmith.router import PEER
 
-    made = PEER(
+    module = PEER(
         tensors["h"].shape[-1], len(tensors["w_out"]), k, heads=heads, key_dim=tensors["keys"].shape[-1],
         query_norm="layer" if "norm_weight" in tensors else "none", values_only="w_in" not in tensors,
         backend=backend, device="meta",
     )  # fmt: skip
-    made.load_state_dict({PARAMETERS[name]: t for name, t in tensors.items() if name in PARAMETERS}, assign=True)
-    return made
+    module.load_state_dict({PARAMETERS[name]: t for name, t in tensors.items() if name in PARAMETERS}, assign=True)
+    return module
 
 
 def formula(
     h: Tensor, query: Tensor, keys: Tensor, w_out: Tensor, heads: int, k: int, w_in: Tensor | None = None,
     norm_weight: Tensor | None = None, norm_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """What a user of PyTorch alone writes: the k best of each axis, their k * k sums, the k best of those."""
+    """The layer in plain PyTorch: the top k of each axis, their k * k sums, and the top k of those."""
     s, key_dim = keys.shape[-2:]
     queries = functional.linear(h, query).unflatten(-1, (2, heads, key_dim))
     if norm_weight is not None:

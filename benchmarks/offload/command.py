@@ -1,4 +1,4 @@
-"""`python -m benchmarks.offload` and its options; what it times is imported when it runs."""
+"""The options of `python -m benchmarks.offload`; the rest is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def offload(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="calls (of the experts alone), steps (of a model's layers), guard (what it costs), memory, store (the "
-            "time to build, find, verify and open it). Default: all.",
+            help="calls (the experts alone), steps (a model's layers), guard (its cost), memory, store (the time to "
+            "build, find, verify and open one). Default: all.",
             show_default=False,
         ),
     ] = None,
@@ -33,7 +33,7 @@ def offload(
             metavar="NAME",
         ),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Layers with experts; of qwen3 each has 1.2 GB.", min=1)] = 4,
+    layers: Annotated[int, typer.Option(help="Layers with experts; a layer of qwen3 has 1.2 GB.", min=1)] = 4,
     tokens: Annotated[
         list[int] | None,
         typer.Option(
@@ -44,18 +44,20 @@ def offload(
     ] = None,
     cached: Annotated[
         list[float] | None,
-        typer.Option(help="Share of the experts on the device, of decoding calls. Default: 0 and 0.5.", min=0, max=1),
+        typer.Option(help="Share of the experts on the device, for decoding calls. Default: 0 and 0.5.", min=0, max=1),
     ] = None,
-    format: Annotated[str, typer.Option(help="Of the store; auto is bf16, which is exact.")] = "auto",
+    format: Annotated[str, typer.Option(help="Format of the store; auto is bf16, which is exact.")] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU if there is one.")] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Of the CPU's lane. Default: the engine's own.", min=1, max=1024)
+        int | None, typer.Option(help="Threads of the CPU lane. Default: the engine's own.", min=1, max=1024)
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
-    limit: Annotated[float | None, typer.Option(help="Begin no further case after so many seconds.")] = None,
-    no_peers: Annotated[bool, typer.Option("--no-peers", help="Our engine alone, by its own and other rules.")] = False,
+    limit: Annotated[float | None, typer.Option(help="Begin no further case after this many seconds.")] = None,
+    no_peers: Annotated[
+        bool, typer.Option("--no-peers", help="Time our engine alone, by its own plan and by other rules.")
+    ] = False,
     folder: Annotated[
-        Path | None, typer.Option(help="Where stores are written meanwhile. Default: the system's.", metavar="DIR")
+        Path | None, typer.Option(help="Folder for the temporary stores. Default: the system's.", metavar="DIR")
     ] = None,
     json: Annotated[
         str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
@@ -66,9 +68,9 @@ def offload(
 ) -> None:
     """Time experts that are split over CPU and GPU, at the sizes of real layers, with random weights.
 
-    Each case is held to the float64 reference first. Peers of the same run: transformers with its experts on the CPU,
-    accelerate's offload, everything on the GPU, and our engine by Fiddler's rule and by a fixed ratio. Exit status: 0
-    all hold, 1 something is wrong, 2 the command cannot be carried out.
+    Each case is verified against the float64 reference first. Peers in the same run: transformers with its experts on
+    the CPU, accelerate's offload, everything on the GPU, and our engine by Fiddler's rule and by a fixed ratio. Exit
+    status: 0 all results are right, 1 a result is wrong, 2 the command cannot run.
     """
     from .run import OffloadRequest, run
 

@@ -1,4 +1,4 @@
-"""What the guard costs, and what the engine takes of the device's memory."""
+"""The cost of the guard, and the memory that the engine takes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ MOST, LEAST = 400, 10  # pairs
 def rows(
     layers: Layers, tokens: int, share: float, *, seconds: float, calibration: Calibration | None, threads: int | None
 ) -> Iterator[OffloadRow]:
-    """Pairs of passes through the layers of one engine, with the guard and without, the first of them in turn."""
+    """Pairs of passes through the layers of one engine, with the guard and without, in alternating order."""
     engine = engine_for(layers, share, calibration, threads)
-    given, wait = turns(layers, tokens, TURNS.get(tokens, FEW)), waits(layers.device)
+    inputs, wait = turns(layers, tokens, TURNS.get(tokens, FEW)), waits(layers.device)
     modes = {mode: replace(engine.settings, guard=mode) for mode in ("raise", "off")}
 
     def once(mode: str, turn: int) -> float:
         engine.settings = modes[mode]
         began = time.perf_counter()
         for layer in layers.numbers:
-            engine(layer, *given[turn][layer])
+            engine(layer, *inputs[turn][layer])
         engine.flush()
         wait()
         return time.perf_counter() - began
@@ -41,11 +41,11 @@ def rows(
     pairs: list[tuple[float, float]] = []
     try:
         with torch.no_grad():
-            for turn in range(min(len(given), 8)):
+            for turn in range(min(len(inputs), 8)):
                 once("off", turn)
             until = time.perf_counter() + 4 * seconds
             while len(pairs) < LEAST or (len(pairs) < MOST and time.perf_counter() < until):
-                turn, first = len(pairs) % len(given), len(pairs) % 2
+                turn, first = len(pairs) % len(inputs), len(pairs) % 2
                 order = ("raise", "off") if first else ("off", "raise")
                 took = {mode: once(mode, turn) for mode in order}
                 pairs.append((took["raise"], took["off"]))
@@ -58,12 +58,12 @@ def rows(
         {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count, "T": tokens}, "bfloat16",
         layers.store.format, OURS, statistics.median(on), on[tenth], on[-1 - tenth], len(pairs),
         ratio=statistics.median(ratios), ratio_p10=ratios[tenth], ratio_p90=ratios[-1 - tenth], threads=engine.threads,
-        note="guard='raise' over guard='off', pairs in turn; the kernels flag rows either way",
+        note="guard='raise' over guard='off', in alternating pairs; the kernels flag rows either way",
     )  # fmt: skip
 
 
 def memory(layers: Layers, *, calibration: Calibration | None, threads: int | None) -> Iterator[OffloadRow]:
-    """Bytes of the device beside the budget, of the host beside the experts, and the time in which a store opens."""
+    """Device memory and its budget, host memory without the experts' file, and the time to open a store."""
     shape, device = layers.shape, layers.device
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -75,11 +75,11 @@ def memory(layers: Layers, *, calibration: Calibration | None, threads: int | No
     try:
         most = 0
         for tokens in (1, 512 if on_gpu else 32):
-            given = turns(layers, tokens, 1)[0]  # on the device, and not the engine's
-            inputs = sum(t.nbytes for each in given.values() for t in each)
+            turn = turns(layers, tokens, 1)[0]  # on the device, but not counted as the engine's
+            nbytes = sum(t.nbytes for each in turn.values() for t in each)
             for layer in layers.numbers:
-                y = engine(layer, *given[layer])
-            most = max(most, inputs + y.nbytes)
+                y = engine(layer, *turn[layer])
+            most = max(most, nbytes + y.nbytes)
         engine.flush()
         figures["host_anonymous"] = float(_anonymous() - host)
         if on_gpu:
@@ -97,16 +97,16 @@ def memory(layers: Layers, *, calibration: Calibration | None, threads: int | No
 
 
 def _seconds(call: Callable[[], None]) -> float:
-    taken = []
+    times = []
     for _ in range(5):
         began = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 def _anonymous() -> int:
-    """Bytes of this process that are no file's."""
+    """Bytes of this process that no file backs."""
     for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""The least time of a call by what the hardware reaches, whatever our kernels make of it."""
+"""The least time of a call at the rates that the hardware reaches, independent of our kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from goldsmith.offload.engine import Engine
 from goldsmith.offload.plan import plan, predict_stream
 
 PRODUCTS = ("amx_bf16", "dot_bf16", "fma")
-SIDE = 4096  # of a product on a GPU
+SIDE = 4096  # of the square matrices multiplied on a GPU
 
 
 def rates(engine: Engine, link: float) -> Costs:
-    """The engine's costs with the rates of reading memory, of copying and of multiplying, and without latencies.
+    """The engine's costs with measured rates of reading, copying and multiplying, without latencies.
 
-    link   bytes a second over the link, as they were measured
+    link   measured bytes per second over the link
     """
     known = engine.calibration.costs
     read, products, device_read, device_products = _measured(engine.device, engine.threads)
@@ -34,7 +34,7 @@ def rates(engine: Engine, link: float) -> Costs:
 
 @lru_cache
 def _measured(device: torch.device, threads: int) -> tuple[float, float, float, float]:
-    """Bytes and operations a second of the CPU and of the device; once a run."""
+    """Bytes and operations per second of the CPU and of the device, measured once per run."""
     read = max(native.measure("read", threads=threads, seconds=0.1, megabytes=megabytes_beyond_caches()) for _ in "ab")
     products = max(_products(what, threads) for what in PRODUCTS)
     if device.type != "cuda":
@@ -43,7 +43,7 @@ def _measured(device: torch.device, threads: int) -> tuple[float, float, float, 
 
 
 def bound(counts: Sequence[int], cached: Sequence[int], costs: Costs) -> float:
-    """Seconds of the best split, or of streaming the layer where that is less."""
+    """Seconds of the best split, or of streaming the layer where that takes less."""
     return min(plan(counts, cached, costs).predicted, predict_stream(counts, cached, costs))
 
 

@@ -1,4 +1,4 @@
-"""Before it is timed: the engine at these very sizes, held to the float64 golden of experts.moe by the assay."""
+"""Verification before timing: the assay compares the engine, at the timed sizes, with experts.moe in float64."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from goldsmith.offload.engine import Engine
 
 from .shapes import Layers
 
-ROWS = 2  # that are judged; the others of a call are there to send it the way that so many tokens take
+ROWS = 2  # tokens that are judged; the others only make the engine take the path of so many tokens
 
 
 def golden(layers: Layers, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """y of a few tokens as a function of x and routing weights: the reference over the plain model's own numbers
+    """y of a few tokens as a function of x and routing weights, in x's dtype but at least float32.
 
-    Over those that the store stands for, where its format rounds. In float32 or wider, as x is.
+    The weights are the plain model's, or the store's decoded numbers where its format rounds.
     """
     used, index = ids.cpu().unique(return_inverse=True)
     both, index = layers.exact_weights(layer, used.tolist()), index.to(ids.device)
@@ -28,14 +28,14 @@ def golden(layers: Layers, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor]
 
     def y(x: Tensor, weights: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
-        given = (x, index, weights, *(t.to(wide) for t in both), *(None,) * 9)
-        return reference.forward(*given, layout="", dropout=0.0, save=False, **scales, **layers.store.options)[0]
+        arguments = (x, index, weights, *(t.to(wide) for t in both), *(None,) * 9)
+        return reference.forward(*arguments, layout="", dropout=0.0, save=False, **scales, **layers.store.options)[0]
 
     return y
 
 
 def proved(engine: Engine, layers: Layers, tokens: int) -> tuple[bool, str]:
-    """Whether calls of so many tokens hold, and by what; if not, what was found."""
+    """(passed, proof) for calls of this many tokens, or (False, first finding)."""
     layer, k = layers.numbers[-1], layers.shape.k
     E, H = layers.shape.E, layers.shape.H
     rows = min(ROWS, tokens)
@@ -46,8 +46,8 @@ def proved(engine: Engine, layers: Layers, tokens: int) -> tuple[bool, str]:
 
     def candidate(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         others = (more[0].to(x.dtype), *more[1:])
-        given = (torch.cat(pair) for pair in zip((x, ids, weights), others, strict=True))
-        return engine(layer, *given)[:rows]
+        arguments = (torch.cat(pair) for pair in zip((x, ids, weights), others, strict=True))
+        return engine(layer, *arguments)[:rows]
 
     chosen = torch.rand(rows, E, generator=make).topk(k).indices.to(engine.device)
     exact = golden(layers, layer, chosen)

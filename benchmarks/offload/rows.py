@@ -1,4 +1,4 @@
-"""Rows of `python -m benchmarks.offload`: every figure with its conditions, and shares of two bounds."""
+"""Rows of `python -m benchmarks.offload`: each figure with its conditions, and its share of two bounds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PACKAGES = ("accelerate",)
 
 @dataclass(frozen=True)
 class OffloadRow:
-    """One timing of a way to compute a case, or figures of a case (op "offload.memory" and the like).
+    """One timing of one way to compute a case, or figures of a case (as of op "offload.memory").
 
-    op        offload.calls: one call of the experts, of several layers in turn; offload.step: a forward of the model's
-              layers; offload.guard: calls with the guard, `ratio` to those without; offload.memory: bytes and seconds;
+    op        offload.calls: one call of the experts, layers in turn; offload.step: a forward of the model's layers;
+              offload.guard: calls with the guard, `ratio` over calls without; offload.memory: bytes and seconds;
               offload.calibrate: seconds of measuring this machine
-    bound_us  the plan's own prediction, by the calibrated costs; hardware_us: the same plan's at the rates at which
-              this machine reads memory, copies and multiplies. A share is the bound over the median
-    overlap   the busiest lane's time over the whole; cpu, link and device: the share of the time that each was busy
-    on_cpu, copied, cached   experts of a call by lane, on average
+    bound_us  the plan's prediction from calibrated costs; hardware_us: from the rates at which this machine reads
+              memory, copies and multiplies. A share is the bound over the median
+    overlap   the busiest lane's time over the whole; cpu, link, device_busy: the share of time that each was busy
+    on_cpu, copied, cached   average number of experts of a call in each lane
     """
 
     op: str
@@ -63,16 +63,16 @@ class OffloadRow:
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = ""
     date: str = ""
-    load: float | None = None  # of the machine, before the run: what others do on it
+    load: float | None = None  # load average before the run: the work of others
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
-        found = {k: rounded(v) for k, v in asdict(self).items()}
-        found["figures"] = {k: rounded(v) for k, v in self.figures.items()}
-        return {k: v for k, v in found.items() if k == "commit" or v not in (None, "", {})}
+        fields = {k: rounded(v) for k, v in asdict(self).items()}
+        fields["figures"] = {k: rounded(v) for k, v in self.figures.items()}
+        return {k: v for k, v in fields.items() if k == "commit" or v not in (None, "", {})}
 
     def under(self, conditions: Conditions, host: str, load: float) -> OffloadRow:
-        """With the conditions of the run; the machine is both, since the experts' time is both's."""
+        """The row with the conditions of its run. `host` names CPU and GPU, because the experts use both."""
         versions = dict(conditions.versions)
         for package in PACKAGES:
             try:

@@ -1,4 +1,4 @@
-"""The cases of `python -m benchmarks.offload`, one after the other; rows are written as they come."""
+"""Runs the cases of `python -m benchmarks.offload` one by one, and writes rows as they come."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .shapes import SHAPES, Layers
 
 PARTS = ("calls", "steps", "guard", "memory", "store")
 TOKENS = {"cuda": (1, 512, 4096), "cpu": (1, 32)}
-BUSY = 1.5  # processes that are running or waiting, on average over a minute
-SHORT = 1024  # of steps, and of the guard unless tokens are asked for: longer prompts are timed as calls alone
+BUSY = 1.5  # load average above which the machine counts as busy
+SHORT = 1024  # most tokens of steps and, by default, of the guard; longer prompts are timed as calls only
 
 
 @dataclass(frozen=True)
 class OffloadRequest:
-    """What was asked for on the command line; empty: the defaults of the device."""
+    """The options of the command line; an empty one stands for the device's default."""
 
     parts: tuple[str, ...] = ()
     shapes: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ Case = tuple[str, Callable[[], Iterable[OffloadRow]]]
 
 
 def run(request: OffloadRequest, out: str | None) -> int:
-    """The whole command; returns the exit status."""
+    """Run the command; returns the exit status."""
     err = console(stderr=True)
     device = torch.device(device_name(request.device))
     _check(request)
@@ -69,30 +69,30 @@ def run(request: OffloadRequest, out: str | None) -> int:
     load = os.getloadavg()[0]
     if load > BUSY:
         err.print(f"[yellow]Others use this machine (load {load:.1f}): the CPU's lane, CPU peers and the calibration "
-                  "are those of a busy machine.[/]")  # fmt: skip
+                  "are measured on a busy machine.[/]")  # fmt: skip
     status, shown, began = 0, 0, time.monotonic()
     shapes = request.shapes or (("qwen3", "v2-lite") if device.type == "cuda" else ("tiny",))
     try:
         for name in shapes:
-            if _late(request, began):
+            if _over(request, began):
                 break
             err.print(f"[dim]{name}: drawing {request.layers} layers and writing their store[/]")
             with _layers(request, name, device) as layers:
-                layers.say = partial(_said, err, began)
+                layers.say = partial(_report, err, began)
                 for what, make in _cases(request, layers, partial(_calibrated, request, layers)):
-                    if _late(request, began):
+                    if _over(request, began):
                         err.print(f"[yellow]The limit of {request.limit:.0f} s is over: {what} and what follows "
                                   "is left out.[/]")  # fmt: skip
                         break
                     layers.say(what)
-                    came = [row.under(conditions, named, load) for row in _kept(make, what, err)]
-                    for row in came:
+                    rows = [row.under(conditions, named, load) for row in _kept(make, what, err)]
+                    for row in rows:
                         if target is not None:
                             target.write(json.dumps(row.to_json()) + "\n")
                             target.flush()
                         status = max(status, int(row.verified is False))
-                    shown += len(came)
-                    stream.print(tables.table(came))
+                    shown += len(rows)
+                    stream.print(tables.table(rows))
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
@@ -108,16 +108,16 @@ def _layers(request: OffloadRequest, name: str, device: torch.device) -> Layers:
     try:
         return Layers(SHAPES[name], request.layers, device, request.format, request.folder)
     except (OSError, MemoryError, torch.OutOfMemoryError) as error:
-        said = str(error).splitlines()[0] or type(error).__name__
-        raise Problem(f"{request.layers} layers of {name} found no room: {said}. Give --layers or --folder.") from error
+        reason = str(error).splitlines()[0] or type(error).__name__
+        raise Problem(f"{request.layers} layers of {name} do not fit: {reason}. Give --layers or --folder.") from error
 
 
-def _said(err: Console, began: float, text: str) -> None:
+def _report(err: Console, began: float, text: str) -> None:
     err.print(f"[dim]{time.monotonic() - began:.0f} s: {text}[/]")
 
 
 def _kept(make: Callable[[], Iterable[OffloadRow]], what: str, err: Console) -> Iterator[OffloadRow]:
-    """Rows of a case; one that has no memory left ends with those that it had."""
+    """Rows of a case; where memory runs out, the rows so far."""
     try:
         yield from make()
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -127,37 +127,37 @@ def _kept(make: Callable[[], Iterable[OffloadRow]], what: str, err: Console) -> 
             torch.cuda.empty_cache()
 
 
-def _late(request: OffloadRequest, began: float) -> bool:
+def _over(request: OffloadRequest, began: float) -> bool:
     return request.limit is not None and time.monotonic() - began > request.limit
 
 
 def _calibrated(request: OffloadRequest, layers: Layers, case: str) -> tuple[Calibration, OffloadRow]:
-    """The costs of this machine, measured anew, and a row that says how long that took."""
+    """The costs of this machine, measured now, and a row with the time that this took."""
     layers.say("calibrating")
     began = time.perf_counter()
-    found = calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
+    calibration = calibrate(layers.store, device=layers.device, threads=request.threads, force=True)
     figures = {"calibrate_s": time.perf_counter() - began}
-    shape, others = layers.shape, found.others
-    return found, OffloadRow(
+    shape, others = layers.shape, calibration.others
+    return calibration, OffloadRow(
         "offload.calibrate", shape.name, case,
         {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count}, "bfloat16",
         layers.store.format, calls.OURS, figures=figures, threads=request.threads,
-        note="seconds" + ("" if others is None else f"; others took {others:.0%} of the processors' time meanwhile"),
+        note="seconds" + ("" if others is None else f"; others took {others:.0%} of the processors' time"),
     )  # fmt: skip
 
 
 def _cases(
     request: OffloadRequest, layers: Layers, measure: Callable[[str], tuple[Calibration, OffloadRow]]
 ) -> Iterator[Case]:
-    """Decoding first, since most hangs on it, and calibrated for each: others of a shared host come and go."""
+    """The cases, decoding first, because it matters most; each is calibrated, because the host's load changes."""
     parts = request.parts or PARTS
     if "store" in parts:
         yield f"{layers.shape.name}: store", partial(store.rows, layers)
     if set(parts) <= {"store"}:
         return
-    found, row = measure("first, with what a process compiles and imports once")
+    calibration, row = measure("first, with what a process compiles and imports once")
     yield f"{layers.shape.name}: calibration", partial(list, [row])
-    common: dict[str, Any] = {"seconds": request.seconds, "calibration": found, "threads": request.threads}
+    common: dict[str, Any] = {"seconds": request.seconds, "calibration": calibration, "threads": request.threads}
     name, cases = layers.shape.name, 0
     for tokens in sorted(request.tokens or TOKENS[layers.device.type]):
         shares = request.cached if tokens == 1 else (0.0,)
@@ -184,15 +184,15 @@ def _check(request: OffloadRequest) -> None:
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     if native.reason() is not None:
-        raise Problem(f"benchmarks.offload needs the CPU's kernels: {native.reason()}.")
-    for given, known, what in (
+        raise Problem(f"benchmarks.offload needs the native library: {native.reason()}.")
+    for words, known, kind in (
         (request.parts, PARTS, "part"), (request.shapes, tuple(SHAPES), "shape"),
         ((request.format,), ("auto", *FORMATS), "format"),
     ):  # fmt: skip
-        for word in given:
+        for word in words:
             if word not in known:
-                raise Problem(f"no {what} {word!r}; there are: {', '.join(known)}.")
+                raise Problem(f"no {kind} {word!r}; there are: {', '.join(known)}.")
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        raise Problem(f"benchmarks.offload takes models of transformers: {error}. pip install goldsmith[hf]") from None
+        raise Problem(f"benchmarks.offload needs transformers: {error}. pip install goldsmith[hf]") from None

@@ -1,4 +1,4 @@
-"""Layers of real models, with random weights: the experts, a store of them, and models that share all tensors."""
+"""Layers of real models with random weights: the experts, their store, and models that share all tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from goldsmith.offload.store import ExpertStore
 from goldsmith.offload.transport import Transport
 
 Sizes = dict[str, int | None]
-VOCABULARY = 1024  # what is timed takes embeddings: tokens are only read where one is chosen
+VOCABULARY = 1024  # small, because the timed calls take embeddings, not tokens
 
 
 @dataclass(frozen=True)
 class Shape:
-    """E experts of H x I, k for each token; `dense` layers stand before those with experts."""
+    """E experts of H x I, k per token; `dense` layers come before those with experts."""
 
     name: str
     H: int
@@ -31,7 +31,7 @@ class Shape:
     E: int
     k: int
     dense: int
-    model: str  # transformers' word for it
+    model: str  # transformers' model type
     attention: Sizes
 
     def config(self, layers: int) -> Any:
@@ -74,11 +74,11 @@ SHAPES = {
 
 
 class Layers:
-    """So many layers of a shape: weights in memory, drawn where `device` is, and a store of them in `folder`."""
+    """`count` layers of a shape: weights in memory, drawn on `device`, and their store in `folder`."""
 
     def __init__(self, shape: Shape, count: int, device: torch.device, format: str, folder: Path | None) -> None:
         self.shape, self.count, self.device, self.format = shape, count, device, format
-        self.say: Callable[[str], None] = lambda text: None  # what is done now, for a log
+        self.say: Callable[[str], None] = lambda text: None  # reports progress
         self.numbers = tuple(range(shape.dense, shape.dense + count))
         make = torch.Generator(device=device).manual_seed(0)
         self._make = make
@@ -101,7 +101,7 @@ class Layers:
         return drawn.normal_(0.0, std, generator=self._make)
 
     def exact_weights(self, layer: int, experts: list[int]) -> tuple[Tensor, Tensor]:
-        """gate_up and down of some experts in float64, on the device: what the store stands for."""
+        """gate_up and down of some experts in float64, on the device, as the store holds them."""
         if self.store.exact:
             gate_up, down = (t[experts].to(self.device).double() for t in self.weights[layer])
             return gate_up, down
@@ -115,17 +115,17 @@ class Layers:
 
     @cached_property
     def _dense(self) -> dict[str, Tensor]:
-        """What is no expert, by name."""
-        found = {}
+        """Every tensor outside the experts, by name."""
+        tensors = {}
         for name, tensor in _empty(self.shape.config(self.count)).named_parameters():
             if ".experts." not in name:
                 norm = tensor.dim() == 1
                 drawn = torch.ones(tensor.shape, dtype=torch.bfloat16, device=self.device)
-                found[name] = drawn if norm else self._drawn(*tensor.shape, std=tensor.shape[-1] ** -0.5)
-        return found
+                tensors[name] = drawn if norm else self._drawn(*tensor.shape, std=tensor.shape[-1] ** -0.5)
+        return tensors
 
     def model(self, weights: dict[int, tuple[Tensor, Tensor]], implementation: str = "eager") -> Any:
-        """A model of its own whose tensors are everybody's."""
+        """A new model that shares its tensors with all others."""
         from goldsmith.hf.checkpoint import _fill_transient_buffers
 
         model = _empty(self.shape.config(self.count))
@@ -165,7 +165,7 @@ Turn = dict[int, tuple[Tensor, Tensor, Tensor]]
 def turns(layers: Layers, tokens: int, count: int) -> list[Turn]:
     """Inputs of `count` passes through the layers: x [T, H], ids [T, k] of a uniform routing, weights [T, k]."""
     make = torch.Generator().manual_seed(1)
-    shape, found = layers.shape, list[Turn]()
+    shape, passes = layers.shape, list[Turn]()
     for _ in range(count):
         turn: Turn = {}
         for layer in layers.numbers:
@@ -174,12 +174,12 @@ def turns(layers: Layers, tokens: int, count: int) -> list[Turn]:
             weights = best.values / best.values.sum(1, keepdim=True)
             x, ids, weights = (t.to(layers.device) for t in (x, best.indices, weights))
             turn[layer] = (x, ids, weights)
-        found.append(turn)
-    return found
+        passes.append(turn)
+    return passes
 
 
 def waits(device: torch.device) -> Callable[[], None]:
-    """Until all that was asked of the device is done."""
+    """A function that waits until the device has finished its work."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None

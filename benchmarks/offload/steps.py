@@ -1,4 +1,4 @@
-"""Forwards of a model's layers: attention and all that is no expert on the device, the experts in many ways."""
+"""Forwards of a model's layers: everything but the experts on the device, the experts in several ways."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPU = "goldsmith, all on the CPU"
 
 
 class OnCpu(nn.Module):
-    """Experts in the CPU's memory in a model on a GPU: x comes over, y goes back."""
+    """Experts on the CPU in a model on a GPU: x is copied to the CPU and y back."""
 
     def __init__(self, experts: Any) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class OnCpu(nn.Module):
 
 
 def budget_for(layers: Layers, slots: int) -> int:
-    """Bytes that give each layer so many slots of the cache, beside the workspace."""
+    """Bytes for this many cache slots per layer, and the workspace."""
     row = 4 * (layers.shape.H + layers.shape.I) + 24
     work = _ROWS[0] * row + SPARE if layers.device.type == "cuda" else 0
     return (STAGING + slots * layers.count) * layers.store.expert_nbytes(layers.numbers[0]) + work
@@ -52,15 +52,15 @@ def budget_for(layers: Layers, slots: int) -> int:
 def rows(
     layers: Layers, tokens: int, *, seconds: float, calibration: Calibration | None, threads: int | None, peers: bool
 ) -> Iterator[OffloadRow]:
-    """A forward of `tokens` tokens without a cache of keys, timed in every way that there is."""
+    """A forward of `tokens` tokens without a key-value cache, timed in every way."""
     shape = layers.shape
     base = OffloadRow(
         OP, shape.name, f"{'decode' if tokens == 1 else 'prefill'} T={tokens}",
         {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count, "T": tokens},
         "bfloat16", layers.store.format, OURS,
     )  # fmt: skip
-    with ExitStack() as held, torch.no_grad():
-        ours = _ours(layers, calibration, threads, held)
+    with ExitStack() as stack, torch.no_grad():
+        ours = _ours(layers, calibration, threads, stack)
         forwards: dict[str, Forward] = {name: partial(_forward, each.model) for name, each in ours.items()}
         layers.say("proving")
         verdicts = {name: _proved(layers, each, tokens) for name, each in ours.items()}
@@ -88,7 +88,7 @@ def rows(
 
 
 def _ours(
-    layers: Layers, calibration: Calibration | None, threads: int | None, held: ExitStack
+    layers: Layers, calibration: Calibration | None, threads: int | None, stack: ExitStack
 ) -> dict[str, offload.Offloaded]:
     store = layers.store
     options: dict[str, Any] = {"store": store, "device": layers.device, "exact": False, "threads": threads}
@@ -97,22 +97,22 @@ def _ours(
         NONE: {"gpu_budget": budget_for(layers, 4), "cache": "none", "calibration": calibration},
         CPU: {"gpu_budget": 0},
     }
-    found = {}
+    models = {}
     for name, way in ways.items():
-        found[name] = held.enter_context(offload.offload(layers.model(layers.weights), **options, **way))
-    return found
+        models[name] = stack.enter_context(offload.offload(layers.model(layers.weights), **options, **way))
+    return models
 
 
 def _peers(layers: Layers, tokens: int) -> dict[str, Callable[[], tuple[Forward, str]]]:
-    """What makes each, and what is said of it."""
-    found: dict[str, Callable[[], tuple[Forward, str]]] = {}
+    """A maker per peer; it returns the forward and a note."""
+    peers: dict[str, Callable[[], tuple[Forward, str]]] = {}
     for name, implementation in (("transformers, CPU", "eager"), ("grouped_mm, CPU", "grouped_mm")):
-        found[name] = partial(_on_cpu, layers, implementation)
+        peers[name] = partial(_on_cpu, layers, implementation)
     if importlib.util.find_spec("accelerate") is not None:
-        found["accelerate"] = partial(_accelerate, layers)
+        peers["accelerate"] = partial(_accelerate, layers)
     if layers.device.type == "cuda":
-        found["all on the GPU"] = partial(_on_device, layers, "batched_mm" if tokens == 1 else "grouped_mm")
-    return found
+        peers["all on the GPU"] = partial(_on_device, layers, "batched_mm" if tokens == 1 else "grouped_mm")
+    return peers
 
 
 def _on_cpu(layers: Layers, implementation: str) -> tuple[Forward, str]:
@@ -133,7 +133,7 @@ def _accelerate(layers: Layers) -> tuple[Forward, str]:
     model = layers.model(layers.weights, "grouped_mm")
     for layer in layers.numbers:
         cpu_offload(model.layers[layer].mlp.experts, execution_device=layers.device)
-    return partial(_forward, model), "cpu_offload of the experts, as a device_map that has them on the CPU"
+    return partial(_forward, model), "cpu_offload of the experts, as a device_map with them on the CPU"
 
 
 def _forward(model: Any, x: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ def _inputs(layers: Layers, tokens: int, count: int) -> list[Tensor]:
 
 
 def _timed(layers: Layers, tokens: int, forwards: dict[str, Forward], seconds: float) -> Any:
-    given, wait = _inputs(layers, tokens, TURNS.get(tokens, FEW)), waits(layers.device)
+    inputs, wait = _inputs(layers, tokens, TURNS.get(tokens, FEW)), waits(layers.device)
     at = dict.fromkeys(forwards, 0)
 
     def call(name: str) -> None:
-        at[name] = (at[name] + 1) % len(given)
-        forwards[name](given[at[name]])
+        at[name] = (at[name] + 1) % len(inputs)
+        forwards[name](inputs[at[name]])
         wait()
 
     calls = {name: partial(call, name) for name in forwards}
@@ -163,32 +163,34 @@ def _timed(layers: Layers, tokens: int, forwards: dict[str, Forward], seconds: f
     return take_turns(calls, seconds)
 
 
-def _with_stats(row: OffloadRow, layers: Layers, tokens: int, held: offload.Offloaded, forward: Forward) -> OffloadRow:
-    given = _inputs(layers, tokens, TURNS.get(tokens, FEW))
-    held.reset_stats()
-    for x in given:
+def _with_stats(
+    row: OffloadRow, layers: Layers, tokens: int, offloaded: offload.Offloaded, forward: Forward
+) -> OffloadRow:
+    inputs = _inputs(layers, tokens, TURNS.get(tokens, FEW))
+    offloaded.reset_stats()
+    for x in inputs:
         forward(x)
-    stats = held.stats()
+    stats = offloaded.stats()
     n = max(1, stats.calls)
-    bound = 1e6 * stats.bound / len(given) if stats.bound else None
+    bound = 1e6 * stats.bound / len(inputs) if stats.bound else None
     return replace(
         row, hit_rate=stats.hit_rate, on_cpu=stats.experts_cpu / n, copied=stats.experts_copied / n,
         cached=stats.experts_cached / n, limiting=stats.limiting, bound_us=bound,
     )  # fmt: skip
 
 
-def _proved(layers: Layers, held: offload.Offloaded, tokens: int) -> tuple[bool, str, float]:
-    """On what the last layer's experts are given in a forward: no farther from float64 than the plain model's are."""
+def _proved(layers: Layers, offloaded: offload.Offloaded, tokens: int) -> tuple[bool, str, float]:
+    """Whether the last layer's experts are at least as close to float64 as the plain model's, on a forward's inputs."""
     layer, seen = layers.numbers[-1], []
-    experts = held.model.layers[layer].mlp.experts
-    hook = experts.register_forward_hook(lambda _, given, y: seen.append((*given, y)))
+    experts = offloaded.model.layers[layer].mlp.experts
+    hook = experts.register_forward_hook(lambda _, arguments, y: seen.append((*arguments, y)))
     try:
-        _forward(held.model, _inputs(layers, tokens, 1)[0])
+        _forward(offloaded.model, _inputs(layers, tokens, 1)[0])
     finally:
         hook.remove()
     x, ids, weights, y = (t[:COMPARED] for t in copy.copy(seen[0]))
     wanted = golden(layers, layer, ids)(x.double(), weights.double())
     plain = layers.model(layers.weights, "eager").layers[layer].mlp.experts
     theirs = plain(x.cpu(), ids.cpu(), weights.cpu()).to(x.device)
-    ours, plains = ((found.double() - wanted).norm() / wanted.norm() for found in (y, theirs))
+    ours, plains = ((result.double() - wanted).norm() / wanted.norm() for result in (y, theirs))
     return bool(ours <= plains), f"float64: {float(ours):.1e} here, {float(plains):.1e} the plain experts", float(ours)

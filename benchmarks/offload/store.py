@@ -1,4 +1,4 @@
-"""What a store takes of a user's time: to be built, to be told from others, to be found, read through and opened."""
+"""Seconds to build a store, to compute its key, to find it, to compare and verify it, and to open it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .shapes import Layers
 
 OP = "offload.store"
 OURS = "goldsmith"
-_OPENED = 5  # the median of so many
+_OPENED = 5  # times that the store is opened; the row has the median
 
 
 def rows(layers: Layers) -> Iterator[OffloadRow]:
-    """Seconds, of weights and a file that are in memory; build is with the disk's fsync."""
+    """Seconds, with weights and file in memory; build includes the disk's fsync."""
     shape, path = layers.shape, layers.store.path
     source = {n: {"gate_up": gate_up, "down": down} for n, (gate_up, down) in layers.weights.items()}
-    said = {"format": layers.format, "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None}
+    description = {"format": layers.format, "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None}
     layers.say("building the store again")
     again = path.with_name("again.store")
     figures = {"weights": float(sum(t.nbytes for pair in layers.weights.values() for t in pair))}
@@ -32,8 +32,8 @@ def rows(layers: Layers) -> Iterator[OffloadRow]:
     finally:
         again.unlink(missing_ok=True)
     layers.say("hashing, comparing and reading through")
-    figures["key_s"] = _seconds(lambda: surveyed(OP, source, said, whole=True))
-    figures["find_s"] = _seconds(lambda: surveyed(OP, source, said, whole=False))
+    figures["key_s"] = _seconds(lambda: surveyed(OP, source, description, whole=True))
+    figures["find_s"] = _seconds(lambda: surveyed(OP, source, description, whole=False))
     if layers.store.exact:
         figures["compare_s"] = _seconds(lambda: layers.store.check_source(source, whole=True))
     figures["verify_s"] = _seconds(layers.store.verify)
@@ -46,8 +46,8 @@ def rows(layers: Layers) -> Iterator[OffloadRow]:
 
 
 NOTE = (
-    "bytes, and seconds: key, every byte of the weights hashed; find, their sample; compare, a store that was found "
-    "held to the weights; verify, the whole file read and hashed"
+    "bytes, and seconds: key, hashing every byte of the weights; find, hashing a sample; compare, comparing a store "
+    "with the weights; verify, reading and hashing the whole file"
 )
 
 

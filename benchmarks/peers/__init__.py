@@ -1,5 +1,4 @@
-"""Peers of `goldsmith bench`, one small module each: NAME, `missing()` (why it cannot run, or None) and
-`prepare(subject)` (a Variant, or None where it does not offer the operator)."""
+"""Peers: other ways to compute goldsmith's operators. Each is a `Peer` of goldsmith.cli.bench.subject."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ def missing() -> str | None:
 
 def prepare(subject: Subject) -> Variant | None:
     if isinstance(subject, ExpertSubject):
-        return None  # the reference decodes expert by expert; transformers has what is used
+        return None  # the reference decodes expert by expert; the fair peer is transformers
     import torch._functorch.config as functorch
 
-    functorch.donated_buffer = False  # a donated buffer may be used once; here the backward is repeated
+    functorch.donated_buffer = False  # a donated buffer can be used once only, but the backward is repeated here
     tensors = subject.fresh_leaves()
     leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
     torch.compiler.reset()

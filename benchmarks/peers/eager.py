@@ -14,7 +14,7 @@ def missing() -> str | None:
 
 def prepare(subject: Subject) -> Variant | None:
     if isinstance(subject, ExpertSubject):
-        return None  # the reference decodes expert by expert; transformers has what is used
+        return None  # the reference decodes expert by expert; the fair peer is transformers
     tensors = subject.fresh_leaves()
     leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
     reference = subject.reference()

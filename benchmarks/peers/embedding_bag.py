@@ -1,4 +1,4 @@
-"""What a user of PyTorch alone writes for tiny experts: gathered rows, an einsum, and `embedding_bag` for the sum."""
+"""Tiny experts in plain PyTorch: gathered rows, an einsum, and `embedding_bag` for the sum."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def prepare(subject: Subject) -> Variant | None:
 
 
 def looked_up(subject: Subject, name: str, lookup: Callable[..., Tensor], note: str) -> Variant | None:
-    """Atomic experts by another `lookup` of the same arguments; None for what such a peer does not do."""
+    """Atomic experts by another `lookup` with the same arguments; None where such a peer cannot compute the case."""
     if subject.name != "router.atomic_experts" or subject.options["sparse_grad"]:
         return None
     tensors: dict[str, Any] = subject.fresh_leaves()
     if bool((tensors["indices"] < 0).any()):
-        return None  # it has no entry that is skipped
+        return None  # this peer cannot skip an entry
     leaves = [t for t in tensors.values() if t is not None and t.requires_grad]
     activation = subject.options["activation"]
     return Variant(name, lambda: lookup(**tensors, activation=activation), leaves, note=note)
@@ -51,7 +51,7 @@ def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indic
         rows = functional.embedding(at, w_in)
         values = values * ACTIVATE[activation](torch.einsum("td,tkd->tk", h.reshape(len(at), -1), rows))
     values = values.to(w_out.dtype)
-    if w_out.is_cuda and w_out.dtype == torch.bfloat16:  # in which its weights have no gradient
+    if w_out.is_cuda and w_out.dtype == torch.bfloat16:  # embedding_bag has no gradient for bfloat16 weights
         y = torch.einsum("tk,tke->te", values, functional.embedding(at, w_out))
     else:
         y = functional.embedding_bag(at, w_out, per_sample_weights=values, mode="sum")

@@ -1,4 +1,4 @@
-"""What a user of PyTorch alone writes for tiny experts where not all rows fit: gather and einsum, by some tokens."""
+"""Tiny experts in plain PyTorch where not all rows fit: gather and einsum, a few tokens at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from goldsmith.cli.bench.subject import Subject, Variant
 from .embedding_bag import ACTIVATE, looked_up
 
 NAME = "gather"
-CHUNK_BYTES = 64 * 2**20  # of gathered rows of a table
+CHUNK_BYTES = 64 * 2**20  # of rows gathered from a table at a time
 
 
 def missing() -> str | None:
@@ -28,10 +28,10 @@ def lookup(h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indic
     at, k = indices.reshape(-1, indices.shape[-1]), indices.shape[-1]
     rows, scale = h.reshape(len(at), -1), weights.reshape(at.shape)
     size = max(1, CHUNK_BYTES // max(1, k * w_out.shape[1] * w_out.dtype.itemsize))
-    found = []
+    chunks = []
     for some, values, x in zip(at.split(size), scale.split(size), rows.split(size), strict=True):
         if w_in is not None:
             dots = torch.einsum("td,tkd->tk", x, functional.embedding(some, w_in))
             values = values * ACTIVATE[activation](dots)
-        found.append(torch.einsum("tk,tke->te", values.to(w_out.dtype), functional.embedding(some, w_out)))
-    return torch.cat(found).reshape(*h.shape[:-1], -1)
+        chunks.append(torch.einsum("tk,tke->te", values.to(w_out.dtype), functional.embedding(some, w_out)))
+    return torch.cat(chunks).reshape(*h.shape[:-1], -1)

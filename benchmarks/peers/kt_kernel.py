@@ -1,7 +1,7 @@
-"""kt-kernel, where installed: its training kernels for LoRA on frozen experts, its inference kernels for one token.
+"""kt-kernel: its training kernels for LoRA on frozen experts, and its inference kernels for one token.
 
-Its C++ classes are called directly, as its wrapper does, without the wrapper's copies between devices. LoRA in
-bfloat16; it packs the base twice, once for each direction.
+We call its C++ classes directly, as its wrapper does, but without the wrapper's copies between devices. LoRA is in
+bfloat16. kt-kernel packs the base twice, once for each direction.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from goldsmith.experts.formats import Codes
 from goldsmith.experts.layout import Layout, read_matrix
 
 NAME = "kt-kernel"
-VARIANTS = ("avx512_bf16", "amx")  # those with training kernels
+VARIANTS = ("avx512_bf16", "amx")  # variants with training kernels
 CLASSES = {"bf16": "AMXBF16", "int8": "AMXInt8", "int4": "AMXInt4_KGroup", "mxfp4": "MXFP4"}
-NO_LIMIT = 1e30  # its class of mxfp4 takes no activation without one
+NO_LIMIT = 1e30  # its mxfp4 class requires a limit of the activation
 NOTES = {"int8": "; activations in int8, too"}
 
 
@@ -40,7 +40,7 @@ def missing() -> str | None:
     if importlib.util.find_spec("kt_kernel") is None:
         return "kt-kernel is not installed (pip install --no-deps kt-kernel==0.7.2)"
     if native.reason() is not None:
-        return f"which of its variants would run is not known: {native.reason()}"
+        return f"we cannot tell which of its variants would run: {native.reason()}"
     level = native.machine_isa()[0]
     return None if level in VARIANTS else f"its training kernels need AVX512_BF16 or AMX; this machine has {level}"
 
@@ -50,12 +50,12 @@ def prepare(subject: Subject) -> Variant | None:
         return None
     kind = subject.options["layout"].partition(":")[0]
     if kind not in CLASSES or (not subject.entry.sizes["r"] and (subject.timed_backward or kind == "mxfp4")):
-        return None  # its training kernels want LoRA, and that of mxfp4 is one
+        return None  # its training kernels need LoRA, and the mxfp4 kernel is a training kernel
     return _Layer(subject, kind).variant()
 
 
 class _Layer:
-    """One object of kt-kernel, its weights loaded, and the tensors that it reads and writes."""
+    """A kt-kernel object with loaded weights, and the tensors that it reads and writes."""
 
     def __init__(self, subject: MoeSubject, kind: str) -> None:
         self.subject, self.kind, self.library = subject, kind, _library()
@@ -65,7 +65,7 @@ class _Layer:
         with _silent():
             self.pool = _pool(self.workers)
             config = self._config(sizes)
-            self.held = [*self._weights(config), *self._factors(config)]
+            self.loaded = [*self._weights(config), *self._factors(config)]
             self.moe = getattr(self.library.moe, CLASSES[kind] + ("_SFT_MOE" if self.rank else "_MOE"))(config)
             self._run(self.moe.load_weights_task())
         self.count = torch.tensor([self.tokens], dtype=torch.int32)
@@ -75,7 +75,7 @@ class _Layer:
         self.gradients = [torch.zeros_like(self.y), *factors, torch.zeros(self.tokens, self.slots)]
 
     def variant(self) -> Variant:
-        """A forward keeps what its backward needs; the next one before that backward ends the process."""
+        """The variant. A forward keeps data for its backward, and a second forward before it would end the process."""
         note = f"{self.workers} workers{NOTES.get(self.kind, '')}"
         call = self.subject.in_turn(self.subject.tensors, self._forward)
         if not self.rank:
@@ -83,8 +83,8 @@ class _Layer:
         forward = Prepared(self._forget, call)
         return Variant(NAME, forward, [], note=note, gradients=lambda: Prepared(forward, self._backward))
 
-    def _forward(self, given: dict[str, Any]) -> Tensor:
-        places = [given[name].data_ptr() for name in ("topk_ids", "topk_weights", "x")]
+    def _forward(self, tensors: dict[str, Any]) -> Tensor:
+        places = [tensors[name].data_ptr() for name in ("topk_ids", "topk_weights", "x")]
         task = self.moe.forward_sft_task if self.rank else self.moe.forward_task
         self._run(task(self.count.data_ptr(), self.slots, *places, self.y.data_ptr(), *(True,) * bool(self.rank)))
         self.kept = bool(self.rank)
@@ -95,7 +95,7 @@ class _Layer:
             self._backward()
 
     def _backward(self) -> list[Tensor]:
-        """dx, the gradients of all six factors and of the weights."""
+        """dx, and the gradients of all six factors and of the routing weights."""
         self._run(self.moe.backward_task(*(t.data_ptr() for t in (self.dy, *self.gradients)), 0, 0, 0))
         self.kept = False
         return self.gradients
@@ -125,19 +125,19 @@ class _Layer:
 
     def _weights(self, config: Any) -> list[Tensor]:
         if self.kind in ("int4", "mxfp4"):
-            found = _nibbles(self.subject)
+            nibbles = _nibbles(self.subject)
             config.quant_config.bits, config.quant_config.group_size = 4, 32
             config.quant_config.zero_point = False
             if self.kind == "mxfp4":
                 config.swiglu_limit = NO_LIMIT
-            for name, (codes, scales) in found.items():
+            for name, (codes, scales) in nibbles.items():
                 if self.kind == "mxfp4":  # by node and expert
                     setattr(config, f"{name}_projs", [[t.data_ptr() for t in codes]])
                     setattr(config, f"{name}_scales", [[t.data_ptr() for t in scales]])
                 else:
                     setattr(config, f"{name}_proj", codes.data_ptr())
                     setattr(config, f"{name}_scale", scales.data_ptr())
-            return [t for pair in found.values() for t in pair]
+            return [t for pair in nibbles.values() for t in pair]
         gate_up, down = self.subject.weights()
         weights = [*(half.contiguous() for half in gate_up.chunk(2, 1)), down.contiguous()]
         for name, weight in zip(TARGETS, weights, strict=True):
@@ -155,11 +155,11 @@ class _Layer:
 
 
 def _nibbles(subject: MoeSubject) -> dict[str, tuple[Tensor, Tensor]]:
-    """By projection: codes [E, out, in / 2], the first input in the low nibble, and scales [E, out, in / 32].
+    """{projection: (codes [E, out, in / 2], scales [E, out, in / 32])}, the first input in the low nibble.
 
-    int4: q + 8, scales as they are; mxfp4: E2M1, powers of two in bfloat16.
+    int4: codes q + 8, scales unchanged; mxfp4: codes E2M1, scales powers of two in bfloat16.
     """
-    layout, found = Layout.parse(subject.options["layout"]), {}
+    layout, nibbles = Layout.parse(subject.options["layout"]), {}
     for name in TARGETS:
         blob = subject.given("down" if name == "down" else "gate_up")
         (place,) = layout.matrices("down" if name == "down" else "gate_up")
@@ -167,13 +167,13 @@ def _nibbles(subject: MoeSubject) -> dict[str, tuple[Tensor, Tensor]]:
         for e in range(DRAWN):
             at = place.offset + e * place.expert_stride + place.parts[name == "up"]
             panels = blob[at : at + place.panels * place.panel_bytes].view(place.panels, -1)
-            two.append(_as_it_takes_them(read_matrix(layout, place, panels), layout.format))
+            two.append(_in_its_encoding(read_matrix(layout, place, panels), layout.format))
         drawn = [two[e % DRAWN] for e in range(layout.num_experts)]
-        found[name] = torch.stack([codes for codes, _ in drawn]), torch.stack([scales for _, scales in drawn])
-    return found
+        nibbles[name] = torch.stack([codes for codes, _ in drawn]), torch.stack([scales for _, scales in drawn])
+    return nibbles
 
 
-def _as_it_takes_them(matrix: Codes, format: str) -> tuple[Tensor, Tensor]:
+def _in_its_encoding(matrix: Codes, format: str) -> tuple[Tensor, Tensor]:
     if matrix.scales is None:
         raise ValueError(f"{format} has no scales")
     if format == "mxfp4":
@@ -182,24 +182,24 @@ def _as_it_takes_them(matrix: Codes, format: str) -> tuple[Tensor, Tensor]:
 
 
 def _workers(threads: int) -> int:
-    """One less than the cores: with a worker on each, every call of it takes a multiple of 4 or 8 ms."""
+    """At most one worker less than cores: with a worker on each core, every call takes a multiple of 4 or 8 ms."""
     return max(1, min(threads, (os.cpu_count() or 1) - 1))
 
 
 @functools.cache
 def _library() -> Any:
-    """The extension for this machine, without the package around it, which asks for another torch, and for gguf."""
+    """The extension for this machine, without its Python package, which needs another torch, and gguf."""
     spec = importlib.util.find_spec("kt_kernel")
     if spec is None or spec.origin is None:
         raise ImportError("kt_kernel is not installed")
     name = f"_kt_kernel_ext_{native.machine_isa()[0]}"
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     path = Path(spec.origin).parent / f"{name}{suffix}"
-    found = importlib.util.spec_from_file_location("kt_kernel_ext", path)
-    if found is None or found.loader is None:
+    extension = importlib.util.spec_from_file_location("kt_kernel_ext", path)
+    if extension is None or extension.loader is None:
         raise ImportError(f"{path} is no extension module")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(extension)
+    extension.loader.exec_module(module)
     return module
 
 
@@ -213,7 +213,7 @@ def _pool(workers: int) -> Any:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without what the library prints: rows may go to stdout."""
+    """Discard what the library prints, because rows may go to stdout."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,4 +1,4 @@
-"""Liger-Kernel's hyper-connections, where installed: the same mathematics with phi transposed and in bfloat16."""
+"""Liger-Kernel's hyper-connections: the same mathematics with phi transposed and in bfloat16."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _leaf(tensor: Tensor) -> Tensor:
 def _coefficients(subject: Subject) -> tuple[Callable[[Tensor], tuple], list[Tensor], Tensor]:
     from liger_kernel.transformers.functional import liger_mhc_coeffs
 
-    t, o = _given(subject), subject.options
+    t, o = _tensors(subject), subject.options
     x, phi, bias = _leaf(t["x"]), _leaf(t["phi"].mT.contiguous().bfloat16()), _leaf(t["bias"])
     alphas = [_leaf(a) for a in t["alpha"].unbind()]
     settings = {
@@ -83,8 +83,8 @@ def _post_variant(subject: Subject) -> Variant | None:
 
 
 def _post_leaves(subject: Subject) -> list[Tensor]:
-    """x, f, h_post, and h_res as Liger has it: output by input."""
-    t = _given(subject)
+    """x, f, h_post, and h_res in Liger's layout, output by input."""
+    t = _tensors(subject)
     h_res = t["h_res"] if subject.options["orientation"] == "out_in" else t["h_res"].mT.contiguous()
     return [_leaf(v) for v in (t["x"], t["f"], t["h_post"], h_res)]
 
@@ -100,7 +100,7 @@ def _connection_variant(subject: Subject) -> Variant | None:
         h_pre, h_post, h_res = coefficients(x)
         return liger_mhc_post_res(x, liger_mhc_pre(x, h_pre), h_post, h_res)
 
-    note = "phi in bfloat16; h_res the other way round, which costs the same"
+    note = "phi in bfloat16; h_res transposed, which costs the same"
     return Variant(NAME, forward, leaves, note=note, comparable=False)
 
 
@@ -124,7 +124,7 @@ def _same_model(subject: Subject) -> bool:
     return subject.options["form"] == "deepseek" and bool(subject.options["sinkhorn"])
 
 
-def _given(subject: Subject) -> dict[str, Any]:
+def _tensors(subject: Subject) -> dict[str, Any]:
     return dict(subject.tensors)
 
 

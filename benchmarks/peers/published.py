@@ -1,4 +1,4 @@
-"""The published layers, where installed: PEER-pytorch, and product-key-memory."""
+"""The published layers of PEER-pytorch and product-key-memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from goldsmith.cli.bench.subject import Subject, Variant
 from ..modules.product_key_layers import PeerLayer, layer
 
 
-def _peer(made: Any) -> Any:
-    """The published module with the weights of our own, and what looks its experts up."""
+def _peer(ours: Any) -> Any:
+    """The published module with our module's weights, and the table that looks its experts up."""
     from PEER_pytorch import PEER
 
     from goldsmith.router import to_peer_pytorch
 
     with torch.device("meta"):
         theirs = PEER(
-            made.hidden_size, heads=made.heads, num_experts=made.size**2, num_experts_per_head=made.k,
-            dim_key=made.key_dim, non_competing_scores=False,
+            ours.hidden_size, heads=ours.heads, num_experts=ours.size**2, num_experts_per_head=ours.k,
+            dim_key=ours.key_dim, non_competing_scores=False,
         )  # fmt: skip
-    theirs.load_state_dict(to_peer_pytorch(made), assign=True)
+    theirs.load_state_dict(to_peer_pytorch(ours), assign=True)
     return theirs, theirs.weight_up_embed
 
 
-def _memory(made: Any) -> Any:
+def _memory(ours: Any) -> Any:
     from product_key_memory import PKM
 
     from goldsmith.router import to_product_key_memory
 
     with torch.device("meta"):
-        theirs = PKM(made.hidden_size, heads=made.heads, num_keys=made.size, topk=made.k, dim_head=made.key_dim)
-    theirs.load_state_dict(to_product_key_memory(made), assign=True)
+        theirs = PKM(ours.hidden_size, heads=ours.heads, num_keys=ours.size, topk=ours.k, dim_head=ours.key_dim)
+    theirs.load_state_dict(to_product_key_memory(ours), assign=True)
     return theirs, theirs.values
 
 
@@ -48,26 +48,26 @@ def _published(name: str, package: str, kind: str, build: Callable[..., Any]) ->
     def prepare(subject: Subject) -> Variant | None:
         if not isinstance(subject, PeerLayer) or subject.kind != kind:
             return None
-        made = layer(subject.given, "reference", **subject.options)
-        theirs, table = build(made)
+        ours = layer(subject.given, "reference", **subject.options)
+        theirs, table = build(ours)
         h = subject.fresh_leaves()["h"]
         leaves = [h, *theirs.parameters()]
-        note = f"{_others(made, theirs, table, subject.given['h'])} of its selections are not ours"
+        note = f"{_others(ours, theirs, table, subject.given['h'])} of its selections are not ours"
         return Variant(name, lambda: theirs(h), leaves, note=note)
 
     return SimpleNamespace(NAME=name, missing=missing, prepare=prepare)
 
 
 @torch.no_grad()
-def _others(made: Any, theirs: Any, table: Any, h: Tensor) -> str:
-    """The share of the experts that the published layer looks up and ours does not, of the same token."""
+def _others(module: Any, theirs: Any, table: Any, h: Tensor) -> str:
+    """The share of experts that the published layer selects for a token and ours does not."""
     seen: list[Tensor] = []
     handle = table.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
     theirs(h)
     handle.remove()
-    ours = made(h, return_router=True)[1].indices.reshape(h.shape[:-1].numel(), made.heads, made.k)
-    found = seen[0].reshape(ours.shape).sort(-1).values
-    return f"{(found != ours.sort(-1).values).double().mean().item():.2g}"
+    ours = module(h, return_router=True)[1].indices.reshape(h.shape[:-1].numel(), module.heads, module.k)
+    theirs_selected = seen[0].reshape(ours.shape).sort(-1).values
+    return f"{(theirs_selected != ours.sort(-1).values).double().mean().item():.2g}"
 
 
 PEERS: tuple[ModuleType, ...] = (

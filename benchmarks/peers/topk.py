@@ -1,4 +1,4 @@
-"""What a user of PyTorch alone writes for product keys: k of each axis, their k * k sums, k of those."""
+"""Product keys in plain PyTorch: the top k of each axis, their k * k sums, and the top k of those."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def prepare(subject: Subject) -> Variant | None:
     with torch.no_grad():
         theirs, ours = (call()[1].sort(-1).values for call in (lambda: route(**tensors, **options), _ours(subject)))
     differ = (theirs != ours).double().mean().item()
-    note = f"ties fall as they like: {differ:.2g} of its selections are not ours"
+    note = f"ties fall as in torch.topk: {differ:.2g} of its selections are not ours"
     return Variant(NAME, lambda: route(**tensors, **options), list(tensors.values()), note=note)
 
 
@@ -36,7 +36,7 @@ def _ours(subject: Subject) -> Any:
 
 
 def route(x: Tensor, y: Tensor, k: int, log_softmax: bool, weights: str) -> tuple[Tensor, Tensor]:
-    """product_topk with float32 sums, whose ties fall as torch.topk has them; no masks."""
+    """product_topk with float32 sums, ties broken as torch.topk breaks them, and no masks."""
     size = y.shape[-1]
     a, b = (part.float().log_softmax(-1).topk(k) if log_softmax else part.float().topk(k) for part in (x, y))
     best = (a.values[..., :, None] + b.values[..., None, :]).flatten(-2).topk(k)

@@ -1,4 +1,4 @@
-"""The same few lines of PyTorch as `topk`, under torch.compile."""
+"""The code of `topk` under torch.compile."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def prepare(subject: Subject) -> Variant | None:
         return None
     import torch._functorch.config as functorch
 
-    functorch.donated_buffer = False  # a donated buffer may be used once; here the backward is repeated
+    functorch.donated_buffer = False  # a donated buffer can be used once only, but the backward is repeated here
     torch.compiler.reset()
     return replace(variant, peer=NAME, forward=torch.compile(variant.forward, fullgraph=True, dynamic=False))

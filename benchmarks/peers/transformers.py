@@ -1,6 +1,7 @@
-"""transformers' experts under stock peft with the same LoRA, eager and through grouped products; torch's own product.
+"""transformers' experts under stock peft with the same LoRA, eager and with grouped products; one dense torch product.
 
-peft's pair for gate_up_proj has one A: gate and up side by side in twice the rank, as `goldsmith.hf` writes adapters.
+A LoRA pair of peft for gate_up_proj has one A, so gate and up are stacked in twice the rank, as `goldsmith.hf` writes
+adapters.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def _prepare(subject: Subject, implementation: str) -> Variant | None:
     fresh = subject.fresh_leaves()
     leaves += [t for name in ("x", "topk_weights") if (t := fresh[name]) is not None]
 
-    def call(given: dict[str, Any]) -> Tensor:
-        return model(given["x"], given["topk_ids"], given["topk_weights"])
+    def call(tensors: dict[str, Any]) -> Tensor:
+        return model(tensors["x"], tensors["topk_ids"], tensors["topk_weights"])
 
     note = f"transformers, {implementation}" + (", LoRA by peft" if subject.entry.sizes["r"] else "")
     return Variant(_NAMES[implementation], subject.in_turn(fresh, call), leaves, note=note)
@@ -57,7 +58,7 @@ def _experts(subject: MoeSubject, implementation: str) -> tuple[nn.Module, list[
     with torch.device("meta"):
         experts = Qwen3MoeExperts(config)
     for name, weight in zip(PARAMETERS, subject.weights(), strict=True):
-        setattr(experts, name, nn.Parameter(weight.data, requires_grad=False))  # peft writes to it, in its own way
+        setattr(experts, name, nn.Parameter(weight.data, requires_grad=False))  # peft replaces the parameter
     return _with_peft(subject, experts) if sizes["r"] else (experts, [])
 
 
@@ -73,7 +74,7 @@ def _with_peft(subject: MoeSubject, experts: nn.Module) -> tuple[nn.Module, list
         target_parameters=[f"experts.{name}" for name in PARAMETERS], r=rank, lora_alpha=scaling * rank,
         rank_pattern={"experts.gate_up_proj": 2 * rank}, alpha_pattern={"experts.gate_up_proj": scaling * 2 * rank},
     )  # fmt: skip
-    with warnings.catch_warnings():  # peft looks for the patterns among modules; it uses them for the parameters
+    with warnings.catch_warnings():  # peft warns that no module matches the patterns; parameters do
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys")
         wrapped: Any = peft.get_peft_model(whole, config)
     pairs = subject.lora(subject.tensors)
@@ -96,7 +97,7 @@ def _with_peft(subject: MoeSubject, experts: nn.Module) -> tuple[nn.Module, list
 
 
 def _product(subject: Subject) -> Variant | None:
-    """The FLOPs of the layer as one dense product: what torch reaches without experts, gathering and LoRA."""
+    """One dense product with the FLOPs of the layer: the rate of torch without experts, gathering and LoRA."""
     if not _in_bfloat16(subject) or not subject.entry.sizes["r"]:
         return None
     sizes = subject.entry.sizes

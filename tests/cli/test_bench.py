@@ -173,7 +173,7 @@ def test_a_composite_that_the_assay_rejects_is_not_timed(monkeypatch):
 def test_forward_and_backward_of_a_training_case_are_rows_of_their_own(monkeypatch):
     entry = replace(Op.get("mhc.expand").bench[0], sizes={"T": 3, "n": 4, "dim": 8})
     small = Subject(Op.get("mhc.expand"), replace(entry, build=lambda **_: drawn()), "cpu")
-    monkeypatch.setattr(command, "_told", lambda *_: [lambda: small])
+    monkeypatch.setattr(command, "_announced", lambda *_: [lambda: small])
     result = run("mhc.expand", "--case", "T=4096", "--against", "eager", "--no-verify")
     assert [(r["direction"], r["peer"]) for r in rows(result)] == [
         ("forward", "goldsmith"), ("forward", "eager"), ("backward", "goldsmith"), ("backward", "eager"),
@@ -286,7 +286,7 @@ def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypat
     ]  # fmt: skip
     assert torch.get_num_threads() == before
     wrong = run("mhc.expand", "--threads", "0")
-    assert wrong.exit_code == 2 and "--threads 0: wanted a whole number of at least 1" in words(wrong.stderr)
+    assert wrong.exit_code == 2 and "--threads 0: expected a whole number" in words(wrong.stderr)
 
 
 def test_the_commit_is_asked_of_git_unless_it_is_given():

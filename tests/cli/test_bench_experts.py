@@ -136,15 +136,15 @@ def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
     assert all(g is not None and bool(g.any()) for g in ours.backward()())
 
 
-def test_codes_go_to_kt_kernel_as_it_takes_them():
+def test_codes_go_to_kt_kernel_in_its_encoding():
     from goldsmith.experts.formats import E2M1, Codes
 
     codes = torch.tensor([[0x71, 0x0F]], dtype=torch.uint8)
     scale = torch.tensor([[126]], dtype=torch.uint8)
-    given, powers = kt_kernel._as_it_takes_them(Codes(codes, scale), "mxfp4")
+    given, powers = kt_kernel._in_its_encoding(Codes(codes, scale), "mxfp4")
     assert torch.equal(given, codes) and powers.dtype == torch.bfloat16 and powers.item() == 0.5 and E2M1[1] == 0.5
     halves = torch.tensor([[0.25]], dtype=torch.bfloat16)
-    given, same = kt_kernel._as_it_takes_them(Codes(codes, halves), "int4")
+    given, same = kt_kernel._in_its_encoding(Codes(codes, halves), "int4")
     assert given.tolist() == [[0xF9, 0x87]] and same is halves
 
 
@@ -160,7 +160,7 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "asked, names, place",
+    "options, names, place",
     [
         ({}, ["experts.moe", "experts.slots"], ("cpu", ["experts.moe", "experts.slots"])),
         ({}, ["experts.moe", "mhc.pre"], ("cuda", ["mhc.pre"])),
@@ -171,13 +171,13 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
         ({"device": "cuda"}, ["experts.moe", "mhc.pre"], ("cuda", ["experts.moe", "mhc.pre"])),
     ],
 )
-def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, asked, names, place):
+def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, options, names, place):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert command._where(BenchRequest(**asked), names, console(stderr=True)) == place
-    said = " ".join(capsys.readouterr().err.split())
+    assert command._where(BenchRequest(**options), names, console(stderr=True)) == place
+    message = " ".join(capsys.readouterr().err.split())
     if place[0] == "cpu":
-        assert f"{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU." in said
+        assert f"{', '.join(names)}: timed on the CPU" in message and "--device cuda times the GPU" in message
     elif place[1] != names:
-        assert "left out: experts.moe, whose kernels are the CPU's. Name them alone, or give --device." in said
+        assert "left out: experts.moe, whose kernels are for CPUs" in message and "--device" in message
     else:
-        assert not said
+        assert not message

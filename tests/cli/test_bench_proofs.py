@@ -117,22 +117,22 @@ def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(mon
     assert prover._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
 
 
-def test_what_was_made_in_a_hurry_is_no_proof(proof, tmp_path):
+def test_a_quick_run_proves_nothing(proof, tmp_path):
     (row,) = rows(timed(changed(proof, tmp_path, size="quick")))
     assert "json" not in row["verified_by"], "it is proved in the run"
 
 
-def test_a_proof_of_native_kernels_is_that_of_a_level(proof, tmp_path, monkeypatch):
+def test_a_proof_of_native_kernels_holds_for_one_level(proof, tmp_path, monkeypatch):
     (made,) = json.loads(proof.read_text())["proofs"]
     file = changed(proof, tmp_path, proofs=[made | {"backend": "native"}], isa="scalar")
     monkeypatch.setattr(proof_files.native, "isa", lambda: "avx2")
     result = timed(file)
-    assert result.exit_code == 2 and "was made at level scalar, and avx2 is in use here" in words(result.stderr)
+    assert result.exit_code == 2 and "made at level scalar, but avx2 is in use here" in words(result.stderr)
     monkeypatch.setattr(proof_files.native, "isa", lambda: "scalar")
     assert timed(file).exit_code == 0
 
 
-def test_what_a_file_rejects_is_not_timed(proof, tmp_path):
+def test_an_operator_that_a_file_rejects_is_not_timed(proof, tmp_path):
     (made,) = json.loads(proof.read_text())["proofs"]
     made["verdict"] = "fail"
     made["report"]["findings"] = [{"text": "y is wrong"}]
@@ -143,17 +143,17 @@ def test_what_a_file_rejects_is_not_timed(proof, tmp_path):
 
 @pytest.mark.parametrize("what, said", [
     ({"source": "0" * 64}, "proves other code: source 000000000000 there"),
-    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "was made on another machine: NVIDIA H100 there"),
-    ({"interrupted": True}, "that run was interrupted"),
+    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "made on another machine: NVIDIA H100 there"),
+    ({"interrupted": True}, "its run was interrupted"),
 ])  # fmt: skip
-def test_proofs_of_something_else_are_refused(proof, tmp_path, what, said):
+def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, what, said):
     result = timed(changed(proof, tmp_path, **what))
     assert result.exit_code == 2 and said in words(result.stderr)
 
 
 def test_files_that_are_no_proofs_are_refused(tmp_path):
     assert "cannot be read: No such file" in words(timed(tmp_path / "none.json").stderr)
-    for text, said in (("{", "no JSON"), ("[]", "not what this version's")):
+    for text, said in (("{", "not JSON"), ("[]", "not what this version's")):
         (tmp_path / "bad.json").write_text(text)
         result = timed(tmp_path / "bad.json")
         assert result.exit_code == 2 and said in words(result.stderr)

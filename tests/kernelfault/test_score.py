@@ -20,11 +20,11 @@ SCORE = [sys.executable, "-m", "benchmarks.kernelfault"]
 def plan(*keys, **more):
     chosen = tuple(f for f in catalogue.faults() if f.key in keys)
     assert len(chosen) == len(keys)
-    return runner.Plan(chosen, (), **{"seeds": 1, "clean": 0, "quick": True, **more})
+    return runner.Selection(chosen, (), **{"seeds": 1, "clean": 0, "quick": True, **more})
 
 
 def run(what, path, workers=1):
-    kept = runner.Kept(path)
+    kept = runner.KeptRows(path)
     for _ in runner.run(what, kept, workers):
         pass
     return kept
@@ -104,12 +104,12 @@ def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tm
 
 def test_rows_of_a_host_as_it_was_are_done_again_and_those_of_another_assay_are_refused(tmp_path):
     what = plan("M03 router_scatter torch")
-    kept = runner.Kept(tmp_path / "rows.jsonl")
-    assert kept.belongs("one") and not runner.Kept(kept.path).belongs("another")
+    kept = runner.KeptRows(tmp_path / "rows.jsonl")
+    assert kept.belongs("one") and not runner.KeptRows(kept.path).belongs("another")
     job = what.jobs()[0]
     kept.add({"job": job["name"], "of": "before", "case": "c", "seed": 0})
     assert kept.of(job) == []
-    kept.add({**runner.told(job), "case": "c", "seed": 0})
+    kept.add({**runner.row_head(job), "case": "c", "seed": 0})
     assert len(kept.of(job)) == 1
 
 

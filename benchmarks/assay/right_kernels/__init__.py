@@ -1,1 +1,1 @@
-"""Right kernels drawn at random: whatever the assay finds in one is a false alarm."""
+"""Right kernels drawn at random: any finding on one is a false alarm."""

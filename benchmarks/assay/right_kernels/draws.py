@@ -1,7 +1,7 @@
-"""Right kernels, drawn at random: an operator, a shape, a dtype, a layout, a legal order for every sum, legal formulas.
+"""Right kernels drawn at random: operator, shape, dtype, layout, a legal order for every sum, and legal formulas.
 
-`draw(seed)` returns a target that computes what its golden says, in float32 with one rounding at the store, but adds
-in an order of its own, forward and backward. Whatever `assay.check` finds in it is a false alarm.
+`draw(seed)` returns a target that agrees with its golden, in float32 with one rounding at the store, but sums in an
+order of its own, forward and backward. Any finding of `assay.check` on it is a false alarm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def _rmsnorm(recipe: Recipe):
     def kernel(x, w, eps):
-        x32 = x.float()  # once: two casts would round each path's gradient to 16 bits before they are added
+        x32 = x.float()  # cast once: with two casts, each path's gradient would be rounded to 16 bits before the sum
         mean = recipe.sum(x32.square()) / x.shape[-1]
         inv = 1 / torch.sqrt(mean + eps) if recipe.reciprocal else torch.rsqrt(mean + eps)
         return (x32 * inv * Spread.apply(w.float(), len(x), recipe.order)).to(x.dtype)
@@ -143,7 +143,7 @@ OPERATORS: dict[str, Callable[[Recipe], tuple]] = {
 }  # fmt: skip
 
 
-# layouts and values of the inputs as the case gives them
+# layouts and values of the inputs
 
 
 def _as_given(t: Tensor, how: str) -> Tensor:
@@ -157,7 +157,7 @@ def _as_given(t: Tensor, how: str) -> Tensor:
 
 
 def draw(seed: int) -> tuple[assay.Target, str]:
-    """A right kernel with its target, and what was drawn in words; the same for the same seed."""
+    """The target of a right kernel, and its description; equal seeds give equal targets."""
     rng = random.Random(seed)
     name = rng.choice(list(OPERATORS))
     order = Order(rng.choice(ORDERS), rng.choice((16, 32, 64, 128, 256)), rng.randrange(2**31))

@@ -1,8 +1,8 @@
 """Right kernels with kinks and ties, drawn at random: maxima, pools, gates, order statistics.
 
-Where values tie, or a gate stands on its kink, more than one gradient is right: the first of the tied elements may take
-it, the last one, or all of them in equal parts; a gate at its kink may be open or shut. Every kernel draws its own
-convention, and half of the inputs come from a few levels, so that ties abound.
+Where values tie, or an input is exactly on a kink, more than one gradient is right. The first of the tied elements may
+get it, the last one, or all in equal parts; the slope at a kink may be that of either side. Every kernel draws its
+convention, and half of the inputs take few different values, so that ties are frequent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TIES = ("first", "last", "equal")
 
 
 class Chosen(torch.autograd.Function):
-    """The extreme of every row and, of those that tie, who gets the gradient; NaN is the largest of all."""
+    """The maximum of every row; `ties` says which of the tied elements get the gradient. NaN is the maximum."""
 
     @staticmethod
     def forward(ctx, x: Tensor, ties: str):
@@ -34,7 +34,7 @@ class Chosen(torch.autograd.Function):
 
 
 def shares(tied: Tensor, ties: str) -> Tensor:
-    """What each element of a row gets of its gradient."""
+    """The share of the row's gradient that each element gets."""
     if ties == "equal":
         return tied.float() / tied.sum(-1, keepdim=True)
     order = tied.flip(-1) if ties == "last" else tied
@@ -57,7 +57,7 @@ class Gated(torch.autograd.Function):
 
 
 class Larger(torch.autograd.Function):
-    """max(a, b); where they tie, a gets it, or b, or both a half"""
+    """max(a, b); at a tie the gradient goes to a, to b, or to both in halves"""
 
     @staticmethod
     def forward(ctx, a: Tensor, b: Tensor, ties: str):
@@ -72,7 +72,7 @@ class Larger(torch.autograd.Function):
 
 
 class Ranked(torch.autograd.Function):
-    """Elements of every row by rank; of those that tie, either comes first"""
+    """The elements of every row by rank; tied elements come in either order"""
 
     @staticmethod
     def forward(ctx, x: Tensor, descending: bool, backwards: bool, ranks: slice):
@@ -90,7 +90,7 @@ class Ranked(torch.autograd.Function):
 
 
 def _levels(recipe: Recipe) -> Callable[..., Tensor]:
-    """How inputs are drawn: normal, or from some levels."""
+    """How to draw the inputs: normal, or from a few levels."""
     levels = recipe.rng.choice((0, 0, 4, 16, 64))
     return lambda make, *shape: make.tied(*shape, levels=levels) if levels else make.normal(*shape)
 
@@ -126,7 +126,7 @@ def _leaky_relu(recipe: Recipe):
 
 
 def _relu_of_a_product(recipe: Recipe):
-    """The kink lies where a rounded sum crosses zero."""
+    """relu(a b): the kink is where a rounded sum crosses zero."""
     slope = recipe.rng.choice((lambda x: ~(x < 0), lambda x: x > 0))
     M, K, N, drawn = recipe.tokens(), recipe.size(64), recipe.size(24), _levels(recipe)
 
@@ -152,7 +152,7 @@ def _amax(recipe: Recipe):
 
 
 def _absmax(recipe: Recipe):
-    """The largest magnitude of every row, as quantisers take it."""
+    """The largest magnitude of every row, as quantisers use it."""
     ties = recipe.rng.choice(TIES)
     sign = recipe.rng.choice((torch.sign, lambda x: torch.where(x < 0, -1.0, 1.0)))
 
@@ -163,7 +163,7 @@ def _absmax(recipe: Recipe):
 
 
 def _max_pool(recipe: Recipe):
-    """Windows that overlap, so that an element may be the maximum of several."""
+    """Overlapping windows, so that one element may be the maximum of several."""
     ties, size, step = recipe.rng.choice(TIES), recipe.rng.choice((2, 3, 5)), recipe.rng.choice((1, 2, 3))
     T, D, drawn = recipe.tokens() + 1, recipe.size(100) + size, _levels(recipe)
 

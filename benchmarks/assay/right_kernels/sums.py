@@ -1,4 +1,4 @@
-"""Sums in an order of one's own, forward and backward, and the formulas of one right kernel."""
+"""Sums in a chosen order, forward and backward, and the formulas of one right kernel."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 @dataclass
 class Order:
-    """A way of adding n terms; `tile` and `seed` belong to some of them."""
+    """An order in which to add n terms; only some orders use `tile` and `seed`."""
 
     name: str
     tile: int
     seed: int
 
     def fold(self, rows: Tensor) -> Tensor:
-        """(n, m) -> (m,) in float32"""
+        """(n, m) -> (m,), in float32"""
         n = len(rows)
         if self.name == "torch" or n < 2 or rows.shape[1] == 0:
             return rows.sum(0)
@@ -47,7 +47,7 @@ def _sequential(rows: Tensor) -> Tensor:
 
 
 class Sum(torch.autograd.Function):
-    """sum over one axis, kept"""
+    """The sum over one axis, which stays with size 1."""
 
     @staticmethod
     def forward(ctx, x, axis, order):
@@ -62,7 +62,7 @@ class Sum(torch.autograd.Function):
 
 
 class Spread(torch.autograd.Function):
-    """w [D] -> [T, D]; the gradient is added up over T"""
+    """w [D] -> [T, D]; the gradient is the sum over T."""
 
     @staticmethod
     def forward(ctx, w, rows, order):
@@ -75,7 +75,7 @@ class Spread(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """a b, all three products in the same order"""
+    """a b; all three products add in the same order."""
 
     @staticmethod
     def forward(ctx, a, b, order):
@@ -113,7 +113,7 @@ class Sigmoid(torch.autograd.Function):
 
 @dataclass
 class Recipe:
-    """What one clean run draws: its random source, the order of its sums, and its formulas."""
+    """The random choices of one right kernel: its generator, the order of its sums, and its formulas."""
 
     rng: random.Random
     order: Order

@@ -1,7 +1,7 @@
-"""Right kernels that write in place on a view while autograd follows, drawn at random.
+"""Right kernels, drawn at random, that write in place into a view under autograd.
 
-Autograd puts the gradient of such a write into a copy of the gradient that it takes views of by their offset in the
-base. Goldens are out of place, so a gradient that lands elsewhere is seen.
+Autograd handles the gradient of such a write through views of a copy, at the view's offset in its base. Goldens are out
+of place, so a gradient at a wrong offset shows.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _every_other(recipe: Recipe):
 
 
 def _from_the_first(recipe: Recipe):
-    """Views taken by an offset of their own in a buffer whose storage begins with it."""
+    """Views at their own offset, in a buffer that begins at offset 0 of its storage."""
     T, D = recipe.tokens() + 1, recipe.size(100)
 
     def kernel(x):

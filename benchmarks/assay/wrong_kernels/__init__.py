@@ -1,1 +1,1 @@
-"""Wrong kernels that the assay must reject, and right ones that look like them."""
+"""Wrong kernels, which the assay must reject, and right twins of some, which it must pass."""

@@ -1,4 +1,4 @@
-"""Matrix products, weighted sums, swiglu, scatters: operands, accumulators, strides, stores."""
+"""Mistakes in matrix products, weighted sums, swiglu and scatters: operands, accumulators, strides, stores."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def swiglu(a, b):
 
 
 class SwiGLU(torch.autograd.Function):
-    """silu(a) b; the backward may store its results over the saved inputs, or use what was saved wrongly."""
+    """silu(a) b; the backward may overwrite the saved inputs, or use wrong saved tensors."""
 
     @staticmethod
     def forward(ctx, a, b, fault):

@@ -1,4 +1,4 @@
-"""The packed backward of hyper-connections (logits form), and the mistakes that its history knows.
+"""The packed backward of hyper-connections (logits form), with mistakes that were made in its history.
 
 h_in = sum_n h_pre[n] x[n],  h_pre = sigmoid(L_pre) + eps,  h_post = 2 sigmoid(L_post),  h_res = L_res
 L = alpha * inv_rms * (X gamma) phi^T + bias,  inv_rms = rsqrt(mean X^2 + eps),  X = x with streams and dim flattened

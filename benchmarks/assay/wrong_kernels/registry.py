@@ -1,7 +1,7 @@
-"""Wrong kernels in plain torch, and right twins of the tricky ones: what `assay.check` must catch, or leave alone.
+"""The list of wrong kernels in plain torch, and of right twins: `assay.check` must reject the first, pass the second.
 
-Ids M.. and G.. are those of the fault catalogue, T.. what the usual rules let pass, the others further ones. Every
-entry makes a fresh `assay.Target`, since some kernels keep state between calls, which is their fault.
+Ids M.. and G.. are those of KernelFault; T.. are faults that the usual rules miss; others are further faults. Every
+entry makes a new `assay.Target`, because some kernels keep state between calls, which is their fault.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from goldsmith import assay
 
 @dataclass(frozen=True)
 class Wrong:
-    """One kernel, what is wrong with it in words, how to make its target, and whether it is wrong at all.
+    """A kernel, its mistake in words, and the function that makes its target.
 
-    fault is the verdict that it must get: "fail", or "reference_fault" for a golden that is at fault.
+    right   the kernel is a right twin
+    fault   the right verdict of a wrong one: "fail", or "reference_fault" where the golden is wrong
     """
 
     id: str
@@ -35,7 +36,7 @@ KERNELS: list[Wrong] = []
 
 
 def wrong(id: str, host: str, what: str, *, right: bool = False, fault: str = "fail"):
-    """Registers a function that returns a target."""
+    """Register the decorated function, which returns a target."""
 
     def register(make: Callable[[], assay.Target]) -> Callable[[], assay.Target]:
         KERNELS.append(Wrong(id, host, what, make, right, fault))

@@ -1,4 +1,4 @@
-"""Row operators: rmsnorm, softmax, cross-entropy, attention, top-k; each with the mistakes that row kernels make."""
+"""Typical mistakes of row kernels: rmsnorm, softmax, cross-entropy, attention, top-k."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rmsnorm(x, w, eps):
 
 
 def norm(change):
-    """rmsnorm in float32, with `change(x, w, eps)` in place of the middle."""
+    """rmsnorm in float32, with `change(x, w, eps)` as its middle part."""
 
     def kernel(x, w, eps):
         return change(x.float(), w.float(), eps).to(x.dtype)
@@ -258,7 +258,7 @@ def route(scores, x, k):
 
 
 def _lowest_first(scores, x, k):
-    """Among equal scores the lowest index, where torch takes any."""
+    """The lowest index among equal scores, where torch takes any."""
     index = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :k]
     return {"weight": scores.gather(-1, index) * x.unsqueeze(-1), "index": index}
 

@@ -1,4 +1,4 @@
-"""Kernels with a memory: what a first call on fresh buffers hides, and only other calls, threads or layouts show."""
+"""Mistakes that a first call on fresh buffers hides: state between calls, races, layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the usual rules let pass (assert_close, allclose 1e-2, cosine, calc_diff, a mean), and kinds without a file."""
+"""Mistakes that the usual rules miss (assert_close, allclose 1e-2, cosine, calc_diff, a mean), and some others."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _awaited():
 
 @wrong("M26", "experts", "weights released while they are still read")
 def _use_after_free():
-    """The slot goes back to the pool before the last read, and the pool's next user writes into it."""
+    """The slot returns to the pool before the last read, and the pool's next user writes into it."""
     pool = [torch.empty(64)]
 
     def kernel(x, w):

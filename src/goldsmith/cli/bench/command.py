@@ -1,4 +1,4 @@
-"""`goldsmith bench`: which operators, sizes and peers; rows to a file as they come, tables to the screen."""
+"""`goldsmith bench`: chooses operators, sizes and peers, writes rows to a file as they come, and shows tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .run import Bench, BenchRequest
 from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
 
-CPU_ELEMENTS = 2**20  # larger cases on a CPU only when named
+CPU_ELEMENTS = 2**20  # larger cases run on a CPU only when --case names them
 INTERRUPTED = 130
 NOBODY = "none"  # --against none
 SUBJECTS: dict[str, type[Subject]] = {
@@ -43,7 +43,7 @@ def run(
     request: BenchRequest, *, out: str | None = None, peers: Mapping[str, Peer] | None = None,
     modules: Mapping[str, type[ModuleSubject]] | None = None,
 ) -> int:  # fmt: skip
-    """The whole command, for operators and these modules, beside these peers; returns the exit status."""
+    """Run the command for operators and these modules, beside these peers; returns the exit status."""
     err, peers, modules = console(stderr=True), peers or {}, modules or {}
     device, names = _where(request, _names(request, modules), err)
     if machine().interpreter:
@@ -51,7 +51,7 @@ def run(
     for wanted in request.threads:
         count = wanted.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Problem(f"--threads {wanted}: wanted a whole number of at least 1, as in 8, or 8:TEXT.")
+            raise Problem(f"--threads {wanted}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
@@ -64,7 +64,7 @@ def run(
     try:
         prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
         bench = Bench(request, conditions, clock(device), chosen, prover, err)
-        for row in bench.run(_told(subjects, device, err)):
+        for row in bench.run(_announced(subjects, device, err)):
             if target is not None:
                 target.write(json.dumps(row.to_json()) + "\n")
                 target.flush()
@@ -88,7 +88,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Planned:
-    """A benchmark case and how its subject is made; `op` is None for a module of several operators."""
+    """A benchmark case and how to make its subject; `op` is None for a module of several operators."""
 
     name: str
     entry: BenchCase
@@ -97,7 +97,7 @@ class _Planned:
 
 
 class _Tables:
-    """One table a case, shown when its last row has come."""
+    """A table per case, printed when its last row has arrived."""
 
     def __init__(self, stream: Console) -> None:
         self.stream, self.pending, self.shown = stream, list[TimingRow](), 0
@@ -121,8 +121,8 @@ def _place(row: TimingRow) -> tuple[str, str, int | None]:
     return row.op, row.case, row.threads
 
 
-def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
-    """What makes each subject, said before it is made: in a log a line each, with the time that is probably left."""
+def _announced(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+    """A maker per subject; a line on stderr announces each one, with the estimated time left."""
     began = time.monotonic()
     for k, planned in enumerate(subjects):
         left = (time.monotonic() - began) / k * (len(subjects) - k) if k else 0
@@ -140,7 +140,7 @@ def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[Ben
 
 
 def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) -> list[str]:
-    """The operators and modules that are asked for; all, when none is named."""
+    """The operators and modules on the command line; all where it names none."""
     known = _cases(modules)
     wanted = list(known)
     if request.names:
@@ -158,7 +158,7 @@ def _subjects(
     request: BenchRequest, wanted: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
 ) -> Iterator[_Planned]:
     ops, known = Op.all(), _cases(modules)
-    found = False
+    any_chosen = False
     for name in wanted:
         for entry in known[name]:
             named = any(part in entry.name for part in request.cases)
@@ -166,15 +166,15 @@ def _subjects(
                 continue
             if not named and not device.startswith("cuda") and not _for_a_cpu(entry):
                 continue
-            found = True
+            any_chosen = True
             module = modules.get(name)
             make = module if module is not None else partial(SUBJECTS.get(name, Subject), ops[name])
             yield _Planned(name, entry, make, None if module is not None else ops[name])
-    if not found:
+    if not any_chosen:
         cases = sorted({e.name for name in wanted for e in known[name]})
-        why = (
-            f" whose name contains {' or '.join(request.cases)}" if request.cases else " that is small enough for a CPU"
-        )
+        why = " that is small enough for a CPU"
+        if request.cases:
+            why = f" whose name contains {' or '.join(request.cases)}"
         raise Problem(f"no benchmark case{why}; there are: {', '.join(cases) or 'none'}.")
 
 
@@ -208,7 +208,11 @@ def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console
 
 
 def _where(request: BenchRequest, names: list[str], err: Console) -> tuple[str, list[str]]:
-    """Where to time, and what: unless a device is named, kernels of the CPU are not timed as a reference on a GPU."""
+    """The device, and the names to time on it.
+
+    Where a GPU is the default device, operators whose kernels are for CPUs are left out, or timed on the CPU where no
+    other operator is named: on the GPU their reference would be timed.
+    """
     device = device_name(request.device)
     if request.device is not None or request.backend not in (None, "auto", "native") or device == "cpu":
         return device, names
@@ -217,9 +221,11 @@ def _where(request: BenchRequest, names: list[str], err: Console) -> tuple[str, 
     if not on_cpu:
         return device, names
     if on_cpu == names:
-        err.print(f"[dim]{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU.[/]")
+        err.print(
+            f"[dim]{', '.join(names)}: timed on the CPU, which its kernels are for; --device cuda times the GPU.[/]"
+        )
         return "cpu", names
-    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are the CPU's. Name them alone, or give --device.[/]")
+    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
     return device, [name for name in names if name not in on_cpu]
 
 

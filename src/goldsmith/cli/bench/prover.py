@@ -1,69 +1,68 @@
-"""The proof before the timing: nothing is timed that the assay rejects."""
+"""Verification before timing: an operator that the assay rejects is not timed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 
 from ...assay.checks import check
 from ...assay.probes import QUICK
 from ...core.device import BackendUnavailable
 from ...core.op import Op
 from ..verify import command as verify
-from .proof_files import Proved, Verdict, judge, judged
+from .proof_files import ProofsByOperator, Verdict, judge, judged
 from .subject import Subject, Variant
 
-HERE = tuple(
-    name for name in QUICK if name != "float32"
-)  # a composite's target knows the one dtype that it is timed in
-NOT_WANTED: Verdict = (None, "not verified (--no-verify)")
+# a module's target has the one dtype that it is timed in
+MODULE_PROBES = tuple(name for name in QUICK if name != "float32")
+NOT_VERIFIED: Verdict = (None, "not verified (--no-verify)")
 
 
 class Prover:
-    """Proves operators in worker processes, all of a run at once; composites, unknown to verify, in this one."""
+    """Verifies operators in worker processes, all of a run at once, and modules (which verify does not know) here."""
 
-    def __init__(self, wanted: bool, device: str, say: Console, given: Proved | None = None) -> None:
-        self.wanted, self.device, self.say, self.given = wanted, device, say, given or {}
-        self.proved: dict[tuple[str, str, torch.dtype], Verdict] = {}
+    def __init__(self, enabled: bool, device: str, say: Console, proven: ProofsByOperator | None = None) -> None:
+        self.enabled, self.device, self.say, self.proven = enabled, device, say, proven or {}
+        self.verdicts: dict[tuple[str, str, torch.dtype], Verdict] = {}
 
     @property
     def rejected(self) -> bool:
-        return any(verdict is False for verdict, _ in self.proved.values())
+        return any(verdict is False for verdict, _ in self.verdicts.values())
 
     def rejections(self) -> list[str]:
-        """A line for each operator that was not timed because it could not be proved."""
+        """A line per operator that was not timed because its proof failed."""
         return [
             f"[bold red]{name} on {backend} was not timed: {escape(why)}[/]"
-            for (name, backend, _), (verdict, why) in self.proved.items()
+            for (name, backend, _), (verdict, why) in self.verdicts.items()
             if verdict is False
         ]
 
     def reject(self, subject: Subject, backend: str, why: str) -> None:
-        """It broke at a size that it was to be timed at: nothing more of it is timed."""
-        self.proved[subject.name, backend, subject.entry.dtype] = (False, why)
+        """Time no more of this operator: it failed at a size that was to be timed."""
+        self.verdicts[subject.name, backend, subject.entry.dtype] = (False, why)
 
     def prove_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
-        """Every operator in the dtype that it is timed in, on the backend that will run: `goldsmith verify`'s run."""
+        """Run `goldsmith verify` on every operator, in the dtype that it is timed in, on the backend that will run."""
         groups: dict[tuple[str, torch.dtype], list[str]] = {}
-        for op, dtype in wanted if self.wanted or self.given else ():
+        for op, dtype in wanted if self.enabled or self.proven else ():
             chosen = _backend(op, dtype, self.device, backend)
             if chosen is None:
                 continue
-            if (op.name, chosen, dtype) in self.proved:
+            if (op.name, chosen, dtype) in self.verdicts:
                 continue
-            held = self.given.get((op.name, chosen))
-            verdict = held and judge(held, op, chosen, self.device, dtype)
+            cases = self.proven.get((op.name, chosen))
+            verdict = cases and judge(cases, op, chosen, self.device, dtype)
             if verdict:
-                self.proved[op.name, chosen, dtype] = verdict
+                self.verdicts[op.name, chosen, dtype] = verdict
                 continue
             names = groups.setdefault((chosen, dtype), [])
             if op.name not in names:
                 names.append(op.name)
-        for (chosen, dtype), names in groups.items() if self.wanted else ():
+        for (chosen, dtype), names in groups.items() if self.enabled else ():
             self._verify(chosen, dtype, names)
 
     def _verify(self, backend: str, dtype: torch.dtype, names: list[str]) -> None:
@@ -82,24 +81,24 @@ class Prover:
             else:
                 texts = [f.text for f in report.findings] or [report.partial or entry.verdict]
                 verdict = False, texts[0]
-            self.proved[entry.operator, backend, dtype] = verdict
+            self.verdicts[entry.operator, backend, dtype] = verdict
 
     def prove(self, subject: Subject, backend: str) -> Verdict:
-        """Whether the assay passes it, and by what; (None, why) when no proof was wanted."""
+        """(passed, proof), or (None, reason) where no proof was asked for."""
         key = (subject.name, backend, subject.entry.dtype)
-        if key not in self.proved:
-            if not self.wanted:
-                return NOT_WANTED
+        if key not in self.verdicts:
+            if not self.enabled:
+                return NOT_VERIFIED
             with self.say.status(f"[dim]proving {subject.name} on {backend}[/]") as status:
-                self.proved[key] = self._here(subject, backend, status)
-        return self.proved[key]
+                self.verdicts[key] = self._check(subject, backend, status)
+        return self.verdicts[key]
 
-    def _here(self, subject: Subject, backend: str, status: Any) -> Verdict:
+    def _check(self, subject: Subject, backend: str, status: Status) -> Verdict:
         target, dtype, device = subject.target(backend), subject.entry.dtype, subject.device
         done = 0
         for case in target.cases:
             status.update(f"[dim]proving {target.name}: {case.name} ({done} of {len(target.cases)} done)[/]")
-            report = check(target, case, dtype=dtype, device=device, probes=HERE, raises=False)
+            report = check(target, case, dtype=dtype, device=device, probes=MODULE_PROBES, raises=False)
             done += 1
             if not report.ok:
                 first = report.findings[0].text if report.findings else report.verdict
@@ -108,30 +107,30 @@ class Prover:
 
 
 def _backend(op: Op, dtype: torch.dtype, device: str, wanted: str) -> str | None:
-    """The backend that will run this dtype here, judged by the operator's small cases; None when none can.
+    """The backend that will run this dtype here, by the operator's small cases; None where none can run.
 
-    The smallest that one of the fast backends takes: some take no odd sizes, which the smallest of all have.
+    Cases are tried from the smallest on until a fast backend takes one: some backends take no odd sizes.
     """
-    found = None
+    fallback = None
     for case in sorted((c for c in op.cases if "large" not in c.tags), key=lambda c: sum(map(_size, c.sizes.values()))):
-        given = case.build(dtype, device, 0)
+        inputs = case.build(dtype, device, 0)
         try:
-            chosen = op.choose(wanted, tuple(given.get(n) for n in op.inputs), {o: given[o] for o in op.options})
+            chosen = op.choose(wanted, tuple(inputs.get(n) for n in op.inputs), {o: inputs[o] for o in op.options})
         except BackendUnavailable:
             continue
-        found = found or chosen
+        fallback = fallback or chosen
         if chosen != "reference" or wanted == "reference":
             return chosen
-    return found
+    return fallback
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
 @torch.no_grad()
 def golden_result(subject: Subject) -> torch.Tensor | None:
-    """What the first result is compared with; None where memory is short."""
+    """The float64 value of the first result; None where memory runs out."""
     try:
         return subject.golden()
     except torch.OutOfMemoryError:
@@ -140,7 +139,7 @@ def golden_result(subject: Subject) -> torch.Tensor | None:
 
 @torch.no_grad()
 def relative_error(golden: torch.Tensor | None, variant: Variant) -> float | None:
-    """|got - golden| / |golden| of the first result, as far as golden goes; None where that says nothing."""
+    """|result - golden| / |golden| of the first result, over the rows of golden; None where it means nothing."""
     if golden is None or not variant.comparable:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The tables that `goldsmith bench` prints; a row slower than a peer stays in them."""
+"""The tables that `goldsmith bench` prints; they keep rows where goldsmith is slower than a peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .subject import OURS
 
 
 def table(rows: Sequence[TimingRow]) -> Table:
-    """One case: every peer in each direction, with the ratio to ours."""
+    """The table of one case: every peer in each direction, with its ratio to goldsmith."""
     first = rows[0]
     backend = next((r.backend for r in rows if r.peer == OURS), "")
     on_gpu = first.device == "cuda"
@@ -20,14 +20,14 @@ def table(rows: Sequence[TimingRow]) -> Table:
     threads = f", threads: {first.threads}" if first.threads else ""
     case = escape(first.case)
     title = f"\n{first.op}  {case}  {first.dtype}  [dim]goldsmith's backend: {backend}{threads}[/]"
-    made = Table(
+    rich_table = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
     )
-    made.add_column("", no_wrap=True)
-    made.add_column("peer", no_wrap=True)
+    rich_table.add_column("", no_wrap=True)
+    rich_table.add_column("peer", no_wrap=True)
     for name in ("median", "p10-p90", "floor", f"of {ceiling}", "ours is", *(("wall",) if on_gpu else ()), "error"):
-        made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("verified", no_wrap=True)
+        rich_table.add_column(name, justify="right", no_wrap=True)
+    rich_table.add_column("verified", no_wrap=True)
     last = ""
     for row in rows:
         single = row.mode not in ("graph", "replayed")
@@ -38,7 +38,7 @@ def table(rows: Sequence[TimingRow]) -> Table:
             continue
         ours = next((r for r in rows if (r.direction, r.mode, r.peer) == (row.direction, row.mode, OURS)), None)
         wall = (_us(row.wall_us) if single else "",) if on_gpu else ()
-        made.add_row(
+        rich_table.add_row(
             label,
             peer,
             _us(row.median_us),
@@ -50,11 +50,11 @@ def table(rows: Sequence[TimingRow]) -> Table:
             "" if row.error is None else f"{row.error:.1e}",
             {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[row.verified],
         )
-    return made
+    return rich_table
 
 
 def broken(row: TimingRow) -> str:
-    """The line for a peer that did not run."""
+    """The line for a peer that failed."""
     return f"[dim]{row.op} {row.case}: {row.peer} {escape(row.note)}[/]"
 
 
@@ -72,14 +72,15 @@ def _us(value: float | None) -> str:
 
 
 def legend(device: str) -> str:
+    """What the columns mean on this device."""
     how = (
         "device time of single calls, L2 flushed before each, variants taking turns; graph: 20 calls in one "
-        "CUDA graph; replayed: the same, none of which finds its inputs in L2"
+        "CUDA graph; replayed: as graph, but no call finds its inputs in L2"
         if device == "cuda"
         else "wall time of single calls, variants taking turns, caches warm"
     )
     return (
-        f"[dim]{how}. Times in microseconds. floor: the bytes that must move, at the rate of copying or of reading "
-        "measured in this run, or the FLOPs at that of the instruction named, whichever takes longer. "
+        f"[dim]{how}. Times in microseconds. floor: the time of the bytes that must move (at the copy or read rate "
+        "measured in this run) or of the FLOPs (at the rate of the named instruction), whichever is longer. "
         "wall: one synchronised call. error: |first result - float64 reference| / |reference|.[/]"
     )
