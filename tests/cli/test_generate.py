@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
 
 
 def test_from_the_shell_no_token_is_computed_twice():
-    """That keeps it below 10 s, with all imports, which `python benchmarks/promises.py generate` measures."""
+    """That keeps it below 10 s, with all imports, which `python -m benchmarks.promises generate` measures."""
     words = ["generate", str(SHAKESPEARE), "--device", "cpu", "--prompt", "O", "--max-new-tokens", "24", "--json"]
     done = subprocess.run([sys.executable, "-m", "goldsmith", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

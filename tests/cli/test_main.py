@@ -55,18 +55,8 @@ def test_the_version_option_prints_the_version():
         (["verify", "--jobs", "0"], "'--jobs'"),
         (["verify", "--quick", "--thorough"], "--quick and --thorough exclude each other"),
         (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary"),
-        (["bench", "nosuch"], "bench proves itself: mhc.connection, router.peer, router.memory."),
-        (
-            ["verify", "mhc.connection"],
-            "is a module made of several operators, not an operator: `goldsmith bench mhc.conn",
-        ),
-        (
-            ["bench", "--against", "nosuch"],
-            (
-                "no peer 'nosuch'; there are: eager, compile, liger, embedding_bag, gather, topk, topk-compile, "
-                "kt-kernel, peer-pytorch, product-key-memory, transformers, grouped_mm, product, and none"
-            ),
-        ),
+        (["bench", "mhc.connection"], "modules of several operators: python -m benchmarks.bench"),
+        (["bench", "--against", "liger"], "an installed goldsmith has no peers"),
         (["bench", "--device", "tpu"], "'tpu' is no device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; there are: decode[T=1,D=4096]"),
     ],
@@ -122,12 +112,6 @@ def test_the_doctor_explains_that_numpy_is_too_new_for_the_interpreter(monkeypat
     monkeypatch.setattr(doctor, "interpreter_unavailable", lambda: reason)
     assert "needs numpy < 2.4; numpy 2.5.2 is installed" in " ".join(run("doctor").output.split())
     assert json.loads(run("doctor", "--json").stdout)["interpreter"] == reason
-
-
-def test_the_help_of_bench_names_its_modules():
-    from goldsmith.cli.bench.composites import ALL
-
-    assert ", ".join(ALL) in " ".join(run("bench", "--help").output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)

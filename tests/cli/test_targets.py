@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.cli.targets import COMPOSITES, op_dtypes, op_target
+from goldsmith.cli.targets import op_dtypes, op_target
 from goldsmith.core.op import Op
 
 VALUES = ("values", "ensemble")
@@ -67,9 +67,3 @@ def test_in_16_bits_the_golden_backward_starts_from_rounded_results():
 def test_an_operator_without_gradients_has_no_golden_backward():
     target = op_target(Op.get("mhc.pre_backward"), "reference")
     assert target.backward is None and target.golden_backward is None
-
-
-def test_the_modules_that_only_bench_knows_are_listed():
-    from goldsmith.cli.bench.composites import ALL
-
-    assert set(COMPOSITES) == set(ALL)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.modules.product_key_layers import PeerLayer, ProductKeyMemory, formula
+from benchmarks.peers import published, topk
 
 from goldsmith import Op, assay, router
-from goldsmith.cli.bench.layers import ALL, formula
-from goldsmith.cli.bench.peers import published, topk
 from goldsmith.cli.bench.subject import Subject
 
 SIZES = {"T": 512, "D": 32, "s": 16, "heads": 4, "k": 6, "key_dim": 24}
@@ -17,9 +17,9 @@ def relative_error(golden, variant):
     return (variant.results()[0][: len(golden)] - golden).norm() / golden.norm()
 
 
-@pytest.fixture(params=list(ALL))
+@pytest.fixture(params=[PeerLayer, ProductKeyMemory], ids=lambda subject: subject.kind)
 def subject(request):
-    made = ALL[request.param]
+    made = request.param
     entry = made.entries()[0]
     small = assay.case(**{name: [size] for name, size in SIZES.items()})(made.draw)[0]
     return made(replace(entry, build=small.build), "cpu")

@@ -21,13 +21,13 @@ def __getattr__(name: str) -> Program:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .bench import kernelfault
-        from .bench.offload import command as offload
+        from .bench import moved
+        from .bench import options as bench
         from .finetune import options as finetune
         from .generate import options as generate
         from .main import app
 
-        for each in (finetune, generate, kernelfault, offload):
+        for each in (bench, finetune, generate, moved):
             each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

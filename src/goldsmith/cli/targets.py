@@ -18,7 +18,6 @@ from ..core.op import Op
 from ..core.tracing import TargetError
 
 DTYPES = ("float32", "bfloat16", "float16")
-COMPOSITES = ("mhc.connection", "router.memory", "router.peer")  # modules that only `goldsmith bench` knows
 
 
 class UnknownName(ValueError):
@@ -181,11 +180,6 @@ def operators() -> str:
 
 
 def _unknown(name: str) -> str:
-    if name in COMPOSITES:
-        return (
-            f"{name!r} is a module made of several operators, not an operator: `goldsmith bench {name}` proves and "
-            f"times it. Operators: {operators()}."
-        )
     text = f"unknown operator {name!r}; known: {operators()}."
     if name.endswith(".py") or "." in name:
         return text + " Name a target of your own as package.module:target (the module's dotted name, not its file)."

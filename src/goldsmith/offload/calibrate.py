@@ -88,7 +88,7 @@ def calibrate(
     """The costs of this store's experts on this machine: measured, or as they were kept
 
     (Some 4.5 seconds beside an H100; the first time in a process 6 to 22, with what it compiles and imports: the rows
-    offload.calibrate of `goldsmith bench offload`.)
+    offload.calibrate of `python -m benchmarks.offload`.)
 
     The CPU's kernel at 1 to 240 tokens an expert, copies, the device's kernel at 1 to 512, the CPU's kernel with copies
     running, and latencies: all that a call of the engine takes beside a lane's own work, and what one takes at least
