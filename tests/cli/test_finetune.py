@@ -344,7 +344,7 @@ def test_a_missing_tokenizer_or_one_of_another_model_is_reported(place, tmp_path
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "small")
     result = run(*words)
     said = re.search(
-        r"its tokenizer produces the id 2\d\d, but its embedding table has only 100 rows",
+        r"tokenizer produces the id 2\d\d, but its embedding table has only 100",
         " ".join(result.output.split()),
     )
     assert result.exit_code == 2 and said, result.output

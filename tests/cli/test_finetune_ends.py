@@ -265,7 +265,9 @@ def test_a_full_disk_and_an_interrupt_name_the_command_that_continues(tmp_path, 
     trained(tmp_path)
     found = session(tmp_path)
     found.find("never", RunCallbacks())
-    assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
+    assert "the same command without --resume never resumes" in found._write_failure(
+        tiny_trainer(), OSError(28, "full")
+    )
     show = FinetuneDisplay(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))

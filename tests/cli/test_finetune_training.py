@@ -258,7 +258,8 @@ def test_a_run_with_other_threads_continues_with_a_note(tmp_path):
     notes = []
     other = TrainingSession(tmp_path, IDENTITY, {"threads": 2})
     assert other.find("auto", RunCallbacks(note=notes.append)).step == 6
-    assert notes == ["threads was 1 and is 2: the run goes on, but not bit for bit."]
+    (note,) = notes
+    assert note.startswith("threads was 1 and is 2: ") and "not bit for bit" in note
 
 
 def test_starting_over_keeps_earlier_files(tmp_path, whole):

@@ -206,7 +206,7 @@ def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_
 def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     model = models.model("mixtral")
     for wrong, kind, text in (
-        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted the folder of a model"),
+        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted a model's folder"),
         (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
         (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
         (lambda: offload(model, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),

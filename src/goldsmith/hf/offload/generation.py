@@ -70,7 +70,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     try:
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} has no readable tokenizer: {_first(error)}") from error
+        raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
     # transformers creates an empty tokenizer if the files are missing
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")

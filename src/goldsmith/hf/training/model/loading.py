@@ -75,7 +75,7 @@ def tokenizer(name: str) -> Tokenizer:
     try:
         loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} has no readable tokenizer: {_first(error)}") from error
+        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
         raise TrainingError(f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
     return loaded
