@@ -339,7 +339,7 @@ def test_a_missing_tokenizer_or_one_of_another_model_is_reported(place, tmp_path
     words[1] = str(tmp_path / "small")
     saved_model(tmp_path / "small").joinpath("tokenizer.json").unlink()
     result = run(*words)
-    assert result.exit_code == 2 and "has no readable tokenizer" in " ".join(result.output.split()), result.output
+    assert result.exit_code == 2 and "has no tokenizer" in " ".join(result.output.split()), result.output
     tiny_model(100).to(torch.bfloat16).save_pretrained(tmp_path / "small")
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "small")
     result = run(*words)
