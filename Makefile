@@ -1,7 +1,7 @@
 # make         set up .venv, prove every operator that this machine can run, write the report and say where
 # make test    set up likewise and pass the test suite
 # make check   format, lint, types, import floors, exports, documentation
-# make bench   verify, then time (needs a GPU for most rows)
+# make bench   verify, then time beside peers (needs a GPU for most rows)
 #
 # Works from anywhere with `make -C`; the checkout's path may hold spaces.
 
@@ -27,7 +27,7 @@ check: setup
 	@.venv/bin/python -m pytest -n $(WORKERS) -q tests/repo --ignore tests/repo/test_style.py
 
 bench: setup
-	@.venv/bin/goldsmith bench $(BENCH_ARGS)
+	@.venv/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 # Decides by content, not by date, whether anything is to be installed; half a second when not.
 setup:

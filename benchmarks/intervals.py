@@ -1,4 +1,4 @@
-"""The interval that every measured share of the benchmarks is given with."""
+"""Confidence intervals of measured shares."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def wilson(hits: int, n: int, z: float = 1.96) -> tuple[float, float] | None:
-    """The 95 % Wilson interval of hits / n"""
+    """The 95 % Wilson interval of hits / n; None for n = 0."""
     if n == 0:
         return None
     share = hits / n

@@ -1,11 +1,10 @@
-"""Times that goldsmith promises, each held to its limit: `python benchmarks/promises.py [plan] [generate]`.
+"""Measures the times that goldsmith promises against their limits: `python -m benchmarks.promises [plan] [generate]`.
 
-    plan       a plan of 256 experts, on this processor's core: the quickest of many                    50 us
-    generate   `goldsmith generate` of the model in examples/, from the shell, with every import         10 s
+    plan       a plan of 256 experts on one core, the quickest of many                                  50 us
+    generate   `goldsmith generate` with the model in examples/, from the shell, with every import       10 s
 
-Tests hold the work to what it has to be (tests/offload/test_plan.py, tests/cli/test_generate.py); how long it takes is
-asked here, on a machine that has nothing else to do: a neighbour's work is in these figures. Processor time of
-`generate` is shown beside the time that passes. Exit status 1 where a limit is passed.
+Tests limit the amount of work (tests/offload/test_plan.py, tests/cli/test_generate.py). This script limits the time,
+and needs an idle machine. For `generate` it also shows the processor time. Exit status 1 where a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src")]
 
 PLANS = 10_000
 GENERATE = ("generate", str(ROOT / "examples" / "shakespeare-moe"), "--device", "cpu", "--prompt", "O",
@@ -27,14 +25,14 @@ GENERATE = ("generate", str(ROOT / "examples" / "shakespeare-moe"), "--device", 
 
 
 def plan() -> tuple[float, float, str]:
-    """Seconds of the quickest plan, the limit, and what else there is to say."""
+    """(seconds of the quickest plan, limit, remark)."""
     import numpy as np
 
     from goldsmith.offload import Costs
     from goldsmith.offload import plan as planned
 
     cpu = [(n, 8e-5 + 2e-6 * n) for n in (1, 4, 16, 32, 64, 128, 256)]
-    costs = Costs(  # an expert of Qwen3-30B in bfloat16, with curves, and rates that fall where lanes share the memory
+    costs = Costs(  # an expert of Qwen3-30B in bfloat16, with curves, and lower rates where lanes share memory
         expert_bytes=9_437_184, flops_per_token=9_437_184, cpu_bytes_per_s=104e9, cpu_flops=2e12,
         link_bytes_per_s=50e9, dram_bytes_per_s=150e9, device_bytes_per_s=2e12, device_flops=3e14, cpu_latency=2e-5,
         link_latency=1e-5, device_latency=2e-5, cpu_curve=cpu, cpu_beside_curve=[(n, 2 * t) for n, t in cpu],
@@ -50,7 +48,7 @@ def plan() -> tuple[float, float, str]:
 
 
 def generate() -> tuple[float, float, str]:
-    """Seconds of the command, the limit, and what else there is to say."""
+    """(seconds of the command, limit, remark)."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     paths = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     subprocess.run(
@@ -71,14 +69,14 @@ def main(wanted: Sequence[str]) -> int:
         sys.exit(f"unknown: {', '.join(unknown)}; there are: {', '.join(PROMISES)}")
     broken = 0
     for name in wanted or PROMISES:
-        seconds, limit, said = PROMISES[name]()
+        seconds, limit, remark = PROMISES[name]()
         broken += seconds > limit
         kept = "kept" if seconds <= limit else "BROKEN"
-        print(f"{name:<10} {_spelt(seconds):>9} of {_spelt(limit):>8}  {kept}  ({said})")
+        print(f"{name:<10} {_with_unit(seconds):>9} of {_with_unit(limit):>8}  {kept}  ({remark})")
     return 1 if broken else 0
 
 
-def _spelt(seconds: float) -> str:
+def _with_unit(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e6:.0f} us"
 
 

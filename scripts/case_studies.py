@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "case-studies.md"
-ONE = ROOT / "benchmarks" / "kernelfault" / "one.py"
+ONE = ROOT / "benchmarks" / "kernelfault" / "one_fault.py"
 MARK = r"<!-- test: not run, made by scripts/case_studies\.py -->\n"
 BLOCK = re.compile(rf"({MARK}```console\n\$ ([^\n]*)\n)(.*?)(```\n)", re.S)
 TABLE = re.compile(r"(<!-- made by scripts/case_studies\.py -->\n)(.*?)(<!-- end -->)", re.S)
@@ -62,7 +62,7 @@ def _asked(command: str, wanted: list[str]) -> bool:
 def shown(command: str) -> str:
     """What the command prints, without how long it took."""
     words = command.split()
-    done = run([sys.executable, "-m", "goldsmith", *words[1:]])
+    done = run([sys.executable, *words[1:]])
     print(f"$ {command}\n{done}", flush=True)
     return shortened(re.sub(r"\n\d+\.\d\d s(; .*)?\n", "\n", done))
 
@@ -87,7 +87,7 @@ def told(key: str) -> tuple[str, str]:
 
 def run(command: list[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     if not done.stdout:
         raise SystemExit(f"{' '.join(command)} printed nothing: {done.stderr[-600:]}")
     return done.stdout

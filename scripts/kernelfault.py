@@ -1,8 +1,9 @@
 """Tables of docs/kernelfault.md, from benchmarks/results/kernelfault.json and from the faults themselves.
 
-goldsmith bench kernelfault --json benchmarks/results/kernelfault.json
-goldsmith bench kernelfault --quick --seeds 1 --clean 0 --baselines --json benchmarks/results/kernelfault_baselines.json
-goldsmith bench kernelfault --author stranger --seeds 1 --json benchmarks/results/kernelfault_strangers_1.json
+python -m benchmarks.kernelfault --json benchmarks/results/kernelfault.json
+python -m benchmarks.kernelfault --quick --seeds 1 --clean 0 --baselines \\
+    --json benchmarks/results/kernelfault_baselines.json
+python -m benchmarks.kernelfault --author stranger --seeds 1 --json benchmarks/results/kernelfault_strangers_1.json
 python scripts/tables.py
 
 The last file is of the one run before any rule was changed for these faults, and is not made again. The usual rules are
@@ -19,12 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "kernelfault.json"
 BASELINES = RESULTS.with_name("kernelfault_baselines.json")
 FIRST_SIGHT = "kernelfault_strangers_*.json"
-sys.path[:0] = [str(ROOT / "benchmarks" / "kernelfault"), str(ROOT / "benchmarks")]
+sys.path.insert(0, str(ROOT))
 
-import catalogue  # noqa: E402
-import figures  # noqa: E402
-import show  # noqa: E402
-from baselines_names import RULES  # noqa: E402
+from benchmarks.kernelfault import catalogue, figures, terminal  # noqa: E402
+from benchmarks.kernelfault.baseline_names import RULES  # noqa: E402
+
+from recorded_commands import today  # noqa: E402
 
 Table = Callable[[list[str], list[list[str]]], str]
 
@@ -53,22 +54,22 @@ def strangers(table: Table) -> str:
     """First sight of kernels by a stranger to the rules, batch by batch, beside the rates of the whole."""
     found = sorted(RESULTS.parent.glob(FIRST_SIGHT), key=lambda path: int(path.stem.rpartition("_")[2]))
     batches = [json.loads(path.read_text()) for path in found]
-    titles = {key: title for key, title in show.TITLES.items() if key != "params"}
+    titles = {key: title for key, title in terminal.TITLES.items() if key != "params"}
     groups = [found["rates"]["all"] for found in batches]
-    rows = [[f"batch {i}: {_size(group)}"] + [show.percent(group[key]) for key in titles]
+    rows = [[f"batch {i}: {_size(group)}"] + [terminal.percent(group[key]) for key in titles]
             for i, group in enumerate(groups, 1)]  # fmt: skip
     whole = {k: sum(group[k] for group in groups) for k in ("faults", "hosts")}
-    rows.append([f"**all: {_size(whole)}**", *(show.percent(_pooled([g[key] for g in groups])) for key in titles)])
+    rows.append([f"**all: {_size(whole)}**", *(terminal.percent(_pooled([g[key] for g in groups])) for key in titles)])
     known = results()["rates"]
     rows += [
-        [f"{name}, as measured above"] + [show.percent(known[name][key]) for key in titles]
+        [f"{name}, as measured above"] + [terminal.percent(known[name][key]) for key in titles]
         for name in ("held out", "development")
     ]
     accused, alarms = (_pooled([found[key] for found in batches]) for key in ("accused", "twins"))
     lines = [
-        f"- Right but unusual rewritings that were accused: {show.percent(accused)}.",
-        f"- The kernels as they should be that failed: {show.percent(alarms)}.",
-        f"- First causes with a score of 0.9 or more that were right: {show.percent(_sure(batches))}.",
+        f"- Right but unusual rewritings that were accused: {terminal.percent(accused)}.",
+        f"- The kernels as they should be that failed: {terminal.percent(alarms)}.",
+        f"- First causes with a score of 0.9 or more that were right: {terminal.percent(_sure(batches))}.",
         f"- What stood first where the cause was wrong: {_instead(batches)}.",
     ]
     lines += [f"- Batch {i}: {conditions(found)}".rstrip() for i, found in enumerate(batches, 1)]
@@ -103,19 +104,19 @@ def rates(table: Table) -> str:
     rows = []
     for name, group in found["rates"].items():
         if group["detected"]["of"]:
-            cells = [show.percent(group[key]) for key in show.TITLES]
+            cells = [terminal.percent(group[key]) for key in terminal.TITLES]
             rows.append([f"{name}: {group['faults']} faults, {group['hosts']} kernels", *cells])
     accused, clean, twins, report = found["accused"], found["clean"], found["twins"], found["report"]
     lines = [
-        f"Right kernels drawn at random that failed: {show.percent(clean)}." if clean["of"] else "",
-        f"The same kernels without a fault that failed: {show.percent(twins)}.",
+        f"Right kernels drawn at random that failed: {terminal.percent(clean)}." if clean["of"] else "",
+        f"The same kernels without a fault that failed: {terminal.percent(twins)}.",
         f"Ties, goldens at fault and right rewritings that were accused: {accused['hits']} of {accused['of']}.",
         f"A diagnosis took {report['median_seconds']:.1f} s (median), 90 % at most {report['p90_seconds']:.1f} s.",
         "" if report["small"] is None else f"The case it shows has {100 * report['small']:.1f} % of the size (median).",
         *costs(found),
     ]
     said = "\n".join(f"- {line}" for line in lines if line)
-    return table(["", *show.TITLES.values()], rows) + f"\n{said}\n\n{conditions(found)}"
+    return table(["", *terminal.TITLES.values()], rows) + f"\n{said}\n\n{conditions(found)}"
 
 
 def costs(found: dict) -> list[str]:
@@ -131,7 +132,7 @@ def conditions(found: dict) -> str:
     load = " with a load of {:.0f} to {:.0f}".format(*c["load"]) if c["load"] else ""
     where = f"{c['date']}, commit {c['commit']}, {c['machine']}{load}, torch {c['torch']}{triton}"
     return (
-        f"{where}, Python {c['python']}; {seeds}; `{c['command']}`. In brackets the 95 % Wilson interval. "
+        f"{where}, Python {c['python']}; {seeds}; `{today(c['command'])}`. In brackets the 95 % Wilson interval. "
         f"{found['author']}\n"
     )
 
@@ -141,10 +142,10 @@ def baselines(table: Table) -> str:
     found = results()
     apart = not found["baselines"]
     found = json.loads(BASELINES.read_text()) if apart else found
-    ours = ["`goldsmith.assay`", show.percent(found["rates"]["all"]["detected"]), show.percent(found["twins"])]
+    ours = ["`goldsmith.assay`", terminal.percent(found["rates"]["all"]["detected"]), terminal.percent(found["twins"])]
     rows = [
-        [show.RULE_TITLES[r], show.percent(found["baselines"][r]["faults"])]
-        + [show.percent(found["baselines"][r]["right_kernels"])]
+        [terminal.RULE_TITLES[r], terminal.percent(found["baselines"][r]["faults"])]
+        + [terminal.percent(found["baselines"][r]["right_kernels"])]
         for r in RULES if r in found["baselines"]
     ]  # fmt: skip
     text = table(["rule", "faults found", "right kernels rejected"], [ours, *rows])

@@ -1,4 +1,4 @@
-"""Tables of what `goldsmith bench offload` measured: the rows of benchmarks/results whose op begins with offload."""
+"""Tables from rows of `python -m benchmarks.offload`: those of benchmarks/results whose op begins with offload."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ RULES = ("all on the CPU", "all copied", "fixed ratio", "Fiddler's rule")
 PEERS = ("transformers, CPU", "grouped_mm, CPU", "all on the GPU")
 STEPS = ("goldsmith, none cached", "goldsmith, all on the CPU", "transformers, CPU", "grouped_mm, CPU", "accelerate")
 HALF = "goldsmith, half cached"
-NOTHING = "No measurement is in benchmarks/results yet: `goldsmith bench offload --json FILE` there makes one.\n"
+NOTHING = "No measurement is in benchmarks/results yet: `python -m benchmarks.offload --json FILE` there makes one.\n"
 Table = Callable[[list[str], list[list[str]]], str]
 Case = dict[str, dict]  # peer -> row
 

@@ -9,7 +9,7 @@ from strategies import milliseconds
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 OPS = ("router.product_topk", "router.atomic_experts")
 STRATEGIES = ("dense",)  # forced ones are in a table of their own
-NOTHING = "No measurement is in benchmarks/results yet; `goldsmith bench router --out FILE.jsonl`.\n"
+NOTHING = "No measurement is in benchmarks/results yet; `python -m benchmarks.bench router --out FILE.jsonl`.\n"
 Table = Callable[[list[str], list[list[str]]], str]
 
 

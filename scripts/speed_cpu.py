@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from recorded_commands import today
+
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 PEERS = {
     "kt-kernel": "kt-kernel",
@@ -171,5 +173,5 @@ def memory(table: Table) -> str:
         for row in found["rows"]
     ]
     titles = ["", "format", "weights, MiB", "held, MiB", "peak beside it, MiB"]
-    said = f"{found['machine']}; {found['versions']}; commit {found['commit']}; {found['case']}; `{found['command']}`."
-    return table(titles, lines) + f"\n{said}\n"
+    said = f"{found['machine']}; {found['versions']}; commit {found['commit']}; {found['case']}"
+    return table(titles, lines) + f"\n{said}; `{today(found['command'])}`.\n"

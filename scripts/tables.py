@@ -16,9 +16,12 @@ from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for benchmarks
 os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say what the kernels take
 
 import torch
+from benchmarks.bench import app as bench
+from benchmarks.offload.command import app as offload
 from typer.models import ArgumentInfo
 
 import finetune
@@ -32,6 +35,7 @@ import strategies
 from goldsmith import Op
 from goldsmith.assay.declare.case import Case
 from goldsmith.cli import app
+from recorded_commands import today
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -117,7 +121,8 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
             newest |= {row["op"]: max(date, newest.get(row["op"], "")) for row in rows}
         text += one_machine([r for rows in dated.values() for r in rows if r["date"] == newest[r["op"]]], machine)
     return (
-        text or "No measurement is in benchmarks/results yet; `goldsmith bench --out benchmarks/results/NAME.jsonl`.\n"
+        text
+        or "No measurement is in benchmarks/results yet: `python -m benchmarks.bench --out FILE` there makes one.\n"
     )
 
 
@@ -175,10 +180,12 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
 def commands() -> str:
     """Every command with its arguments and options, read from the signatures that its --help is made from."""
     text = ""
-    for command in app.registered_commands:
+    shown = [command for command in app.registered_commands if not command.hidden]
+    for command in [*shown, *bench.registered_commands, *offload.registered_commands]:
         name = command.name or command.callback.__name__
+        program = "goldsmith" if command in shown else "python -m"
         hints = get_type_hints(command.callback, include_extras=True)
-        arguments, options, usage = [], [], ["goldsmith", name]
+        arguments, options, usage = [], [], [program, name]
         for parameter in signature(command.callback).parameters.values():
             kind, about = get_args(hints[parameter.name])[:2]
             said = one_line(about.help)
@@ -195,7 +202,7 @@ def commands() -> str:
                 said += default(on, about.help)
                 options.append([f"`{flags}{value(kind, about.metavar)}`", said])
         text += (
-            f"## goldsmith {name}\n\n`{' '.join([*usage, '[options]'])}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
+            f"## {program} {name}\n\n`{' '.join([*usage, '[options]'])}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
         )
         text += table(["argument or option", "what it does"], arguments + options) + "\n"
     return text.removesuffix("\n")
@@ -220,7 +227,7 @@ def one_line(text: str) -> str:
 
 
 def assay_rates() -> str:
-    """False alarms and escapes of the assay, from the rows of benchmarks/assay_rates.py."""
+    """False alarms and escapes of the assay, from the rows of `python -m benchmarks.assay.rates`."""
     path = RESULTS / "assay_rates.json"
     if not path.exists():
         return "No measurement is in benchmarks/results yet.\n"
@@ -235,7 +242,7 @@ def assay_rates() -> str:
         ["right kernels that look like wrong ones", f"{found['twin_checks']:,}", f"{found['twins_accused']} fail"],
     ]
     return table(["what was checked", "checks", "verdicts"], rows) + (
-        f"\nCommit {found.get('commit', 'unknown')}; {found['machine']}; `{found['command']}`.\n"
+        f"\nCommit {found.get('commit', 'unknown')}; {found['machine']}; `{today(found['command'])}`.\n"
     )
 
 

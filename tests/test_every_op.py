@@ -6,8 +6,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from goldsmith import BackendUnavailable, Op, assay
 from goldsmith.cli.targets import op_dtypes, op_target
-from goldsmith.cli.verify.select import EVERY_PROBE, VALUES
-from goldsmith.cli.verify.select import USUAL as USUAL_PROBES
+from goldsmith.cli.verify.selection import EVERY_PROBE, VALUES
+from goldsmith.cli.verify.selection import USUAL as USUAL_PROBES
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

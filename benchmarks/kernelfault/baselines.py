@@ -1,6 +1,6 @@
-"""What the usual rules say of the same kernels, used as a test's author would: against the golden run in torch.
+"""Verdicts of the usual rules on the same kernels, compared with the golden run in torch, as a test's author would.
 
-Each rule answers whether it rejects, or None where it cannot be asked. Gradients are compared too.
+A rule returns whether it rejects the kernel, or None where it does not apply. Gradients are compared too.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from baselines_names import RULES
 from torch import Tensor
 
 from goldsmith.assay.execute.run import How, Run, execute
 from goldsmith.assay.judge.examination import Examination
+
+from .baseline_names import RULES
 
 _SEED = 0
 
@@ -22,26 +23,29 @@ _SEED = 0
 def rejected(
     make: Callable[[], Any], case: str, seed: int, dtype: str = "", op: Any = None, *, interpreted: bool = False
 ) -> dict[str, bool | None]:
-    """rule -> whether it rejects the kernel in this case. gradcheck takes a minute a kernel in Triton's interpreter."""
+    """rule -> whether it rejects the kernel in this case.
+
+    gradcheck is left out in Triton's interpreter, where it takes a minute per kernel.
+    """
     target = make()
     chosen = target.case(case)
     wanted = getattr(torch, dtype) if dtype else target.dtypes[0]
     examination = Examination(target, chosen, wanted, "cpu", seed, frozenset(), case)
     state = torch.random.get_rng_state()
-    done = execute(examination.material, How(fill="zero"))
-    found: dict[str, bool | None] = dict.fromkeys(RULES)
-    if done.error is not None:
-        found |= dict.fromkeys(RULES[:4], True)
+    execution = execute(examination.material, How(fill="zero"))
+    rejections: dict[str, bool | None] = dict.fromkeys(RULES)
+    if execution.error is not None:
+        rejections |= dict.fromkeys(RULES[:4], True)
     else:
-        found |= _compared(examination, done)
-    found["gradcheck"] = None if interpreted else _gradcheck(make, case, seed)
-    found["opcheck"] = None if op is None else _opcheck(op, examination)
+        rejections |= _compared(examination, execution)
+    rejections["gradcheck"] = None if interpreted else _gradcheck(make, case, seed)
+    rejections["opcheck"] = None if op is None else _opcheck(op, examination)
     torch.random.set_rng_state(state)
-    return found
+    return rejections
 
 
 def name_results(result: Any, names: tuple[str, ...] | None) -> dict[str, Tensor]:
-    """A callable's return value by output name."""
+    """The results of a call, by output name."""
     if isinstance(result, dict):
         return {n: t for n, t in result.items() if t is not None}
     values = list(result) if isinstance(result, tuple | list) else [result]
@@ -50,7 +54,7 @@ def name_results(result: Any, names: tuple[str, ...] | None) -> dict[str, Tensor
 
 
 def name_gradients(result: Any, wanted: tuple[str, ...]) -> dict[str, Tensor | None]:
-    """What a backward returned, by input name."""
+    """The gradients of a backward, by input name."""
     return {n: result.get(n) for n in wanted} if isinstance(result, dict) else dict(zip(wanted, result, strict=True))
 
 
@@ -68,7 +72,7 @@ def _compared(examination: Examination, done: Run) -> dict[str, bool]:
 
 
 def _golden(examination: Examination, done: Run, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
-    """Outputs and gradients of the golden in the inputs' own precision, or in another one."""
+    """Outputs and gradients of the golden in this dtype; None: the dtype of the inputs."""
     target, material = examination.target, examination.material
 
     def cast(t: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ def _allclose(y: Tensor | None, g: Tensor, tolerance: float) -> bool:
 
 
 def _worse_than_twice(y: Tensor | None, g: Tensor, exact: Tensor) -> bool:
-    """FlashAttention's: max |y - exact| <= 2 max |same-precision torch - exact|"""
+    """The rule of FlashAttention: max |y - exact| <= 2 max |torch in the same precision - exact|"""
     if y is None or y.shape != exact.shape or not y.numel():
         return y is None and bool(exact.any())
     if not y.is_floating_point():
@@ -125,7 +129,7 @@ def _worse_than_twice(y: Tensor | None, g: Tensor, exact: Tensor) -> bool:
 
 
 def _calc_diff(y: Tensor | None, exact: Tensor) -> float:
-    """DeepGEMM's: 1 - 2 <x, y> / (<x, x> + <y, y>)"""
+    """The measure of DeepGEMM: 1 - 2 <x, y> / (<x, x> + <y, y>)"""
     if y is None or y.shape != exact.shape:
         return 1.0 if y is not None or bool(exact.any()) else 0.0
     a, b = y.double(), exact.double()
@@ -168,12 +172,12 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
     torch.manual_seed(_SEED)
     try:
         return not torch.autograd.gradcheck(call, leaves, fast_mode=True, nondet_tol=0.0)
-    except Exception:  # noqa: BLE001  whatever it raises is a rejection
+    except Exception:  # noqa: BLE001  any exception is a rejection
         return True
 
 
 def _opcheck(op: Any, examination: Examination) -> bool:
-    """torch.library.opcheck on the registered operator, gradients wanted."""
+    """torch.library.opcheck on the registered operator, with gradients."""
     material = examination.material
     tensors = [material.inputs.get(n) for n in op.inputs]
     tensors = [
@@ -184,6 +188,6 @@ def _opcheck(op: Any, examination: Examination) -> bool:
     with contextlib.redirect_stdout(None):
         try:
             torch.library.opcheck(op._custom, (*tensors, *options, "reference"))
-        except Exception:  # noqa: BLE001  whatever it raises is a rejection
+        except Exception:  # noqa: BLE001  any exception is a rejection
             return True
     return False

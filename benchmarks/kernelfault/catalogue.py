@@ -1,8 +1,8 @@
-"""Faults and hosts as the files in faults/ declare them, and how a fault becomes an edited copy of its host.
+"""Hosts and faults as the files in faults/ declare them, and the edited copies of hosts.
 
-A host is a file in faults/: where its module is for each backend, and whether it is held out (its faults are then
-never used for fitting). A fault is an edit of one file of a host with the truth about it, which is written before the
-fault is run. A host's own files are never changed: the copy is.
+A host is a kernel that faults are put into. Its file in faults/ names its module for each backend, and says whether its
+faults are held out, that is, never used for fitting. A fault is an edit of one file of a host, with the truth about it,
+which is written before the fault is run. Edits change a copy of the host, never the host.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import library
+from . import native_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -32,17 +32,17 @@ _FAULT_KEYS = {
 
 
 class CatalogueError(ValueError):
-    """A file in faults/ says something that cannot be; the text names file and fault."""
+    """A mistake in a file of faults/, or a name that does not exist; the message names file and fault."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Something that faults are put into.
+    """A kernel that faults are put into.
 
-    backends  backend -> the module's file below the root of the checkout
-    package   dotted name of an operator that we ship ("goldsmith.mhc.post"); "" for a specimen with `target()`
-    cases     those of the operator's cases that are tried; a specimen's are all its own
-    author    who wrote the kernel and its faults: "goldsmith", or "stranger" for one who had not read the rules
+    backends  backend -> the module's file, relative to the checkout
+    package   dotted name of an operator of goldsmith ("goldsmith.mhc.post"); "" for a specimen with `target()`
+    cases     the operator's cases to try; a specimen is tried in all of its cases
+    author    who wrote the kernel and its faults: "goldsmith", or "stranger" for somebody who had not read the rules
     """
 
     name: str
@@ -56,19 +56,19 @@ class Host:
 
 @dataclass(frozen=True)
 class Fault:
-    """An edit with its truth.
+    """An edit, with the truth about it.
 
     edits       (old text, new text): each old text occurs exactly once in the file
-    verdict     what a check must say: "fail", "pass" (no fault at all), or "reference_fault"
-    stages      any of these may be named as the first wrong one
-    causes      any of these ids may stand first
-    params      what the best right cause should say, index sets in the names of the case's sizes: [["32", "D"]]
-    cases       names of the cases in which it shows; all of the host's without it
-    note        id of the note that must be there instead of an accusation
-    equivalent  why no golden can tell it from the right kernel; listed then, not counted
-    amended     why the truth was changed after a run (only when it was demonstrably wrong)
-    dtype       of the inputs, where it is not the host's own
-    together    it shows only in a case after another one: all cases are examined in one row
+    verdict     the right verdict: "fail", "pass" (not a fault), or "reference_fault"
+    stages      the stages that are right as the first wrong one
+    causes      the ids that are right as the first cause
+    params      the right details of the cause; index sets use the names of the case's sizes: [["32", "D"]]
+    cases       the cases in which the fault shows; empty: all cases of the host
+    note        id of the note that the report must have instead of a finding
+    equivalent  why no golden can tell the edit from the right kernel; such a fault is listed, but not counted
+    amended     why the truth was changed after a run (only where it was demonstrably wrong)
+    dtype       of the inputs, where it differs from the host's
+    together    the fault shows only when one case follows another: one row examines all cases
     """
 
     id: str
@@ -94,7 +94,7 @@ class Fault:
 
     @property
     def counted(self) -> bool:
-        """Whether detection, stage and cause are counted for it."""
+        """Whether the rates of detection, stage and cause count this fault."""
         return self.verdict == "fail" and not self.equivalent
 
 
@@ -107,12 +107,12 @@ def hosts() -> dict[str, Host]:
 @cache
 def faults() -> tuple[Fault, ...]:
     """Every fault, in the order of the files."""
-    found = tuple(fault for _, faults in _files() for fault in faults)
-    keys = [f.key for f in found]
+    everything = tuple(fault for _, faults in _files() for fault in faults)
+    keys = [f.key for f in everything]
     twice = sorted({k for k in keys if keys.count(k) > 1})
     if twice:
         raise CatalogueError(f"{twice[0]} is declared twice; add a letter to one id")
-    return found
+    return everything
 
 
 @cache
@@ -121,11 +121,11 @@ def _files() -> list[tuple[Host, list[Fault]]]:
 
 
 def _file(path: Path) -> tuple[Host, list[Fault]]:
-    said = tomllib.loads(path.read_text(encoding="utf-8"))
-    _only(path.name, said, {"host", "fault"})
-    _only(f"{path.name} [host]", said["host"], _HOST_KEYS)
-    host = Host(**{**said["host"], "cases": tuple(said["host"].get("cases", ()))})
-    return host, [_fault(path, host, entry) for entry in said.get("fault", ())]
+    declared = tomllib.loads(path.read_text(encoding="utf-8"))
+    _only(path.name, declared, {"host", "fault"})
+    _only(f"{path.name} [host]", declared["host"], _HOST_KEYS)
+    host = Host(**{**declared["host"], "cases": tuple(declared["host"].get("cases", ()))})
+    return host, [_fault(path, host, entry) for entry in declared.get("fault", ())]
 
 
 def _fault(path: Path, host: Host, entry: dict[str, Any]) -> Fault:
@@ -149,8 +149,8 @@ def _fault(path: Path, host: Host, entry: dict[str, Any]) -> Fault:
     return fault
 
 
-def _only(name: str, said: dict[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(said) - known)
+def _only(name: str, declared: dict[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(declared) - known)
     if unknown:
         raise CatalogueError(f"{name}: unknown key {unknown[0]!r}; there are: {', '.join(sorted(known))}")
 
@@ -158,15 +158,18 @@ def _only(name: str, said: dict[str, Any], known: set[str]) -> None:
 def select(
     fault: str | None = None, host: str | None = None, backend: str | None = None, author: str | None = None
 ) -> list[Fault]:
-    """The faults of that id (M04 takes M04b along), host, backend and author; raises with what exists."""
-    for what, asked, exist in (
+    """The faults with this id (M04 includes M04b), host, backend and author.
+
+    Raises CatalogueError, with the names that exist, for an unknown name.
+    """
+    for kind, name, known in (
         ("host", host, list(hosts())),
         ("backend", backend, sorted({b for h in hosts().values() for b in h.backends})),
         ("author", author, sorted({h.author for h in hosts().values()})),
         ("fault", fault, sorted({f.id[:3] for f in faults()} | {f.id for f in faults()})),
     ):
-        if asked is not None and asked not in exist:
-            raise CatalogueError(f"no {what} {asked!r}; there are: {', '.join(exist)}")
+        if name is not None and name not in known:
+            raise CatalogueError(f"no {kind} {name!r}; there are: {', '.join(known)}")
     return [
         f for f in faults()
         if (fault is None or fault in (f.id, f.id[:3])) and host in (None, f.host.name) and backend in (None, f.backend)
@@ -178,7 +181,7 @@ def select(
 
 
 def applied(source: str, fault: Fault) -> str:
-    """The file's text with the fault in it; raises when an old text does not occur exactly once."""
+    """The file's text with the fault in it; raises CatalogueError unless each old text occurs exactly once."""
     for old, new in fault.edits:
         count = source.count(old)
         if count != 1:
@@ -188,21 +191,21 @@ def applied(source: str, fault: Fault) -> str:
 
 
 def unfit(faults: Iterable[Fault]) -> list[str]:
-    """What is wrong with the edits that their files no longer take."""
-    said = []
+    """A message per fault whose edit no longer fits its file."""
+    messages = []
     for fault in faults:
         try:
             applied((ROOT / fault.file).read_text(encoding="utf-8"), fault)
         except (CatalogueError, OSError) as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def copy(host: Host, backend: str, fault: Fault | None, folder: Path) -> Path:
     """Copy the host to `folder`, with the fault in it; returns the module's file, or the folder to import from.
 
-    A specimen is one file. An operator that we ship imports its siblings, so that the whole package is copied; the
-    edited one is then imported before any other. A native backend's library is built from a copy of its sources.
+    A specimen is one file. An operator of goldsmith imports its siblings, so the whole package is copied, and the copy
+    must be imported before any other. The library of a native backend is built from a copy of its sources.
     """
     if host.package:
         shutil.copytree(ROOT / "src" / "goldsmith", folder / "goldsmith", ignore=shutil.ignore_patterns("__pycache__"))
@@ -213,7 +216,7 @@ def copy(host: Host, backend: str, fault: Fault | None, folder: Path) -> Path:
             path = folder / (path.relative_to("src") if path.parts[0] == "src" else path)
             path.write_text(applied(path.read_text(encoding="utf-8"), fault), encoding="utf-8")
         if backend == NATIVE:
-            library.put_into(folder / "goldsmith", folder / NATIVE_SOURCES, ROOT / "build" / "kernelfault")
+            native_library.put_into(folder / "goldsmith", folder / NATIVE_SOURCES, ROOT / "build" / "kernelfault")
         return folder
     source = ROOT / host.backends[backend]
     text = source.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From rows to figures: rates with their 95 % intervals, the confusion matrix, misses with what they rest on."""
+"""Figures of the rows: rates with 95 % intervals, the confusion matrix, and misses with their evidence."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import catalogue
-from baselines_names import RULES
-from catalogue import Fault
-
-from intervals import wilson
+from ..intervals import wilson
+from . import catalogue
+from .baseline_names import RULES
+from .catalogue import Fault
 
 AUTHOR = "Faults by one author are not an estimate of how often bugs occur, nor of which ones do."
 NONE = "(none)"
@@ -26,13 +25,13 @@ def rate(hits: int, n: int) -> dict[str, Any]:
 
 
 def loads(rows: Iterable[dict]) -> list[float]:
-    """The least and the largest load average of the machine when rows ended."""
+    """[lowest, highest] load average of the machine when rows ended."""
     seen = [r["load"] for r in rows if "load" in r]
     return [min(seen), max(seen)] if seen else []
 
 
 def judged(row: dict, fault: Fault) -> dict[str, bool]:
-    """What a row got right of its fault's truth."""
+    """Which parts of its fault's truth a row got right."""
     ids = [c["id"] for c in row["causes"]]
     right = [c for c in row["causes"] if c["id"] in fault.causes]
     return {
@@ -40,12 +39,12 @@ def judged(row: dict, fault: Fault) -> dict[str, bool]:
         "stage": row["stage"] in fault.stages,
         "top1": bool(ids) and ids[0] in fault.causes,
         "top3": any(id in fault.causes for id in ids[:3]),
-        "params": bool(right) and all(_says(right[0]["params"], k, v, row["sizes"]) for k, v in fault.params.items()),
+        "params": bool(right) and all(_agrees(right[0]["params"], k, v, row["sizes"]) for k, v in fault.params.items()),
     }
 
 
-def _says(params: dict, key: str, wanted: Any, sizes: dict) -> bool:
-    """Whether a cause's params say what the truth does; index sets and numbers are in the names of the sizes."""
+def _agrees(params: dict, key: str, wanted: Any, sizes: dict) -> bool:
+    """Whether a cause's params agree with the truth, whose numbers and index sets use the names of sizes."""
     got = params.get(key)
     if key == "missing":
         return got == [[_number(lo, sizes), _number(hi, sizes)] for lo, hi in wanted]
@@ -56,13 +55,13 @@ def _says(params: dict, key: str, wanted: Any, sizes: dict) -> bool:
     return wanted in str(got) or any(wanted in str(a) for a in params.get("also", ()))
 
 
-def _number(said: str, sizes: dict) -> float:
-    """The product of sizes and numbers: "n * n", "D", "32"."""
-    return math.prod(sizes[part] if part in sizes else float(part) for part in said.split(" * "))
+def _number(text: str, sizes: dict) -> float:
+    """The value of a product of sizes and numbers: "n * n", "D", "32"."""
+    return math.prod(sizes[part] if part in sizes else float(part) for part in text.split(" * "))
 
 
 def summarise(rows: Iterable[dict]) -> dict[str, Any]:
-    """Every figure of the rows; the truth is that of the catalogue as it stands."""
+    """Every figure of the rows, by the truth of the present catalogue."""
     known = {f.key: f for f in catalogue.faults()}
     rows = list(rows)
     clean = [r for r in rows if r.get("kind") == "clean"]
@@ -96,15 +95,15 @@ def summarise(rows: Iterable[dict]) -> dict[str, Any]:
 
 
 def _rates(pairs: list[tuple[dict, Fault]]) -> dict[str, Any]:
-    found = [judged(r, f) for r, f in pairs]
-    detailed = [j["params"] for (_, f), j in zip(pairs, found, strict=True) if f.params]
-    out = {k: rate(sum(j[k] for j in found), len(found)) for k in ("detected", "stage", "top1", "top3")}
+    judgements = [judged(r, f) for r, f in pairs]
+    detailed = [j["params"] for (_, f), j in zip(pairs, judgements, strict=True) if f.params]
+    out = {k: rate(sum(j[k] for j in judgements), len(judgements)) for k in ("detected", "stage", "top1", "top3")}
     out["params"] = rate(sum(detailed), len(detailed))
     return {"faults": len({f.key for _, f in pairs}), "hosts": len({f.host.name for _, f in pairs}), **out}
 
 
 def _accused(pairs: list[tuple[dict, Fault]]) -> dict[str, Any]:
-    """What is no fault of the kernel: the candidate must not be accused."""
+    """Right kernels among the faults (ties, faulty goldens, rewritings): how many were accused."""
     right = [(r, f) for r, f in pairs if f.verdict != "fail"]
     wrong = [
         {"fault": f.key, "case": r["case"], "seed": r["seed"], "verdict": r["verdict"], "notes": r["notes"]}
@@ -126,26 +125,26 @@ def _by_fault(pairs: list[tuple[dict, Fault]]) -> list[dict[str, Any]]:
     out = []
     for members in grouped.values():
         f = members[0][1]
-        found = [judged(r, f) for r, _ in members]
+        judgements = [judged(r, f) for r, _ in members]
         tops = Counter((r["causes"] or [{"id": NONE}])[0]["id"] for r, _ in members)
         out.append({
             "id": f.id, "host": f.host.name, "backend": f.backend, "what": f.what, "held_out": f.host.held_out,
             "verdict": f.verdict, "stages": list(f.stages), "causes": list(f.causes), "rows": len(members),
             "right_verdict": sum(r["verdict"].replace("died", "fail") == f.verdict for r, _ in members),
             "amended": f.amended,
-            **{k: sum(j[k] for j in found) for k in ("detected", "stage", "top1", "top3")},
+            **{k: sum(j[k] for j in judgements) for k in ("detected", "stage", "top1", "top3")},
             "said": dict(tops.most_common(3)),
         })  # fmt: skip
     return out
 
 
 def _confusion(pairs: list[tuple[dict, Fault]]) -> dict[str, dict[str, int]]:
-    """truth (its first cause) -> what stood first -> rows; any accepted cause counts as the truth."""
+    """{true cause: {first cause: rows}}; every accepted cause counts as the true one."""
     out: dict[str, Counter] = defaultdict(Counter)
     for r, f in pairs:
         first = r["causes"][0]["id"] if r["causes"] else NONE
         out[f.causes[0]][f.causes[0] if first in f.causes else first] += 1
-    return {truth: dict(said) for truth, said in sorted(out.items())}
+    return {truth: dict(firsts) for truth, firsts in sorted(out.items())}
 
 
 def _misses(pairs: list[tuple[dict, Fault]]) -> list[dict[str, Any]]:
@@ -164,7 +163,7 @@ def _misses(pairs: list[tuple[dict, Fault]]) -> list[dict[str, Any]]:
 
 
 def _cost(twins: list[dict]) -> dict[str, Any]:
-    """Median seconds of an examination's parts on right kernels, and in runs of the kernel itself."""
+    """Median cost of the parts of a check on right kernels, in seconds and in runs of the kernel."""
     out: dict[str, Any] = {}
     for part in ("plain", "compare", "stages", "all"):
         seconds = [r["cost"][part] for r in twins if "cost" in r]
@@ -194,7 +193,7 @@ def _report(pairs: list[tuple[dict, Fault]]) -> dict[str, Any]:
 def _baselines(
     counted: list[tuple[dict, Fault]], of_faults: list[tuple[dict, Fault]], twins: list[dict]
 ) -> dict[str, Any]:
-    """rule -> faults rejected, right kernels rejected; a rule is asked only where it can be."""
+    """{rule: rates of rejected faults and rejected right kernels}, where the rule applies."""
     right = [r for r in twins if "baselines" in r]
     right += [r for r, f in of_faults if f.verdict == "pass" and "baselines" in r]
     passes = {(r["host"], r["backend"], r["case"], r["seed"], n): not v for r in twins for n, v in
@@ -202,7 +201,7 @@ def _baselines(
     out = {}
     for rule in RULES:
         rows = [r for r, _ in counted if r.get("baselines", {}).get(rule) is not None]
-        if rule == "gradcheck":  # float32 kernels fail it as they should be: it says nothing of them
+        if rule == "gradcheck":  # right float32 kernels fail it too, so those say nothing
             rows = [r for r in rows if passes.get((r["host"], r["backend"], r["case"], r["seed"], rule))]
         answers = [r["baselines"][rule] for r in right if r["baselines"].get(rule) is not None]
         if rows or answers:
@@ -214,7 +213,7 @@ def _baselines(
 
 
 def _calibration(pairs: list[tuple[dict, Fault]]) -> dict[str, Any]:
-    """Scores as printed against how often they were right: all causes of development and of held-out faults."""
+    """[score, share right, rows] of first causes, for development and held-out faults."""
     out = {}
     for name, held in (("development", False), ("held out", True)):
         bins: dict[float, list[bool]] = defaultdict(list)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import jinja2
-import show
-from baselines_names import RULES
-from catalogue import HERE, ROOT
 
-STYLE = ROOT / "src" / "goldsmith" / "assay" / "html" / "style.css"
+from . import terminal
+from .baseline_names import RULES
+from .catalogue import HERE, ROOT
+
+STYLE = ROOT / "src" / "goldsmith" / "assay" / "report" / "html" / "style.css"
 
 
 def render(summary: dict[str, Any]) -> str:
-    """The page's text; whatever stands in the rows is escaped."""
+    """The page's text; texts of the rows are escaped."""
     loader = jinja2.FileSystemLoader(HERE)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     rates = {n: r for n, r in summary["rates"].items() if r["detected"]["of"]}
@@ -21,7 +22,7 @@ def render(summary: dict[str, Any]) -> str:
     return environment.get_template("page.html.j2").render(
         s=summary, c=summary["conditions"], style=STYLE.read_text(encoding="utf-8"), all=whole,
         rates=[
-            (name, {**r, "cells": [(title, show.percent(r[k])) for k, title in show.TITLES.items() if r[k]["of"]]})
+            (name, {**r, "cells": [(t, terminal.percent(r[k])) for k, t in terminal.TITLES.items() if r[k]["of"]]})
             for name, r in rates.items()
         ],
         **{k: _of(whole[k]) for k in ("detected", "stage", "top1")},
@@ -35,17 +36,17 @@ def _of(figure: dict[str, Any]) -> str:
 
 
 def rows_of_right(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Alarms on what is right."""
+    """(title, rate) of alarms on right kernels."""
     accused = summary["accused"]
     return [
-        ("right kernels drawn at random, failed", show.percent(summary["clean"])),
-        ("the hosts without a fault, failed", show.percent(summary["twins"])),
-        ("ties, goldens at fault and right rewritings, accused all the same", f"{accused['hits']} of {accused['of']}"),
+        ("right kernels drawn at random that failed", terminal.percent(summary["clean"])),
+        ("hosts without a fault that failed", terminal.percent(summary["twins"])),
+        ("ties, faulty goldens and right rewritings that were accused", f"{accused['hits']} of {accused['of']}"),
     ]
 
 
 def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Median seconds, and what a report takes."""
+    """(title, median cost) of the parts of a check and of a diagnosis."""
     names = {
         "plain": "one run, forward and backward", "compare": "comparison with the golden",
         "stages": "comparison and stages", "all": "every probe",
@@ -62,19 +63,23 @@ def rows_of_cost(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The assay's own row first."""
+    """(rule, faults found, right kernels rejected); the assay's row comes first."""
     if not summary["baselines"]:
         return []
-    ours = ("goldsmith.assay", show.percent(summary["rates"]["all"]["detected"]), show.percent(summary["twins"]))
+    ours = (
+        "goldsmith.assay",
+        terminal.percent(summary["rates"]["all"]["detected"]),
+        terminal.percent(summary["twins"]),
+    )
     told = summary["baselines"]
     return [ours] + [
-        (show.RULE_TITLES[r], show.percent(told[r]["faults"]), show.percent(told[r]["right_kernels"]))
+        (terminal.RULE_TITLES[r], terminal.percent(told[r]["faults"]), terminal.percent(told[r]["right_kernels"]))
         for r in RULES if r in told
     ]  # fmt: skip
 
 
 def confusion(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row for each true cause: how often it was right, and what was said instead."""
+    """A row per true cause: how often it came first, and which causes came first instead."""
     out = []
     for truth, said in summary["confusion"].items():
         others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)

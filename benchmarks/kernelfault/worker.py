@@ -1,6 +1,6 @@
-"""The child process: reads jobs from stdin, a JSON line each, loads the host's copy, writes a JSON line for each row.
+"""The child process: reads jobs from stdin, a JSON line each, and writes a JSON line per row.
 
-A wrong kernel may end the process; the rows that are then missing are the parent's to tell.
+A wrong kernel may kill the process; the parent then writes the missing row.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-BUDGET = 240.0  # seconds for a diagnosis: four times what it has by itself, since others use the machine, too
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET = 240.0  # seconds for a diagnosis: four times the default, because others use the machine too
 TOGETHER = "all cases"
 
 
 def main() -> int:
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a kernel prints is not a row
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all: what it cuts short is no row
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    os.dup2(2, 1)  # what a kernel prints must not be read as a row
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the parent decides
+    sys.path[:1] = [str(ROOT)]  # instead of this folder, whose file names are not for import
     for line in sys.stdin:
         with tempfile.TemporaryDirectory(prefix="kernelfault-") as folder:
             for row in rows(json.loads(line), Path(folder)):
@@ -38,12 +38,12 @@ def main() -> int:
 
 
 def rows(job: dict, folder: Path) -> Iterator[dict]:
-    """The job's rows; before each one, what is about to be run, and after the last one an end."""
-    import catalogue
+    """The job's rows: a "begin" before each row, and an "end" after the last one."""
+    from benchmarks.kernelfault import catalogue
 
     done = {(case, seed) for case, seed in job["done"]}
     if job["kind"] == "clean":
-        import_from(HERE.parents[1] / "src")
+        import_from(ROOT / "src")
         _quiet()
         finished = {seed for _, seed in done}
         for seed in (s for s in job["draws"] if s not in finished):
@@ -54,11 +54,11 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
     host = catalogue.hosts()[job["host"]]
     fault = next((f for f in catalogue.faults() if f.key == job["fault"]), None)
     path = catalogue.copy(host, job["backend"], fault, folder)
-    import_from(path if host.package else HERE.parents[1] / "src")
+    import_from(path if host.package else ROOT / "src")
     _quiet()
-    import loading
+    from benchmarks.kernelfault import targets
 
-    make = loading.factory(host, job["backend"], path)
+    make = targets.factory(host, job["backend"], path)
     cases = list(fault.cases if fault is not None and fault.cases else cases_of(make))
     if fault is not None and fault.together:
         cases = [TOGETHER]
@@ -72,12 +72,12 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
             row["fault"] = fault.key
         yield {"begin": row}
         device = job["device"]
-        found = examine(make, case, seed, fault.dtype, device) if fault is not None else twin(make, case, seed, device)
-        row |= found
+        fields = examine(make, case, seed, fault.dtype, device) if fault is not None else twin(make, case, seed, device)
+        row |= fields
         if job["baselines"] and case != TOGETHER:
-            import baselines
+            from benchmarks.kernelfault import baselines
 
-            op = loading.operator(host) if host.package else None
+            op = targets.operator(host) if host.package else None
             dtype, interpreted = fault.dtype if fault is not None else "", job["backend"] == "triton"
             row["baselines"] = baselines.rejected(make, case, seed, dtype, op, interpreted=interpreted)
         yield {**row, "load": round(os.getloadavg()[0], 1)}
@@ -85,7 +85,7 @@ def rows(job: dict, folder: Path) -> Iterator[dict]:
 
 
 class _From(PathFinder):
-    """Finds our own package in one folder, before an editable install of the checkout, which finds it itself."""
+    """Finds goldsmith in one folder, before an editable install of the checkout would."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
@@ -97,10 +97,10 @@ class _From(PathFinder):
 
 
 def import_from(folder: Path) -> None:
-    """Our own package comes from there; a child that has it from elsewhere must not go on."""
+    """Import goldsmith from this folder; raises RuntimeError where it was imported from elsewhere."""
     imported = sys.modules.get("goldsmith")
     if imported is not None and Path(imported.__file__).parent.parent != folder:
-        raise RuntimeError(f"goldsmith was imported from {imported.__file__}, and is wanted from {folder}")
+        raise RuntimeError(f"goldsmith was imported from {imported.__file__}, but must come from {folder}")
     if imported is None:
         sys.meta_path.insert(0, _From(folder))
 
@@ -117,7 +117,7 @@ def cases_of(make: Callable[[], Any]) -> list[str]:
 
 
 def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "", device: str = "cpu") -> dict:
-    """What `diagnose` says of a faulty host in one case."""
+    """The diagnosis of a faulty host in one case, as fields of a row."""
     import torch
 
     from goldsmith import assay
@@ -126,32 +126,36 @@ def examine(make: Callable[[], Any], case: str, seed: int, dtype: str = "", devi
     started = time.perf_counter()
     one = None if case == TOGETHER else case
     drawn = getattr(torch, dtype) if dtype else None
-    found = assay.diagnose(make(), one, dtype=drawn, device=device, seed=seed, budget_s=BUDGET)
+    diagnosis = assay.diagnose(make(), one, dtype=drawn, device=device, seed=seed, budget_s=BUDGET)
     raw, seen = {}, []
-    if found.evidence is not None and found.verdict == "fail":
-        raw = {id: round(match.score, 4) for id, match in rules.matches(found.evidence).items()}
-        seen = sorted(features.features(found.evidence))
+    if diagnosis.evidence is not None and diagnosis.verdict == "fail":
+        raw = {id: round(match.score, 4) for id, match in rules.matches(diagnosis.evidence).items()}
+        seen = sorted(features.features(diagnosis.evidence))
     sizes = sizes_of(make, one) if one is not None else {}
-    return told(found, sizes) | {"raw": raw, "features": seen, "seconds": round(time.perf_counter() - started, 3)}
+    return diagnosis_fields(diagnosis, sizes) | {
+        "raw": raw,
+        "features": seen,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
 
 
-def told(found: Any, sizes: dict) -> dict:
-    """What a row keeps of a diagnosis."""
+def diagnosis_fields(diagnosis: Any, sizes: dict) -> dict:
+    """The fields of a row that come from the diagnosis."""
     return {
-        "verdict": found.verdict,
-        "stage": found.first_wrong_stage,
-        "causes": [{"id": c.id, "score": c.score, "params": _plain(c.params)} for c in found.causes],
-        "sentences": found.causes[0].evidence[:3] if found.causes else [],
-        "findings": _findings(found.report),
-        "notes": sorted({n.id for n in found.report.notes}),
+        "verdict": diagnosis.verdict,
+        "stage": diagnosis.first_wrong_stage,
+        "causes": [{"id": c.id, "score": c.score, "params": _plain(c.params)} for c in diagnosis.causes],
+        "sentences": diagnosis.causes[0].evidence[:3] if diagnosis.causes else [],
+        "findings": _findings(diagnosis.report),
+        "notes": sorted({n.id for n in diagnosis.report.notes}),
         "sizes": sizes,
-        "small": _plain(dict(found.case.get("sizes", {}))),
-        "partial": found.partial,
+        "small": _plain(dict(diagnosis.case.get("sizes", {}))),
+        "partial": diagnosis.partial,
     }
 
 
 def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> dict:
-    """The same host without a fault: its verdict, and what each part of an examination costs."""
+    """The host without a fault: its verdict, and the cost of each part of a check."""
     import torch
 
     from goldsmith import assay
@@ -187,15 +191,15 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def clean(seed: int) -> dict:
-    """A right kernel, drawn at random with its order of sums, layout, dtype and threads, under all probes."""
+    """Check a right kernel, drawn at random with its order of sums, layout, dtype and threads, under all probes."""
     import torch
 
-    import assay_clean
+    from benchmarks.assay.right_kernels import draws
     from goldsmith import assay
 
     threads = 1 + seed % 3
     torch.set_num_threads(threads)
-    target, words = assay_clean.draw(seed)
+    target, words = draws.draw(seed)
     report = assay.check(target, seed=seed, raises=False)
     return {
         "kind": "clean", "host": words.split()[0], "backend": "torch", "case": words, "seed": seed, "threads": threads,

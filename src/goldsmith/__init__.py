@@ -1,6 +1,6 @@
 """Operators for mixture-of-experts and hyper-connected transformers, each with its proof.
 
-Everything here loads when it is first used: `import goldsmith` by itself imports neither torch nor triton.
+Names load at first use: `import goldsmith` alone imports neither torch nor triton.
 """
 
 import importlib

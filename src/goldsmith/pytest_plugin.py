@@ -1,7 +1,7 @@
-"""The pytest plugin: failing checks as reports, seeds that belong to tests, one page of all, diagnoses and bundles.
+"""The pytest plugin: readable reports of failing checks, a seed per test, a page of all checks, diagnoses and bundles.
 
-Inert unless the assay is used: this module imports neither torch nor the assay, which is looked for among the loaded
-modules when a test begins.
+It does nothing unless a test uses the assay: this module imports neither torch nor the assay, but looks for the assay
+among the loaded modules when a test begins.
 """
 
 from __future__ import annotations
@@ -13,35 +13,59 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar, cast
 
 import pytest
-from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative, TracebackEntry
+
+if TYPE_CHECKING:
+    from .assay.diagnosis import Diagnosis
+    from .assay.execute.hooks import Checked, Running
+    from .assay.report.check_report import Report
+    from .assay.report.results import AssayError
 
 SCHEMA = 1
 BUNDLES = "assay-bundles"
-ATTRIBUTE = "goldsmith_assay"  # of a test report: what was checked, as JSON, which travels from workers of xdist
-KEY: pytest.StashKey[_Watch] = pytest.StashKey()
-SLOW: pytest.StashKey[_Slow] = pytest.StashKey()
-PATIENCE = 60.0  # seconds that a run of a candidate may take before it is named
+ATTRIBUTE = "goldsmith_assay"  # of a test report: its checks as JSON, so that xdist sends them to the controller
+KEY: pytest.StashKey[_TestChecks] = pytest.StashKey()
+SLOW: pytest.StashKey[_SlowRunReporter] = pytest.StashKey()
+PATIENCE = 60.0  # seconds after which a run of a candidate is reported as slow
 MARK = (
-    "assay(seed=None, diagnose=False): the seed of this test's checks; diagnose what fails, whatever the command line"
+    "assay(seed=None, diagnose=False): seed of this test's checks; diagnose its failures even without --assay-diagnose"
 )
+
+
+T = TypeVar("T")
+
+
+class MarkerArguments(TypedDict, total=False):
+    seed: int | None
+    diagnose: bool
+
+
+class CheckedTest(TypedDict):
+    """The checks of one test, as JSON."""
+
+    nodeid: str
+    outcome: str
+    reports: list[dict[str, object]]
+    diagnosis: dict[str, object] | None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay", "goldsmith's assay")
-    group.addoption("--assay-html", metavar="FILE", help="write all checks of the run as one HTML page")
+    group.addoption("--assay-html", metavar="FILE", help="write all checks of the run to one HTML page")
     group.addoption("--assay-json", metavar="FILE", help="write all checks of the run as JSON")
     group.addoption(
-        "--assay-diagnose", action="store_true", help="say of each failing check which stage is wrong first, and why"
+        "--assay-diagnose", action="store_true", help="diagnose each failing check: the first wrong stage, and why"
     )
     group.addoption(
         "--assay-bundles",
         metavar="DIR",
-        help=f"where diagnoses leave the smallest failing cases; implies --assay-diagnose (default: {BUNDLES})",
+        help=f"folder for the smallest failing cases; implies --assay-diagnose (default: {BUNDLES})",
     )
-    group.addoption("--assay-seed", metavar="N", type=int, help="seed of all checks (default: each test has its own)")
+    group.addoption("--assay-seed", metavar="N", type=int, help="seed of all checks (default: one per test)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,12 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--assay-bundles"):
         _writable(Path(config.rootpath, config.getoption("--assay-bundles")))
     config.pluginmanager.register(_Collector(config), "goldsmith-collector")
-    config.stash[SLOW] = slow = _Slow()  # here, where stderr is not captured yet
+    config.stash[SLOW] = slow = _SlowRunReporter()  # created here because pytest captures stderr later
     config.add_cleanup(slow.end)
 
 
 def _writable(folder: Path) -> None:
-    """Say before the tests, not in place of their diagnoses, that none can be kept there."""
+    """Raise UsageError before the tests run if bundles cannot be written to the folder."""
     from .assay.support.output_folder import unwritable
 
     why = unwritable(folder)
@@ -63,14 +87,14 @@ def _writable(folder: Path) -> None:
 
 
 @pytest.fixture
-def assay(request: pytest.FixtureRequest) -> Any:
-    """`goldsmith.assay`, with the seed of this test as `assay.seed`."""
+def assay(request: pytest.FixtureRequest) -> _SeededAssay:
+    """`goldsmith.assay`; `assay.seed` is the seed of this test."""
     watch = request.node.stash[KEY]
     watch.begin()
-    return _Assay(watch.seed)
+    return _SeededAssay(watch.seed)
 
 
-class _Assay:
+class _SeededAssay:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
@@ -80,24 +104,26 @@ class _Assay:
         return getattr(goldsmith.assay, name)
 
 
-class _Watch:
-    """Sees the checks of one test."""
+class _TestChecks:
+    """Collects the checks of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
         option, mark = item.config.getoption, item.get_closest_marker("assay")
-        named = _named(item, mark)
-        seeds = (named.get("seed"), option("--assay-seed"))
+        arguments = _marker_arguments(item, mark)
+        seeds = (arguments.get("seed"), option("--assay-seed"))
         self.seed: int = next((s for s in seeds if s is not None), _seed_of(item.nodeid))
         self.folder = Path(item.config.rootpath, option("--assay-bundles") or BUNDLES)
-        self.diagnoses: bool = bool(named.get("diagnose") or option("--assay-diagnose") or option("--assay-bundles"))
-        self.kept = bool(option("--assay-html") or option("--assay-json"))
-        self.checks: list[Any] = []
+        self.diagnoses: bool = bool(
+            arguments.get("diagnose") or option("--assay-diagnose") or option("--assay-bundles")
+        )
+        self.recorded = bool(option("--assay-html") or option("--assay-json"))
+        self.checks: list[Checked] = []
         self.slow, self.test = item.config.stash[SLOW], item.nodeid
-        self.hooks: Any = None
+        self.hooks: ModuleType | None = None
         self.before = 0
 
     def begin(self) -> None:
-        """From here on, if the assay is loaded: until `end`, its checks are this test's."""
+        """If the assay is loaded, attribute its checks to this test until `end`."""
         package = sys.modules.get("goldsmith.assay")
         if package is None or self.hooks is not None:
             return
@@ -114,20 +140,20 @@ class _Watch:
             self.hooks.CHECKS.remove(self.checks.append)
             self.hooks = None
 
-    def diagnosed(self, report: Any) -> Any:
-        """The diagnosis of the check that this report is of; None where that is not known."""
+    def diagnosed(self, report: Report) -> Diagnosis | None:
+        """Diagnose the check that this report belongs to; None if it is not one of this test's checks."""
         from goldsmith import assay
 
-        made = next((c for c in self.checks if c.report is report), None)
-        if made is None:
+        check = next((c for c in self.checks if c.report is report), None)
+        if check is None:
             return None
         return assay.diagnose(
-            made.target, made.case, dtype=made.dtype, device=made.device, seed=report.seed, out=self.folder
+            check.target, check.case, dtype=check.dtype, device=check.device, seed=report.seed, out=self.folder
         )
 
 
-def _named(item: pytest.Item, mark: pytest.Mark | None) -> dict[str, Any]:
-    """What the marker says; a misspelt argument is an error, and not ignored."""
+def _marker_arguments(item: pytest.Item, mark: pytest.Mark | None) -> MarkerArguments:
+    """The arguments of the marker; raises UsageError for an unknown one."""
     if mark is None:
         return {}
     wrong = [*map(repr, mark.args), *(k for k in mark.kwargs if k not in ("seed", "diagnose"))]
@@ -136,11 +162,11 @@ def _named(item: pytest.Item, mark: pytest.Mark | None) -> dict[str, Any]:
         raise pytest.UsageError(
             f"{item.nodeid}: mark.assay takes seed=<int> and diagnose=<bool>, got {wrong or seed!r}"
         )
-    return dict(mark.kwargs)
+    return cast("MarkerArguments", dict(mark.kwargs))
 
 
 def _seed_of(nodeid: str) -> int:
-    """The same on every machine, in every order and in every worker."""
+    """A seed from the test's id: the same on every machine, in every order and in every worker."""
     return int.from_bytes(hashlib.sha256(nodeid.encode()).digest()[:4], "big")
 
 
@@ -148,8 +174,8 @@ def _seed_of(nodeid: str) -> int:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    watch = item.stash[KEY] = _Watch(item)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, T, T]:
+    watch = item.stash[KEY] = _TestChecks(item)
     try:
         return (yield)
     finally:
@@ -157,54 +183,56 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, T, T]:
     item.stash[KEY].begin()
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    item.stash[KEY].begin()  # a fixture may have brought the assay in
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, T, T]:
+    item.stash[KEY].begin()  # a fixture may have imported the assay
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report: pytest.TestReport = yield
     watch = item.stash.get(KEY, None)
     if watch is None:
         return report
-    found = None
-    error: Any = call.excinfo.value if call.excinfo is not None else None
-    if error is not None and _is_assay_error(error):
-        report.longrepr = _shown(call.excinfo, error)
+    diagnosis = None
+    error = call.excinfo.value if call.excinfo is not None else None
+    if call.excinfo is not None and _is_assay_error(error):
+        report.longrepr = _failure(call.excinfo, error)
         if watch.diagnoses and report.failed:
-            found = _diagnose(item, watch, error.report, report)
-    if watch.kept and watch.checks:
-        _keep(item, watch, report, found)
+            diagnosis = _diagnose(item, watch, cast("Report", error.report), report)
+    if watch.recorded and watch.checks:
+        _attach_checks(item, watch, report, diagnosis)
     watch.checks.clear()
     return report
 
 
-def _is_assay_error(error: Any) -> bool:
+def _is_assay_error(error: BaseException | None) -> TypeGuard[AssayError]:
     results = sys.modules.get("goldsmith.assay.report.results")
     return results is not None and isinstance(error, results.AssayError)
 
 
-def _shown(excinfo: Any, error: Any) -> ReprExceptionInfo:
-    """The report, and below it the line of the test: what stands above in the trace is the assay's own."""
+def _failure(excinfo: pytest.ExceptionInfo[BaseException], error: AssayError) -> ReprExceptionInfo:
+    """The report, followed by the line of the test; frames inside the assay are left out."""
     inside = [entry for entry in excinfo.traceback if not _is_ours(str(entry.path))]
     entry = inside[-1] if inside else excinfo.traceback[-1]
     message = str(error).split("\n\n", 1)[0]
     place = ReprFileLocation(str(entry.path), entry.lineno + 1, " ".join(message.split()))
-    return ReprExceptionInfo(reprcrash=place, reprtraceback=ReprTracebackNative([f"{error}\n", f"{_at(entry)}\n"]))
+    return ReprExceptionInfo(reprcrash=place, reprtraceback=ReprTracebackNative([f"{error}\n", f"{_place(entry)}\n"]))
 
 
 def _is_ours(path: str) -> bool:
     return Path(path).is_relative_to(Path(__file__).parent)
 
 
-def _at(entry: Any) -> str:
+def _place(entry: TracebackEntry) -> str:
     try:
         path = Path(entry.path).relative_to(Path.cwd())
     except ValueError:
@@ -212,83 +240,86 @@ def _at(entry: Any) -> str:
     return f"{path}:{entry.lineno + 1}: {str(entry.statement).strip()}"
 
 
-def _diagnose(item: pytest.Item, watch: _Watch, checked: Any, report: pytest.TestReport) -> Any:
+def _diagnose(item: pytest.Item, watch: _TestChecks, checked: Report, report: pytest.TestReport) -> Diagnosis | None:
     try:
-        found = watch.diagnosed(checked)
-    except Exception as error:  # noqa: BLE001  the test's own failure must be shown, whatever becomes of its diagnosis
+        diagnosis = watch.diagnosed(checked)
+    except Exception as error:  # noqa: BLE001  the test's own failure must be shown even if its diagnosis fails
         report.sections.append(("assay diagnosis", f"could not be made: {type(error).__name__}: {error}"))
         return None
-    if found is None:
+    if diagnosis is None:
         return None
-    text = str(found)
-    if found.bundle is not None:
-        text += f"\nPage  {found.bundle / 'diagnosis.html'}\n"
+    text = str(diagnosis)
+    if diagnosis.bundle is not None:
+        text += f"\nPage  {diagnosis.bundle / 'diagnosis.html'}\n"
     report.sections.append(("assay diagnosis", text))
-    if found.partial == "interrupted":
+    if diagnosis.partial == "interrupted":
         item.session.shouldstop = "interrupted while a failing check was diagnosed"
-    return found
+    return diagnosis
 
 
-class _Slow:
-    """Says on stderr which run of a candidate does not end, once for each: nothing can end it in this process."""
+class _SlowRunReporter:
+    """Names each slow run of a candidate on stderr, once; nothing can end a run in this process."""
 
     def __init__(self) -> None:
         try:
-            self.to = os.dup(sys.stderr.fileno())
-        except (AttributeError, OSError, ValueError):  # no file behind it
-            self.to = -1
+            self.stderr = os.dup(sys.stderr.fileno())
+        except (AttributeError, OSError, ValueError):  # stderr has no file descriptor
+            self.stderr = -1
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
-        self.test, self.running = "", list[Any]()
+        self.test = ""
+        self.running: list[Running] = []
 
-    def begin(self, test: str, running: list[Any]) -> None:
+    def begin(self, test: str, running: list[Running]) -> None:
         self.test, self.running = test, running
-        if self.thread is None and self.to >= 0:
-            self.thread = threading.Thread(target=self._look, name="goldsmith-slow", daemon=True)
+        if self.thread is None and self.stderr >= 0:
+            self.thread = threading.Thread(target=self._watch, name="goldsmith-slow", daemon=True)
             self.thread.start()
 
-    def _look(self) -> None:
-        named: Any = None
+    def _watch(self) -> None:
+        reported: Running | None = None
         while not self.over.wait(PATIENCE / 12):
-            for run in [r for r in self.running if r is not named and r.seconds > PATIENCE]:
-                named = run
+            for run in [r for r in self.running if r is not reported and r.seconds > PATIENCE]:
+                reported = run
                 text = f"run {run.run!r} of probe {run.probe} (case {run.case}, seed {run.seed}) has not ended"
-                os.write(self.to, f"\n{self.test}: {text} after {run.seconds:.0f} s\n".encode())
+                os.write(self.stderr, f"\n{self.test}: {text} after {run.seconds:.0f} s\n".encode())
 
     def end(self) -> None:
         self.over.set()
         if self.thread is not None:
             self.thread.join()
-        if self.to >= 0:
-            os.close(self.to)
+        if self.stderr >= 0:
+            os.close(self.stderr)
 
 
 # all tests
 
 
-def _keep(item: pytest.Item, watch: _Watch, report: pytest.TestReport, found: Any) -> None:
-    made = {
+def _attach_checks(
+    item: pytest.Item, watch: _TestChecks, report: pytest.TestReport, diagnosis: Diagnosis | None
+) -> None:
+    record: CheckedTest = {
         "nodeid": item.nodeid,
         "outcome": report.outcome,
         "reports": [check.report.to_json() for check in watch.checks],
-        "diagnosis": None if found is None else found.to_json(),
+        "diagnosis": None if diagnosis is None else diagnosis.to_json(),
     }
-    setattr(report, ATTRIBUTE, json.dumps(made))
+    setattr(report, ATTRIBUTE, json.dumps(record))
 
 
 class _Collector:
-    """Gathers what was checked, in the process that writes: with xdist that is the controller, which has a terminal."""
+    """Collects the checks of all tests and writes them; with xdist this happens in the controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.tests: list[dict[str, Any]] = []
+        self.tests: list[CheckedTest] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         text = getattr(report, ATTRIBUTE, None)
         if text is not None:
             self.tests.append(json.loads(text))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         to_json, to_html = (self.config.getoption(name) for name in ("--assay-json", "--assay-html"))
         if not to_json and not to_html:
             return
@@ -305,12 +336,12 @@ class _Collector:
             terminalreporter.line(f"page: {_page(tests, Path(to_html))}")
 
 
-def _page(tests: list[dict[str, Any]], path: Path) -> Path:
-    """One matrix: a line for each test function and target, with its cases."""
+def _page(tests: list[CheckedTest], path: Path) -> Path:
+    """Write the page: a matrix with one row per test function and target."""
     from .assay.report.check_report import Report
     from .assay.report.html import page
     from .assay.report.html.view import Entry
-    from .cli.verify.merge import merge
+    from .cli.verify.merged_report import merge
 
     groups: dict[tuple[str, str], list[Report]] = {}
     for test in tests:

@@ -9,11 +9,11 @@ import torch
 
 from goldsmith.assay.diagnosis import Cause, Diagnosis
 from goldsmith.assay.diagnosis.evidence import (
+    ErrorPattern,
     Evidence,
     Fit,
     Influence,
     MemoryFact,
-    Pattern,
     Ratio,
     RunFact,
     StageState,
@@ -182,7 +182,7 @@ def diagnosis(name="mhc.pre", **more):
         got=got,
         fits=[Fit("bias.grad", "h.grad", SCALAR, "factor", 0.7, 1e-7, None, SCALAR, 1.0, 0.99, 1.0, also=("n / 4",))],
         ratios=[Ratio("bias.grad", "segment", "res", 1.7, 1e-7, SCALAR)],
-        permutations=[Pattern("bias.grad", "shifted", 0.2, {"axis": 1, "step": 1})],
+        permutations=[ErrorPattern("bias.grad", "shifted", 0.2, {"axis": 1, "step": 1})],
         runs={
             **{f"repeat {k}": RunFact(f"repeat {k}", ("bias.grad",)) for k in range(1, 11)},
             "layout stride0": RunFact("layout stride0", (), False, 2e-7),
@@ -243,7 +243,7 @@ def hostile_diagnosis():
     evidence = made.evidence
     evidence.fits = [Fit(EVIL, EVIL, EVIL, EVIL, 1.0, 0.1, named=EVIL, also=(LONG,), where=EVIL)]
     evidence.ratios = [Ratio(EVIL, EVIL, EVIL, 1.0, 0.1, EVIL, (LONG,))]
-    evidence.permutations = [Pattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
+    evidence.permutations = [ErrorPattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
     evidence.runs = {EVIL: RunFact(EVIL, (EVIL,), error=LONG)}
     evidence.influence = {EVIL: Influence(EVIL, 0, ((1, 2),), (), (LONG,))}
     evidence.whatif = [WhatIf(EVIL, LONG, EVIL, 0.5, False)]

@@ -7,13 +7,13 @@ import pytest
 from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
-from goldsmith.assay.diagnosis import page, page_view
+from goldsmith.assay.diagnosis import diagnosis_page, diagnosis_view
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 
 
 def page_of(found, **more):
-    return Reader(page.render(found, **more))
+    return Reader(diagnosis_page.render(found, **more))
 
 
 def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables():
@@ -38,7 +38,7 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
 
 
 def test_the_strip_marks_the_culprit_and_tells_it_from_what_is_wrong_by_inheritance():
-    strip = {box["name"]: box for box in page_view.strip(samples.diagnosis())}
+    strip = {box["name"]: box for box in diagnosis_view.strip(samples.diagnosis())}
     assert {name: box["word"] for name, box in strip.items()} == {
         "inv_rms": "right",
         "h_mix": "not named",
@@ -52,7 +52,7 @@ def test_the_strip_marks_the_culprit_and_tells_it_from_what_is_wrong_by_inherita
 
 
 def test_the_profile_of_an_axis_shows_where_along_it_the_errors_lie():
-    rows, columns = page_view.profiles(samples.diagnosis())
+    rows, columns = diagnosis_view.profiles(samples.diagnosis())
     assert (rows["name"], rows["length"], columns["name"], columns["length"]) == ("T", 4, "D", 24)
     assert re.findall(r'class="(e\d)" d="([^"]*)"', columns["drawing"]) == [("e1", "M0 0h8"), ("e7", "M8 0h16")]
     assert re.findall(r'class="(e\d)" d="([^"]*)"', rows["drawing"]) == [("e6", "M0 0h4")]
@@ -61,11 +61,11 @@ def test_the_profile_of_an_axis_shows_where_along_it_the_errors_lie():
 def test_no_profile_is_drawn_where_every_element_is_wrong():
     found = samples.diagnosis()
     found.evidence.got = found.evidence.golden * 2
-    assert page_view.profiles(found) == []
+    assert diagnosis_view.profiles(found) == []
 
 
 def test_the_dependence_of_golden_and_candidate_stand_one_above_the_other():
-    phi, gamma = page_view.dependence(samples.diagnosis())
+    phi, gamma = diagnosis_view.dependence(samples.diagnosis())
     assert (phi["name"], phi["length"]) == ("phi, axis 1", 64)
     assert phi["said"] == "32..63 should reach bias.grad, and does not; 0..1 reaches bias.grad, and should not"
     assert re.findall(r'class="d-(\w+)" x="([\d.]+)%?"[^>]* width="([\d.]+)%"', phi["candidate"]) == [
@@ -91,7 +91,7 @@ def test_a_changed_golden_that_makes_the_same_is_said_with_what_it_explains():
 
 
 def test_repeats_of_which_the_same_is_to_be_said_stand_in_one_line():
-    lines = page_view.runs(samples.diagnosis())
+    lines = diagnosis_view.runs(samples.diagnosis())
     assert [(r["name"], r["outcome"], r["bits"]) for r in lines] == [
         ("repeat 1 to 10", "bias.grad wrong", "the same"),
         ("layout stride0", "right", "up to 2e-7 apart"),
@@ -102,7 +102,7 @@ def test_repeats_of_which_the_same_is_to_be_said_stand_in_one_line():
 def test_the_histogram_counts_every_element_once():
     found = samples.diagnosis()
     found.evidence.got[0, 0] = float("nan")
-    rows = {r["label"]: r["count"] for r in page_view.histogram(found)}
+    rows = {r["label"]: r["count"] for r in diagnosis_view.histogram(found)}
     assert rows == {"up to 0.5 ulp": 31, "above 4096 ulp": 64, "not finite on one side": 1}
 
 

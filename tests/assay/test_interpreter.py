@@ -7,8 +7,8 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.execute.interpreter import watching
-from goldsmith.cli.verify import merge
-from goldsmith.cli.verify.select import choose_own
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import choose_own
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -133,7 +133,7 @@ def test_triton_is_left_as_it_was():
 def test_verify_says_of_every_case_that_it_was_not_judged(dtypes):
     target = scale(*dtypes)
     jobs = choose_own(target, "default", None).jobs
-    proof = merge.Proof("scale", "", "cpu", jobs, done=len(jobs))
+    proof = Proof("scale", "", "cpu", jobs, done=len(jobs))
     for job in jobs:
         dtype = getattr(torch, job.dtype)
         proof.reports.append(assay.check(target, job.case, dtype=dtype, probes="values", raises=False))

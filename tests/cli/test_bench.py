@@ -6,23 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from benchmarks import bench
+from benchmarks.bench import MODULES, PEERS
+from benchmarks.modules.connection import Connection
 from typer.testing import CliRunner
 
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, prove
-from goldsmith.cli.bench.composites import Connection
-from goldsmith.cli.bench.rows import Conditions, Row
+from goldsmith.cli.bench import command, moved, prover
+from goldsmith.cli.bench.rows import Conditions, TimingRow
 from goldsmith.cli.bench.subject import MakeThere, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, Timing
-from goldsmith.cli.verify.command import Outcome
-from goldsmith.cli.verify.merge import Proof
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify.outcome import VerifyOutcome
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import Job
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
-PREFIX = ["bench", "--device", "cpu", "--backend", "reference", "--commit", "abc1234", "--json"]
+PREFIX = ["--device", "cpu", "--backend", "reference", "--commit", "abc1234", "--json"]
 
 
 class Clock(CpuClock):
@@ -45,8 +47,14 @@ def _as_outside_of_the_interpreter_and_without_a_clock(monkeypatch):
     monkeypatch.setattr(command, "clock", lambda device: Clock())
 
 
-def run(*arguments, to="-"):
-    return CliRunner().invoke(app, [*PREFIX, str(to), *arguments])
+def run(*arguments, to="-", program=bench.app):
+    """As in a checkout, with peers and modules."""
+    return CliRunner().invoke(program, [*PREFIX, str(to), *arguments])
+
+
+def run_installed(*arguments):
+    """As from the wheel, without any."""
+    return CliRunner().invoke(app, ["bench", *PREFIX, "-", *arguments])
 
 
 def rows(result):
@@ -63,17 +71,17 @@ def outcome_of(request, *, verdict="pass", findings=()):
     for name in request.names:
         made = Report(name, verdict, cases=["a float32"], findings=list(findings))
         proofs.append(Proof(name, request.backend, "cpu", [Job("a", "float32", "a float32")], reports=[made], done=1))
-    return Outcome(proofs, {})
+    return VerifyOutcome(proofs, {})
 
 
 def test_a_row_says_everything_that_a_table_needs(monkeypatch):
     asked = []
-    monkeypatch.setattr(prove.verify, "verify", lambda request, say: asked.append(request) or outcome_of(request))
+    monkeypatch.setattr(prover.verify, "verify", lambda request, say: asked.append(request) or outcome_of(request))
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "eager")
     assert result.exit_code == 0, result.output
     assert [(r.names, r.backend, r.device, r.dtype) for r in asked] == [(("mhc.post",), "reference", "cpu", "bfloat16")]
     ours, eager = rows(result)
-    assert list(ours) == [f.name for f in fields(Row)]
+    assert list(ours) == [f.name for f in fields(TimingRow)]
     assert (ours["op"], ours["case"], ours["peer"], ours["backend"]) == (
         "mhc.post", "decode[T=1,D=4096]", "goldsmith", "reference",
     )  # fmt: skip
@@ -102,15 +110,15 @@ def error_of_the_reference(name, case):
 def test_the_error_is_that_of_the_first_result_and_is_not_said_where_it_means_nothing():
     golden = torch.tensor([3.0, 4.0], dtype=torch.float64)
     made = Variant("ours", lambda: (torch.tensor([3.0, 5.0]), torch.tensor([9.0])), [])
-    assert prove.relative_error(golden, made) == 0.2
-    assert prove.relative_error(golden, replace(made, comparable=False)) is None
-    assert prove.relative_error(None, made) is None and prove.relative_error(golden * 0, made) is None
+    assert prover.relative_error(golden, made) == 0.2
+    assert prover.relative_error(golden, replace(made, comparable=False)) is None
+    assert prover.relative_error(None, made) is None and prover.relative_error(golden * 0, made) is None
 
 
 def test_what_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "x_next exceeds its rounding bound", "a")
     monkeypatch.setattr(
-        prove.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
+        prover.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
     )
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
@@ -119,9 +127,9 @@ def test_what_the_assay_rejects_is_not_timed(monkeypatch):
 
 def test_what_could_not_be_proved_at_all_is_not_timed(monkeypatch):
     def nothing(request, say):
-        return Outcome([Proof("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
+        return VerifyOutcome([Proof("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
 
-    monkeypatch.setattr(prove.verify, "verify", nothing)
+    monkeypatch.setattr(prover.verify, "verify", nothing)
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
     assert "nothing could be proved: none of its cases applies" in words(result.stderr)
@@ -144,7 +152,7 @@ def test_without_a_proof_the_rows_say_so():
 def test_a_composite_is_proved_here_and_timed(monkeypatch):
     tried = []
     monkeypatch.setattr(
-        prove, "check", lambda target, case, **options: tried.append((target.name, case.name)) or Report("x")
+        prover, "check", lambda target, case, **options: tried.append((target.name, case.name)) or Report("x")
     )
     result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "eager")
     assert result.exit_code == 0, result.output
@@ -156,7 +164,7 @@ def test_a_composite_is_proved_here_and_timed(monkeypatch):
 
 def test_a_composite_that_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "phi.grad is wrong", "a")
-    monkeypatch.setattr(prove, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
+    monkeypatch.setattr(prover, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
     result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
     assert "mhc.connection on reference was not timed: one_token: phi.grad is wrong" in words(result.stderr)
@@ -165,7 +173,7 @@ def test_a_composite_that_the_assay_rejects_is_not_timed(monkeypatch):
 def test_forward_and_backward_of_a_training_case_are_rows_of_their_own(monkeypatch):
     entry = replace(Op.get("mhc.expand").bench[0], sizes={"T": 3, "n": 4, "dim": 8})
     small = Subject(Op.get("mhc.expand"), replace(entry, build=lambda **_: drawn()), "cpu")
-    monkeypatch.setattr(command, "_told", lambda *_: [lambda: small])
+    monkeypatch.setattr(command, "_announced", lambda *_: [lambda: small])
     result = run("mhc.expand", "--case", "T=4096", "--against", "eager", "--no-verify")
     assert [(r["direction"], r["peer"]) for r in rows(result)] == [
         ("forward", "goldsmith"), ("forward", "eager"), ("backward", "goldsmith"), ("backward", "eager"),
@@ -176,13 +184,12 @@ def drawn():
     return {"x": torch.randn(3, 8), "n": 4}
 
 
-def test_a_peer_that_breaks_is_a_row_and_ends_nothing(monkeypatch):
+def test_a_peer_that_breaks_is_a_row_and_ends_nothing():
     def prepare(subject):
         raise ImportError("its library is for another machine\nand so on")
 
     broken = SimpleNamespace(NAME="broken", missing=lambda: None, prepare=prepare)
-    monkeypatch.setattr(command, "PEERS", {"broken": broken})
-    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", program=bench.program({"broken": broken}, {}))
     assert result.exit_code == 0
     by_peer = {row["peer"]: row for row in rows(result)}
     assert by_peer["goldsmith"]["median_us"] == 100
@@ -200,7 +207,7 @@ def test_our_own_breaking_at_a_size_is_told_and_ends_nothing_else(monkeypatch):
         return ours(subject, backend)
 
     monkeypatch.setattr(Subject, "ours", sometimes)
-    monkeypatch.setattr(prove.verify, "verify", lambda request, say: outcome_of(request))
+    monkeypatch.setattr(prover.verify, "verify", lambda request, say: outcome_of(request))
     result = run("mhc.expand", "mhc.post", "--case", "T=1,", "--against", "none")
     assert result.exit_code == 1
     assert [(r["op"], r["case"]) for r in rows(result)] == [
@@ -211,12 +218,12 @@ def test_our_own_breaking_at_a_size_is_told_and_ends_nothing_else(monkeypatch):
     )
 
 
-def test_a_peer_that_is_missing_is_said_in_words(monkeypatch):
+def test_a_peer_that_is_missing_is_said_in_words():
     absent = SimpleNamespace(NAME="liger", missing=lambda: "liger-kernel is not installed", prepare=None)
-    monkeypatch.setattr(command, "PEERS", {"liger": absent})
-    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
+    program = bench.program({"liger": absent}, {})
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", program=program)
     assert result.exit_code == 0 and "peer liger is left out: liger-kernel is not installed" in result.stderr
-    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", "--against", "liger")
+    result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", "--against", "liger", program=program)
     assert result.exit_code == 2 and "--against liger: liger-kernel is not installed." in result.stderr
 
 
@@ -235,8 +242,8 @@ def test_times_of_the_interpreter_are_refused(monkeypatch):
 
 def test_on_a_cpu_only_sizes_that_a_cpu_can_hold_are_taken_unless_named():
     def cases(**options):
-        request = command.Request(names=("mhc.post",), **options)
-        return [planned.entry.name for planned in command._subjects(request, command._names(request), "cpu")]
+        request = command.BenchRequest(names=("mhc.post",), **options)
+        return [planned.entry.name for planned in command._subjects(request, command._names(request, {}), "cpu", {})]
 
     assert all(name.startswith("decode") for name in cases()) and cases()
     assert cases(cases=("train[T=4096",)) == ["train[T=4096,D=2560]"]
@@ -271,7 +278,7 @@ def test_each_call_takes_the_next_of_the_inputs_that_rotate():
 
 
 def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypatch):
-    monkeypatch.setattr(prove.verify, "verify", lambda request, say: outcome_of(request))
+    monkeypatch.setattr(prover.verify, "verify", lambda request, say: outcome_of(request))
     before = torch.get_num_threads()
     result = run("mhc.expand", "--case", "T=1,", "--against", "none", "--threads", "1", "--threads", "2:D=7168")
     assert [(r["case"], r["threads"]) for r in rows(result)] == [
@@ -279,7 +286,7 @@ def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypat
     ]  # fmt: skip
     assert torch.get_num_threads() == before
     wrong = run("mhc.expand", "--threads", "0")
-    assert wrong.exit_code == 2 and "--threads 0: wanted a whole number of at least 1" in words(wrong.stderr)
+    assert wrong.exit_code == 2 and "--threads 0: expected a whole number" in words(wrong.stderr)
 
 
 def test_the_commit_is_asked_of_git_unless_it_is_given():
@@ -300,3 +307,34 @@ def test_the_composite_of_pre_and_post_is_held_to_the_same_bytes_as_its_parts():
     pre = {entry.name: entry for entry in Op.get("mhc.pre").bench}
     for entry in Connection.entries():
         assert entry.forward_bytes == pre[entry.name].forward_bytes + post[entry.name].forward_bytes
+
+
+def test_an_installed_goldsmith_times_operators_and_says_where_peers_are():
+    result = run_installed("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
+    assert result.exit_code == 0 and [row["peer"] for row in rows(result)] == ["goldsmith"]
+    assert "python -m benchmarks.bench --against PEER" in words(result.stderr)
+    for refused in (("--against", "liger"), ("mhc.connection",)):
+        result = run_installed(*refused)
+        assert result.exit_code == 2 and "python -m benchmarks.bench" in words(result.stderr)
+
+
+@pytest.mark.parametrize("name", moved.MOVED)
+def test_commands_that_have_moved_still_run_in_a_checkout_and_say_where_they_are(name, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(moved, "_run", lambda module, arguments: started.append((module, arguments)) or 3)
+    result = CliRunner().invoke(app, ["bench", name, "--seeds", "1", "--help"])
+    assert (result.exit_code, started) == (3, [(f"benchmarks.{name}", ["--seeds", "1", "--help"])])
+    assert f"DeprecationWarning: `goldsmith bench {name}` has moved" in words(result.stderr)
+    monkeypatch.setattr(moved, "ROOT", tmp_path)
+    result = CliRunner().invoke(app, ["bench", name])
+    assert result.exit_code == 2 and f"`python -m benchmarks.{name}`" in words(result.stderr)
+
+
+def test_a_checkout_names_its_peers_and_modules():
+    said = words(run("--help").output.replace("│", " "))
+    assert ", ".join(MODULES) in said and ", ".join(PEERS) in said
+    unknown = run("--against", "nosuch")
+    assert unknown.exit_code == 2
+    assert f"no peer 'nosuch'; there are: {', '.join(PEERS)}, and none" in words(unknown.stderr)
+    unknown = run("nosuch")
+    assert unknown.exit_code == 2 and f"modules: {', '.join(MODULES)}" in words(unknown.stderr)

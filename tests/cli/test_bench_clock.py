@@ -10,7 +10,7 @@ from goldsmith.cli.bench import ceilings, timing
 from goldsmith.cli.bench import run as bench_run
 from goldsmith.cli.bench.ceilings import Ceiling
 from goldsmith.cli.bench.rows import Conditions, timed
-from goldsmith.cli.bench.run import Bench, Request
+from goldsmith.cli.bench.run import Bench, BenchRequest
 from goldsmith.cli.bench.subject import OURS, Prepared, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, CudaClock, Timing
 from goldsmith.core.device import BackendUnavailable
@@ -190,7 +190,7 @@ def test_replayed_calls_find_none_of_their_inputs_in_the_cache(monkeypatch):
     monkeypatch.setattr(Variant, "backward", lambda self: lambda: None)
     prover = SimpleNamespace(prove=lambda subject, backend: (None, ""))
     conditions = Conditions("cuda", "machine", {}, "abc1234", "2026-01-01")
-    bench = Bench(Request(backend="reference"), conditions, Card(), {}, prover, Console(quiet=True))
+    bench = Bench(BenchRequest(backend="reference"), conditions, Card(), {}, prover, Console(quiet=True))
     rows = list(bench.run([lambda: Subject(op, case, "cpu")]))
     assert [(row.direction, row.mode) for row in rows] == [
         ("forward", "cold"), ("backward", "cold"), ("forward", "replayed"),

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.peers import ALL, kt_kernel
 
 from goldsmith import assay, experts
-from goldsmith.cli.bench import command, prove
-from goldsmith.cli.bench.experts import COMPARED, Moe, MoeInt8, Slots
-from goldsmith.cli.bench.peers import ALL, kt_kernel
-from goldsmith.cli.bench.run import Request
+from goldsmith.cli.bench import command, prover
+from goldsmith.cli.bench.experts import COMPARED, MoeInt8Subject, MoeSubject, SlotsSubject
+from goldsmith.cli.bench.run import BenchRequest
 from goldsmith.cli.bench.subject import MakeThere
-from goldsmith.cli.say import console
+from goldsmith.cli.terminal import console
 from goldsmith.core import native
 from goldsmith.core.op import Op
 from goldsmith.experts import benchmarks
@@ -43,7 +43,7 @@ def hold(subject, result):
 
 @pytest.mark.parametrize("packed", ["", "int4", "fp8_block"])
 def test_what_is_timed_has_lora_and_gives_all_its_gradients(monkeypatch, packed):
-    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 5, packed, 4), "cpu")
+    subject = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 5, packed, 4), "cpu")
     ours = subject.ours("reference")
     shapes = [tuple(leaf.shape) for leaf in ours.leaves]
     assert shapes[:2] == [(5, 64), (5, 2)] and len(shapes) == 8, "x, weights and six factors; the base is frozen"
@@ -54,9 +54,9 @@ def test_what_is_timed_has_lora_and_gives_all_its_gradients(monkeypatch, packed)
 
 
 def test_a_token_visits_other_experts_at_every_call_until_all_were_visited(monkeypatch):
-    for kind, name in ((Moe, "experts.moe"), (Slots, "experts.slots")):
+    for kind, name in ((MoeSubject, "experts.moe"), (SlotsSubject, "experts.slots")):
         monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
-        made = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is Slots)
+        made = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is SlotsSubject)
         subject = kind(Op.get(name), made, "cpu")
         assert subject.decoding and not subject.timed_backward
         visited = torch.cat([turn.flatten() for turn in subject.turns["topk_ids"]])
@@ -65,11 +65,11 @@ def test_a_token_visits_other_experts_at_every_call_until_all_were_visited(monke
         first()
         given = subject.tensors | {"topk_ids": second}
         wanted = subject.op(*given.values(), backend="reference", **subject.options)
-        assert torch.equal(first(), wanted if kind is Moe else wanted[0])
+        assert torch.equal(first(), wanted if kind is MoeSubject else wanted[0])
 
 
 def test_a_repeated_expert_is_packed_as_if_it_were_drawn(monkeypatch):
-    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 5, "int4", 4), "cpu")
+    subject = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 5, "int4", 4), "cpu")
     gate_up, down = subject.base.unpack()
     again = experts.pack(gate_up, down, format="int4")
     assert torch.equal(again.gate_up, subject.given("gate_up")) and torch.equal(again.down, subject.given("down"))
@@ -82,7 +82,7 @@ def test_the_bytes_of_a_case_are_those_of_its_base():
     timed = {case.name: case for case in benchmarks.MOE}
     for packed in ("bf16", "int4", "int8", "mxfp4", "fp8_block"):
         case = timed[f"decode[small,{packed}]"]
-        base = Moe(Op.get("experts.moe"), case, "cpu").base
+        base = MoeSubject(Op.get("experts.moe"), case, "cpu").base
         assert case.forward_bytes == pytest.approx(base.nbytes / 64 * 8, rel=0.01)
 
 
@@ -92,17 +92,17 @@ def test_products_in_8_bits_are_compared_with_those_of_the_activations_as_they_a
     entry = replace(small, sizes={**small.sizes, "T": 8}, build=lambda **_: few)
     drawn = benchmarks.int8_inputs(MakeThere(torch.float32, "cpu", 0), T=8, **SIZES, r=0, packed="int4")
     few = drawn | {name: None for name in FACTORS}
-    subject = MoeInt8(Op.get("experts.moe_int8"), entry, "cpu")
+    subject = MoeInt8Subject(Op.get("experts.moe_int8"), entry, "cpu")
     (got,) = subject.ours("reference").results()
-    off = prove.relative_error(subject.golden(), subject.ours("reference"))
+    off = prover.relative_error(subject.golden(), subject.ours("reference"))
     assert got.shape == (8, 64) and 1e-3 < off < 0.1, "8 bits cost about one per cent"
-    exact = Moe(Op.get("experts.moe"), replace(entry, build=lambda **_: few | {"save": False}), "cpu")
+    exact = MoeSubject(Op.get("experts.moe"), replace(entry, build=lambda **_: few | {"save": False}), "cpu")
     assert torch.equal(exact.golden(), subject.golden())
 
 
 @pytest.mark.parametrize("name", ["transformers", "grouped_mm"])
 def test_transformers_under_peft_computes_the_same_layer(monkeypatch, name):
-    subject = Moe(Op.get("experts.moe"), entry(monkeypatch, 7, "", 4), "cpu")
+    subject = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 7, "", 4), "cpu")
     peer = ALL[name]
     if peer.missing() is not None:
         pytest.skip(peer.missing())
@@ -112,13 +112,13 @@ def test_transformers_under_peft_computes_the_same_layer(monkeypatch, name):
 
 
 def test_peers_of_other_operators_and_formats_are_left_out(monkeypatch):
-    quantised = Moe(Op.get("experts.moe"), entry(monkeypatch, 3, "int8", 4), "cpu")
+    quantised = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 3, "int8", 4), "cpu")
     for name in ("eager", "compile", "transformers", "grouped_mm", "product", "embedding_bag"):
         assert ALL[name].prepare(quantised) is None
     for packed, r, train in (("fp8_block", 4, True), ("bf16", 0, True), ("mxfp4", 0, False)):
         monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
         made = benchmarks._entry("case", 3, "test", packed, r, train=train, on_cpu=True)
-        assert kt_kernel.prepare(Moe(Op.get("experts.moe"), made, "cpu")) is None
+        assert kt_kernel.prepare(MoeSubject(Op.get("experts.moe"), made, "cpu")) is None
 
 
 def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
@@ -128,21 +128,23 @@ def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
         assert base.backward_flop == base.forward_flop < lora.forward_flop < lora.backward_flop
         assert not base.optional and set(lora.optional) == set(FACTORS)
     monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
-    subject = Moe(Op.get("experts.moe"), benchmarks._entry("t", 5, "test", "bf16", 0, train=True, on_cpu=True), "cpu")
+    subject = MoeSubject(
+        Op.get("experts.moe"), benchmarks._entry("t", 5, "test", "bf16", 0, train=True, on_cpu=True), "cpu"
+    )
     ours = subject.ours("reference")
     assert subject.timed_backward and [tuple(leaf.shape) for leaf in ours.leaves] == [(5, 64), (5, 2)]
     assert all(g is not None and bool(g.any()) for g in ours.backward()())
 
 
-def test_codes_go_to_kt_kernel_as_it_takes_them():
+def test_codes_go_to_kt_kernel_in_its_encoding():
     from goldsmith.experts.packed.formats import E2M1, Codes
 
     codes = torch.tensor([[0x71, 0x0F]], dtype=torch.uint8)
     scale = torch.tensor([[126]], dtype=torch.uint8)
-    given, powers = kt_kernel._as_it_takes_them(Codes(codes, scale), "mxfp4")
+    given, powers = kt_kernel._in_its_encoding(Codes(codes, scale), "mxfp4")
     assert torch.equal(given, codes) and powers.dtype == torch.bfloat16 and powers.item() == 0.5 and E2M1[1] == 0.5
     halves = torch.tensor([[0.25]], dtype=torch.bfloat16)
-    given, same = kt_kernel._as_it_takes_them(Codes(codes, halves), "int4")
+    given, same = kt_kernel._in_its_encoding(Codes(codes, halves), "int4")
     assert given.tolist() == [[0xF9, 0x87]] and same is halves
 
 
@@ -158,7 +160,7 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "asked, names, place",
+    "options, names, place",
     [
         ({}, ["experts.moe", "experts.slots"], ("cpu", ["experts.moe", "experts.slots"])),
         ({}, ["experts.moe", "mhc.pre"], ("cuda", ["mhc.pre"])),
@@ -169,13 +171,13 @@ def test_kt_kernel_is_left_out_in_words(monkeypatch):
         ({"device": "cuda"}, ["experts.moe", "mhc.pre"], ("cuda", ["experts.moe", "mhc.pre"])),
     ],
 )
-def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, asked, names, place):
+def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, options, names, place):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert command._where(Request(**asked), names, console(stderr=True)) == place
-    said = " ".join(capsys.readouterr().err.split())
+    assert command._where(BenchRequest(**options), names, console(stderr=True)) == place
+    message = " ".join(capsys.readouterr().err.split())
     if place[0] == "cpu":
-        assert f"{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU." in said
+        assert f"{', '.join(names)}: timed on the CPU" in message and "--device cuda times the GPU" in message
     elif place[1] != names:
-        assert "left out: experts.moe, whose kernels are the CPU's. Name them alone, or give --device." in said
+        assert "left out: experts.moe, whose kernels are for CPUs" in message and "--device" in message
     else:
-        assert not said
+        assert not message

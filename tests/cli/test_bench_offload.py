@@ -1,4 +1,4 @@
-"""`goldsmith bench offload`: held to float64 before it is timed, every rule its own split, rows with conditions."""
+"""`python -m benchmarks.offload`: verified against float64 before timing, a row for each rule and its conditions."""
 
 import json
 import re
@@ -12,10 +12,9 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
+from benchmarks.offload import calls, clock, command, guard, rules, run, shapes, steps
 from typer.testing import CliRunner
 
-from goldsmith.cli import app
-from goldsmith.cli.bench.offload import calls, clock, guard, rules, run, shapes, steps
 from goldsmith.cli.bench.timing import Timing
 from goldsmith.core import native
 from goldsmith.core.device import machine
@@ -50,8 +49,8 @@ def _quick(monkeypatch):
 
 
 def bench(*arguments):
-    command = ["bench", "offload", "--device", "cpu", "--layers", "2", "--commit", "abc1234", "--json", "-"]
-    result = CliRunner().invoke(app, [*command, "--threads", "1", "--seconds", "0.01", *arguments])
+    options = ["--device", "cpu", "--layers", "2", "--commit", "abc1234", "--json", "-"]
+    result = CliRunner().invoke(command.app, [*options, "--threads", "1", "--seconds", "0.01", *arguments])
     return result, [json.loads(line) for line in result.stdout.splitlines()]
 
 
@@ -121,7 +120,7 @@ def test_what_a_calibration_takes_is_a_row_of_its_own(monkeypatch):
     assert (first["op"], memory["op"]) == ("offload.calibrate", "offload.memory") and "verified" not in first
     assert first["case"].startswith("first") and "others took 25% of the processors' time" in first["note"]
     assert first["figures"]["calibrate_s"] >= 0.01
-    result = CliRunner().invoke(app, ["bench", "offload", "memory", "--device", "cpu", "--layers", "1"])
+    result = CliRunner().invoke(command.app, ["memory", "--device", "cpu", "--layers", "1"])
     assert result.exit_code == 0 and re.search(r"calibrate +[0-9.]+ s", result.stdout)
 
 
@@ -137,7 +136,7 @@ def test_what_a_store_takes_is_told_without_a_calibration(monkeypatch):
     assert (
         figures["weights"] == pytest.approx(2 * 8 * 3 * 64 * 64 * 2, rel=1e-4) and figures["store"] > figures["weights"]
     )
-    result = CliRunner().invoke(app, ["bench", "offload", "store", "--device", "cpu", "--layers", "1"])
+    result = CliRunner().invoke(command.app, ["store", "--device", "cpu", "--layers", "1"])
     assert result.exit_code == 0 and "KiB" in result.stdout and " s" in result.stdout.split("verify", 2)[-1]
 
 

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from benchmarks.peers import embedding_bag, gather, topk, topk_compiled
 
 from goldsmith import assay
-from goldsmith.cli.bench.peers import embedding_bag, gather, topk, topk_compiled
-from goldsmith.cli.bench.prove import relative_error
+from goldsmith.cli.bench.prover import relative_error
 from goldsmith.cli.bench.subject import OURS, Subject
 from goldsmith.core.op import Op
 

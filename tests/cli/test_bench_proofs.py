@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cli.test_bench import Clock, rows, run, words
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, proofs, prove
+from goldsmith.cli.bench import command, proof_files, prover
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
@@ -18,7 +18,7 @@ from goldsmith.core.op import Op
 def _without_a_clock(monkeypatch):
     monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=False))
     monkeypatch.setattr(command, "clock", lambda device: Clock())
-    monkeypatch.setattr(prove.verify.os, "sched_getaffinity", lambda process: {0})  # a second worker only loads torch
+    monkeypatch.setattr(prover.verify.os, "sched_getaffinity", lambda process: {0})  # a second worker only loads torch
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def changed(proof, tmp_path, **what):
 
 
 def test_a_proof_from_a_file_stands_for_one_in_the_run(monkeypatch, proof):
-    monkeypatch.setattr(prove.verify, "verify", lambda *_: pytest.fail("it is proved already"))
+    monkeypatch.setattr(prover.verify, "verify", lambda *_: pytest.fail("it is proved already"))
     for more in ((), ("--no-verify",)):
         result = timed(proof, more=more)
         assert result.exit_code == 0, result.output
@@ -113,26 +113,26 @@ def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(mon
         return "cuda_grouped" if tensors[0].shape[-1] % 8 == 0 and tensors[0].numel() else "reference"
 
     monkeypatch.setattr(Op, "choose", choose)
-    assert prove._backend(op, torch.bfloat16, "cpu", "auto") == "cuda_grouped" and tried[0][-1] % 8
-    assert prove._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
+    assert prover._backend(op, torch.bfloat16, "cpu", "auto") == "cuda_grouped" and tried[0][-1] % 8
+    assert prover._backend(Op.get("mhc.expand"), torch.bfloat16, "cpu", "reference")
 
 
-def test_what_was_made_in_a_hurry_is_no_proof(proof, tmp_path):
+def test_a_quick_run_proves_nothing(proof, tmp_path):
     (row,) = rows(timed(changed(proof, tmp_path, size="quick")))
     assert "json" not in row["verified_by"], "it is proved in the run"
 
 
-def test_a_proof_of_native_kernels_is_that_of_a_level(proof, tmp_path, monkeypatch):
+def test_a_proof_of_native_kernels_holds_for_one_level(proof, tmp_path, monkeypatch):
     (made,) = json.loads(proof.read_text())["proofs"]
     file = changed(proof, tmp_path, proofs=[made | {"backend": "native"}], isa="scalar")
-    monkeypatch.setattr(proofs.native, "isa", lambda: "avx2")
+    monkeypatch.setattr(proof_files.native, "isa", lambda: "avx2")
     result = timed(file)
-    assert result.exit_code == 2 and "was made at level scalar, and avx2 is in use here" in words(result.stderr)
-    monkeypatch.setattr(proofs.native, "isa", lambda: "scalar")
+    assert result.exit_code == 2 and "made at level scalar, but avx2 is in use here" in words(result.stderr)
+    monkeypatch.setattr(proof_files.native, "isa", lambda: "scalar")
     assert timed(file).exit_code == 0
 
 
-def test_what_a_file_rejects_is_not_timed(proof, tmp_path):
+def test_an_operator_that_a_file_rejects_is_not_timed(proof, tmp_path):
     (made,) = json.loads(proof.read_text())["proofs"]
     made["verdict"] = "fail"
     made["report"]["findings"] = [{"text": "y is wrong"}]
@@ -143,17 +143,17 @@ def test_what_a_file_rejects_is_not_timed(proof, tmp_path):
 
 @pytest.mark.parametrize("what, said", [
     ({"source": "0" * 64}, "proves other code: source 000000000000 there"),
-    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "was made on another machine: NVIDIA H100 there"),
-    ({"interrupted": True}, "that run was interrupted"),
+    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "made on another machine: NVIDIA H100 there"),
+    ({"interrupted": True}, "its run was interrupted"),
 ])  # fmt: skip
-def test_proofs_of_something_else_are_refused(proof, tmp_path, what, said):
+def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, what, said):
     result = timed(changed(proof, tmp_path, **what))
     assert result.exit_code == 2 and said in words(result.stderr)
 
 
 def test_files_that_are_no_proofs_are_refused(tmp_path):
     assert "cannot be read: No such file" in words(timed(tmp_path / "none.json").stderr)
-    for text, said in (("{", "no JSON"), ("[]", "not what this version's")):
+    for text, said in (("{", "not JSON"), ("[]", "not what this version's")):
         (tmp_path / "bad.json").write_text(text)
         result = timed(tmp_path / "bad.json")
         assert result.exit_code == 2 and said in words(result.stderr)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import goldsmith
 from goldsmith.cli import app
-from goldsmith.cli.diagnose import command, work
-from goldsmith.cli.verify.pool import Pool
+from goldsmith.cli.diagnose import command, worker_tasks
+from goldsmith.cli.workers.pool import Pool
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ def ask(**more):
         "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
     }  # fmt: skip
     told = []
-    reply = getattr(work, more.get("do", "diagnose"))(request | more, told.append)
+    reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, told.append)
     return reply, told
 
 
@@ -53,7 +53,7 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     assert max(map(len, found.stdout.partition("Bundle")[0].splitlines())) <= 80
     (bundle,) = (tmp_path / "kept").iterdir()
     assert f"goldsmith diagnose own_kernels:wrong --replay {bundle}" in words(found.stdout)
-    for written in (page, bundle / work.PAGE):
+    for written in (page, bundle / worker_tasks.PAGE):
         assert "<h1>scaled is wrong: " in written.read_text() and "own_kernels:wrong --replay" in written.read_text()
     data = json.loads(results.read_text())
     assert (data["verdict"], data["first_wrong_stage"]) == ("fail", "scaled")
@@ -62,7 +62,7 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     assert again["text"].startswith("reproduced: the verdict was fail, here it is fail")
 
 
-def test_a_bundle_is_diagnosed_as_the_case_that_it_is(tmp_path):
+def test_a_bundle_is_diagnosed_as_one_case(tmp_path):
     first, _ = ask(out=str(tmp_path))
     (bundle,) = tmp_path.iterdir()
     reply, _ = ask(bundle=str(bundle))
@@ -73,24 +73,24 @@ def test_a_bundle_is_diagnosed_as_the_case_that_it_is(tmp_path):
     assert (reply["verdict"], reply["answer"]) == ("pass", "not reproduced")
 
 
-def test_nothing_that_a_bundle_names_is_imported(tmp_path):
+def test_no_module_that_a_bundle_names_is_imported(tmp_path):
     ask(out=str(tmp_path))
     (bundle,) = tmp_path.iterdir()
     reply, _ = ask(do="replay", bundle=str(bundle), name="")
-    assert "'off', which is no operator of goldsmith's" in reply["problem"]
+    assert "'off', which is not an operator of goldsmith" in reply["problem"]
     (bundle / "bundle.json").write_text("{}")
     reply, _ = ask(do="replay", bundle=str(bundle), name="own_kernels:wrong")
-    assert "is no bundle that can be read: bundle.json: schema None" in reply["problem"]
+    assert "is not a readable bundle: bundle.json: schema None" in reply["problem"]
 
 
-def test_a_bundle_of_our_own_operators_says_whose_it_is():
+def test_a_bundle_of_an_operator_names_operator_and_backend():
     class Bundle:
         meta = {"target": "mhc.expand on reference"}
 
-    assert work._of_ours(Bundle) == {"name": "mhc.expand", "backend": "reference"}
+    assert worker_tasks._operator_of(Bundle) == {"name": "mhc.expand", "backend": "reference"}
 
 
-def test_a_right_kernel_is_not_accused_and_every_run_is_told():
+def test_a_right_kernel_passes_and_every_run_is_reported():
     reply, told = ask(name="own_kernels:target")
     assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
     assert told[:2] == [{"importing": "own_kernels:target"}, {"over": 0}]
@@ -99,10 +99,12 @@ def test_a_right_kernel_is_not_accused_and_every_run_is_told():
     begun = [t for t in told[2:] if "run" in t]
     assert [t["runs"] for t in begun] == [*range(1, len(begun) + 1)] and len(told) == 2 + 2 * len(begun)
     assert all(t["seed"] == 0 for t in begun) and told[-1] == {"over": len(begun)}
-    assert not (work.hooks.RUNS or work.hooks.ENDED or work.hooks.STOPPED or work.hooks.RUNNING)
+    assert not (
+        worker_tasks.hooks.RUNS or worker_tasks.hooks.ENDED or worker_tasks.hooks.STOPPED or worker_tasks.hooks.RUNNING
+    )
 
 
-def test_an_operator_is_diagnosed_on_the_backend_asked_for():
+def test_an_operator_is_diagnosed_on_the_requested_backend():
     reply, told = ask(name="mhc.expand", backend="reference")
     assert reply["verdict"] == "pass" and "mhc.expand on reference" in reply["text"] and told
     assert "many_tokens" not in str(reply), "a large case in a quick search"
@@ -116,35 +118,35 @@ def test_a_spent_budget_certifies_nothing():
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"name": "nosuch"}, "no operator 'nosuch'; there are: experts.moe"),
-        ({"name": "mhc"}, "'mhc' is a family; one operator is diagnosed at a time: mhc.boundary, "),
+        ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.moe"),
+        ({"name": "mhc"}, "'mhc' is a family; name one of its operators: mhc.boundary, "),
         ({"name": "mhc.post", "backend": "cuda"}, "unknown backend 'cuda'; mhc.post has: triton, reference"),
         ({"name": "mhc.post", "case": "nosuch"}, "has no case 'nosuch'; there are: "),
-        ({"backend": "triton"}, "--backend triton: a target of your own has no backends."),
-        ({"name": "own_kernels:nosuch"}, "own_kernels has no 'nosuch'; targets there: "),
+        ({"backend": "triton"}, "--backend triton: only operators have backends"),
+        ({"name": "own_kernels:nosuch"}, "own_kernels has no 'nosuch'; its targets are: "),
         (
             {"name": "own_kernels:several"},
-            "one target is diagnosed at a time; there are: own_kernels:several#1 (scaled)",
+            "name one target; there are: own_kernels:several#1 (scaled)",
         ),
         ({"name": "own_kernels:several#3"}, "own_kernels:several#2 (prints)"),
-        ({"name": "own_kernels:not_a_target"}, "is int; it must be a goldsmith.assay.Target"),
+        ({"name": "own_kernels:not_a_target"}, "is int; expected a goldsmith.assay.Target"),
         ({"device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_what_cannot_be_bound_is_answered_with_what_exists(asked, said):
+def test_a_wrong_request_is_answered_with_what_exists(asked, said):
     assert said in ask(**asked)[0]["problem"]
 
 
-def test_one_of_a_list_is_asked_for_by_its_number():
-    assert work._own("own_kernels:several#2").name == "prints"
+def test_a_target_of_a_list_is_chosen_by_its_number():
+    assert worker_tasks._users_target("own_kernels:several#2").name == "prints"
 
 
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["diagnose", "own_kernels:wrong", "--replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
-        (["replay", "nosuch"], "nosuch is no bundle: there is no such folder."),
-        (["diagnose", "no_such_module:target"], "there is no module 'no_such_module'"),
+        (["diagnose", "own_kernels:wrong", "--replay", "nosuch"], "nosuch is not a bundle: there is no such folder."),
+        (["replay", "nosuch"], "nosuch is not a bundle: there is no such folder."),
+        (["diagnose", "no_such_module:target"], "no module 'no_such_module' is in the current directory"),
         (["diagnose", "no_such_module:target", "--out", "/proc/nope/here"], "--out /proc/nope/here cannot be written"),
         (
             ["diagnose", "no_such_module:target", "--out", __file__],
@@ -153,24 +155,24 @@ def test_one_of_a_list_is_asked_for_by_its_number():
         (["diagnose", "no_such_module:target", "--out", f"{__file__}/x"], "cannot be written: Not a directory."),
         (
             ["diagnose", "x", "--replay", "b", "--case", "a"],
-            "--case a: a bundle is one case with its inputs; leave out",
+            "--case a does not go with --replay: a bundle is one case with its inputs",
         ),
-        (["diagnose", "x", "--replay", "b", "--dtype", "float32"], "--dtype float32: a bundle is one case"),
-        (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3: a bundle is one case"),
+        (["diagnose", "x", "--replay", "b", "--dtype", "float32"], "--dtype float32 does not go with --replay"),
+        (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3 does not go with --replay"),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):
     result = run(*arguments)
     assert result.exit_code == 2 and said in words(result.stderr)
     assert result.stdout == "" and "Traceback" not in result.output
 
 
-def test_a_folder_is_looked_at_before_the_work_and_not_left_behind(tmp_path):
+def test_the_output_folder_is_checked_before_the_work_and_not_left_behind(tmp_path):
     result = run("diagnose", "no_such_module:target", "--out", tmp_path / "new" / "kept")
-    assert "there is no module" in words(result.stderr) and not (tmp_path / "new").exists()
+    assert "no module" in words(result.stderr) and not (tmp_path / "new").exists()
 
 
-def test_a_diagnosis_is_told_though_it_cannot_be_kept(tmp_path):
+def test_a_diagnosis_is_printed_even_if_it_cannot_be_saved(tmp_path):
     (tmp_path / "file").write_text("")
     kept, page = tmp_path / "file" / "kept", tmp_path / "file" / "page.html"
     reply, _ = ask(out=str(kept), html=str(page))
@@ -181,7 +183,7 @@ def test_a_diagnosis_is_told_though_it_cannot_be_kept(tmp_path):
 
 
 @pytest.mark.parametrize("verdict, status", [("fail", 1), ("pass", 2)])
-def test_results_that_cannot_be_written_are_named_below_what_was_found(tmp_path, monkeypatch, verdict, status):
+def test_files_that_could_not_be_written_are_named_below_the_diagnosis(tmp_path, monkeypatch, verdict, status):
     """A command that was to leave a page and left none is not done, though nothing is wrong."""
     known = {
         "text": verdict, "verdict": verdict, "pages": [], "json": {}, "interrupted": False,
@@ -194,13 +196,13 @@ def test_results_that_cannot_be_written_are_named_below_what_was_found(tmp_path,
         results.mkdir()
         return known
 
-    monkeypatch.setattr(command, "_asked", filled)
+    monkeypatch.setattr(command, "_ask_worker", filled)
     found = run("diagnose", "own_kernels:wrong", "--json", results)
     assert (found.exit_code, found.stdout) == (status, f"{verdict}\n")
     assert words(found.stderr) == f"{known['lost'][0]} Cannot write {results}: Is a directory."
 
 
-def test_whatever_goes_wrong_when_a_bundle_is_written_loses_no_diagnosis(tmp_path, monkeypatch):
+def test_an_error_while_a_bundle_is_written_loses_no_diagnosis(tmp_path, monkeypatch):
     """A full disk is an error of safetensors' own."""
 
     def full(*arguments):
@@ -231,7 +233,7 @@ def test_a_bundle_of_a_bundle_keeps_its_threads(tmp_path):
     assert json.loads((again / "bundle.json").read_text())["threads"] == threads
 
 
-def test_the_text_says_that_the_command_at_its_end_looks_at_the_smallest_case_alone(tmp_path):
+def test_the_text_says_that_its_last_command_runs_only_the_smallest_case(tmp_path):
     reply, _ = ask(name="own_kernels:wrong", case="rows[T=5]", out=str(tmp_path))
     said = "It looks at the smallest case alone"
     assert (said in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and said in reply["text"]
@@ -239,7 +241,7 @@ def test_the_text_says_that_the_command_at_its_end_looks_at_the_smallest_case_al
     assert said not in ask(bundle=str(bundle))[0]["text"]
 
 
-def test_control_characters_of_a_message_reach_neither_text_nor_page(tmp_path):
+def test_control_characters_in_messages_are_escaped_in_text_and_page(tmp_path):
     page = tmp_path / "page.html"
     reply, _ = ask(name="own_kernels:colourful", html=str(page))
     for text in (reply["text"], page.read_text()):
@@ -260,12 +262,12 @@ def test_a_candidate_that_ends_its_process_is_a_diagnosis_with_a_page(tmp_path):
     assert "ended by signal 11 (SIGSEGV)" in page.read_text()
 
 
-def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user():
+def test_a_candidate_that_raises_systemexit_is_blamed_and_not_the_user():
     result = run("diagnose", "own_kernels:interrupting")
     assert result.exit_code == 1
     assert "the candidate raised KeyboardInterrupt" in words(result.stdout)
     request, left = (
-        command.Request("diagnose", "own_kernels:leaving"),
+        command.DiagnoseRequest("diagnose", "own_kernels:leaving"),
         {"ended": "SystemExit not today", "where": "in f"},
     )
     last = {"case": "rows[T=5]", "probe": "values", "run": "values"}
@@ -273,7 +275,7 @@ def test_a_candidate_that_raises_what_ends_a_program_is_accused_and_not_the_user
     assert command._ended(request, left, {}, False)["problem"].startswith(
         "Importing own_kernels:leaving raised SystemExit"
     )
-    with pytest.raises(command.Problem, match="Interrupted before anything was known"):
+    with pytest.raises(command.Problem, match="Interrupted before there was any result"):
         command._ended(request, left, last, True)
 
 
@@ -281,7 +283,7 @@ def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp
     known = {
         "text": "PASS", "lost": [], "verdict": "pass", "pages": [], "json": {"verdict": "pass"}, "interrupted": False
     }  # fmt: skip
-    monkeypatch.setattr(command, "_asked", lambda request, watcher: known)
+    monkeypatch.setattr(command, "_ask_worker", lambda request, watcher: known)
 
     class Closed:
         is_terminal = False
@@ -291,7 +293,7 @@ def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp
 
     monkeypatch.setattr(command, "console", lambda stderr=False: Console(stderr=True) if stderr else Closed())
     with pytest.raises(BrokenPipeError):
-        command.run(command.Request("diagnose", "own_kernels:target"), str(tmp_path / "found.json"))
+        command.run(command.DiagnoseRequest("diagnose", "own_kernels:target"), str(tmp_path / "found.json"))
     assert json.loads((tmp_path / "found.json").read_text()) == {"verdict": "pass"}
 
 
@@ -306,7 +308,7 @@ def diagnosing(*arguments):
     )
 
 
-def test_ctrl_c_gives_what_is_known(tmp_path):
+def test_ctrl_c_prints_partial_results(tmp_path):
     started, results = tmp_path / "started", tmp_path / "results.json"
     os.environ["OWN_KERNELS_STARTED"] = str(started)
     try:
@@ -326,14 +328,14 @@ def test_ctrl_c_gives_what_is_known(tmp_path):
     assert "y is wrong" in words(out) and "partial: interrupted" in out and "Traceback" not in err
 
 
-def test_what_does_not_stop_is_ended_after_a_while(monkeypatch):
-    monkeypatch.setattr("goldsmith.cli.verify.pool.PATIENCE", 0.1)
+def test_a_run_that_ignores_ctrl_c_is_killed_after_a_while(monkeypatch):
+    monkeypatch.setattr("goldsmith.cli.workers.pool.PATIENCE", 0.1)
     pool = Pool(1, passes_on=True)
     pool.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         pool._next()
     last = {"case": "rows[T=5]", "run": "values", "probe": "values"}
-    watcher = type("Watcher", (), {"last": last, "told": None, "patience": command.unending.Patience(None)})
+    watcher = type("Watcher", (), {"last": last, "update": None, "deadline": command.deadlines.RunDeadline(None)})
     monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(command.Problem, match="values was running, and did not stop"):
-        command._asked(command.Request("diagnose", "own_kernels:hanging"), watcher)
+    with pytest.raises(command.Problem, match="values was running and did not stop"):
+        command._ask_worker(command.DiagnoseRequest("diagnose", "own_kernels:hanging"), watcher)

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import VERSE, saved_model, saved_place, tiny_model
 from goldsmith.cli import app
-from goldsmith.cli.finetune.show import Shown
+from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
 from goldsmith.hf.training.data.attention_masks import masks, no_masks
@@ -125,7 +125,7 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
     assert peft.generate(input_ids=ids, max_new_tokens=3, min_new_tokens=3, do_sample=False).shape == (1, 6)
 
 
-def test_gpt_oss_with_its_biases_and_masks_is_trained_as_well(place, tmp_path):
+def test_gpt_oss_with_its_biases_and_masks_is_trained(place, tmp_path):
     folder = tmp_path / "model"
     made = models.model(
         "gpt_oss", vocab_size=264, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
@@ -168,23 +168,23 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
     os.kill(child, signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     result = finished(place, tmp_path)
-    assert "Goes on after step 2 of 6" in result.output
+    assert "Resuming after step 2 of 6" in result.output
     assert same(adapter(tmp_path), adapter(whole))
     assert [row["loss"] for row in rows(tmp_path / "log.jsonl")] == [row["loss"] for row in rows(whole / "log.jsonl")]
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place, whole, tmp_path, monkeypatch):
-    real = Shown.row
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(place, whole, tmp_path, monkeypatch):
+    real = FinetuneDisplay.row
 
     def row(self, told):
         real(self, told)
         if told["step"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Shown, "row", row)
+    monkeypatch.setattr(FinetuneDisplay, "row", row)
     result = run(*command(place, tmp_path))
     assert result.exit_code == 130
-    assert "Stopped after step 3 of 6. The same command goes on from there." in result.output
+    assert "Stopped after step 3 of 6. The same command resumes from there." in result.output
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000002", "step-000003"]
     assert (tmp_path / "adapter_model.safetensors").exists()
     monkeypatch.undo()
@@ -192,13 +192,13 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(place, whole, tmp_
     assert same(adapter(tmp_path), adapter(whole))
 
 
-def test_what_is_done_is_not_done_again(place, whole):
+def test_finished_steps_are_not_repeated(place, whole):
     before = (whole / "log.jsonl").read_text()
     assert "All 6 steps are done already." in finished(place, whole).output
     assert (whole / "log.jsonl").read_text() == before
 
 
-def test_a_changed_option_that_alters_the_result_is_refused_by_name(place, whole):
+def test_a_changed_option_that_alters_the_result_is_rejected_by_name(place, whole):
     words = ("--rank", "4", "--targets", "down", "--steps", "7", "--grad-accum", "2")
     result = run(*command(place, whole, *words))
     text = " ".join(result.output.split())
@@ -217,18 +217,21 @@ def test_options_that_do_not_alter_the_result_may_change(place, whole, tmp_path)
     assert same(adapter(tmp_path), adapter(tmp_path / "other"))
 
 
-def test_fewer_steps_than_are_done_are_a_run_that_has_ended(place, tmp_path):
+def test_asking_for_fewer_steps_than_done_ends_the_run(place, tmp_path):
     words = ("--schedule", "constant", "--warmup", "0")
     finished(place, tmp_path, *words, "--steps", "4")
     before = adapter(tmp_path)
     said = " ".join(finished(place, tmp_path, *words, "--steps", "3").output.split())
-    assert "4 steps are done already, and 3 were asked for: nothing is left to train" in said and "Stopped" not in said
+    assert (
+        "4 steps are done already, and only 3 were requested: nothing is left to train" in said
+        and "Stopped" not in said
+    )
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["result"]["status"] == "trained" and (run["result"]["step"], run["steps"]) == (4, 4)
     assert "of 3 steps" not in (tmp_path / "loss.html").read_text() and same(adapter(tmp_path), before)
 
 
-def test_data_that_has_changed_is_refused(place, tmp_path):
+def test_changed_data_is_rejected(place, tmp_path):
     data = tmp_path / "mine.txt"
     data.write_text(VERSE)
     words = command(place, tmp_path / "out", "--steps", "1")
@@ -238,7 +241,7 @@ def test_data_that_has_changed_is_refused(place, tmp_path):
     assert "the content of --data has changed" in " ".join(run(*words).output.split())
 
 
-def test_a_model_one_of_whose_bytes_is_another_is_refused(place, tmp_path):
+def test_a_model_with_one_changed_byte_is_rejected(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     words = command(place, tmp_path / "out", "--steps", "1")
     words[1] = str(tmp_path / "model")
@@ -251,7 +254,7 @@ def test_a_model_one_of_whose_bytes_is_another_is_refused(place, tmp_path):
 
 
 @pytest.mark.skipif(native.reason() is not None, reason="there is one level of instructions without the library")
-def test_other_instructions_go_on_and_say_what_that_means(place, tmp_path, monkeypatch):
+def test_a_run_on_another_instruction_set_continues_with_a_note(place, tmp_path, monkeypatch):
     words = ("--schedule", "constant", "--warmup", "0")
     finished(place, tmp_path, *words, "--steps", "1")
     here = native.isa()
@@ -269,19 +272,19 @@ def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
     assert 0 < said["bytes"]["experts"] < 2 * 4 * 3 * 16 * 32 * 2 + 2**17
     assert not (tmp_path / "none").exists()
     shown = " ".join(finished(place, tmp_path / "none", "--dry-run").output.split())
-    assert "expert LoRA, gate 3,072" in shown and "all, as in the optimizer 9,216" in shown
+    assert "expert LoRA, gate 3,072" in shown and "total, as in the optimizer 9,216" in shown
     assert "Memory allows" not in shown  # the batch is a whole step already
 
 
-def test_no_line_is_wider_than_the_columns_there_are(place, tmp_path, monkeypatch):
+def test_no_line_is_wider_than_the_terminal(place, tmp_path, monkeypatch):
     for columns in (80, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
         shown = finished(place, tmp_path / "none", "--dry-run", "--batch-size", "1", "--grad-accum", "2").output
         assert max(map(len, shown.splitlines())) <= columns and "Memory allows" in shown
-        assert "of which 429 count, in 5 rows; 6 steps of 1 x 2 rows" in " ".join(shown.split())
+        assert "429 of them trained on, in 5 rows; 6 steps of 1 x 2 rows" in " ".join(shown.split())
 
 
-def test_a_batch_is_proposed_that_fits_into_memory():
+def test_the_proposed_batch_fits_into_memory():
     assert accounting.propose(row=10.0, window=12, free=100.0) == (6, 2)
     assert accounting.propose(row=10.0, window=12, free=1e9) == (12, 1)
     assert accounting.propose(row=100.0, window=12, free=100.0) is None
@@ -322,7 +325,7 @@ def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more,
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
 
 
-def test_a_model_or_an_output_that_cannot_be_is_named(place, tmp_path):
+def test_an_impossible_model_or_output_is_named(place, tmp_path):
     words = command(place, tmp_path / "out")
     words[1] = str(tmp_path / "nothing" / "here")
     assert f"MODEL {words[1]}: there is no such folder." in " ".join(run(*words).output.split())
@@ -331,7 +334,7 @@ def test_a_model_or_an_output_that_cannot_be_is_named(place, tmp_path):
     assert result.exit_code == 2 and "cannot be written" in " ".join(result.output.split())
 
 
-def test_a_tokenizer_that_is_missing_or_another_model_s_is_said(place, tmp_path):
+def test_a_missing_tokenizer_or_one_of_another_model_is_reported(place, tmp_path):
     words = command(place, tmp_path / "out")
     words[1] = str(tmp_path / "small")
     saved_model(tmp_path / "small").joinpath("tokenizer.json").unlink()
@@ -341,7 +344,8 @@ def test_a_tokenizer_that_is_missing_or_another_model_s_is_said(place, tmp_path)
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path / "small")
     result = run(*words)
     said = re.search(
-        r"its tokenizer gives the id 2\d\d, and its vocabulary has 100 rows", " ".join(result.output.split())
+        r"tokenizer produces the id 2\d\d, but its embedding table has only 100",
+        " ".join(result.output.split()),
     )
     assert result.exit_code == 2 and said, result.output
 

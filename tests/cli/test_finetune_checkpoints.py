@@ -20,7 +20,7 @@ def whole(tmp_path_factory):
     return folder, trained(folder)
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
+def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, whole):
     trained(tmp_path)
     path = tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS
     raw = bytearray(path.read_bytes())
@@ -32,14 +32,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
 
 
-def test_when_no_checkpoint_is_whole_nothing_begins_anew(tmp_path):
+def test_if_no_checkpoint_is_whole_the_run_does_not_start_over(tmp_path):
     trained(tmp_path, keep=1)
     (tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS).write_bytes(b"")
     with pytest.raises(TrainingError, match="No checkpoint can be read: .*has 0 bytes of .*--resume never"):
         trained(tmp_path)
 
 
-def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
+def test_options_that_alter_the_result_are_rejected_by_name(tmp_path):
     trained(tmp_path)
     other = {"--rank": 16, "--data": "other", "--alpha": 1}
     with pytest.raises(TrainingError) as error:
@@ -48,7 +48,7 @@ def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
         assert said in str(error.value)
 
 
-def test_no_byte_of_the_facts_is_believed_when_it_is_damaged(tmp_path, whole):
+def test_a_damaged_byte_in_the_facts_is_detected(tmp_path, whole):
     """Each flipped bit: the checkpoint is passed over with the sentence of any other damage, or says just the same."""
     trained(tmp_path)
     path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
@@ -81,7 +81,7 @@ def rewritten(path, change, check=True):
         (lambda f: f.update(format=3), "has format 3; this goldsmith reads format 2"),
     ],
 )
-def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change, said, tmp_path):
+def test_a_checkpoint_without_required_facts_is_skipped(change, said, tmp_path):
     trained(tmp_path)
     rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS, change)
     notes = []
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change,
     assert said in notes[0]
 
 
-def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path, whole):
+def test_a_checkpoint_of_format_1_is_read_if_its_step_matches_the_folder(tmp_path, whole):
     trained(tmp_path)
     path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
     rewritten(path, lambda f: f.update(format=1), check=False)
@@ -100,7 +100,7 @@ def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path,
 
 
 @pytest.mark.parametrize("name", [*FILES, "checkpoints"])
-def test_what_is_not_what_a_run_writes_there_is_refused_before_it_begins(name, tmp_path):
+def test_a_wrong_kind_of_file_in_the_output_folder_is_rejected_before_the_run(name, tmp_path):
     if name == "checkpoints":
         (tmp_path / name).write_text("")
     else:
@@ -110,6 +110,6 @@ def test_what_is_not_what_a_run_writes_there_is_refused_before_it_begins(name, t
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_a_name_that_the_disk_does_not_take_is_told(tmp_path):
+def test_an_output_name_that_the_disk_rejects_is_reported(tmp_path):
     with pytest.raises(TrainingError, match="cannot be written: File name too long"):
         lock(tmp_path / ("x" * 300))

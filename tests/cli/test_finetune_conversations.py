@@ -106,7 +106,7 @@ def counted(tokenizer, turns=TURNS):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_counts_is_what_transformers_own_mask_has(kind):
+def test_trained_tokens_agree_with_transformers_own_mask(kind):
     """Whose places must not be trimmed, nor an answer begin with a blank without a token: it then marks nothing."""
     tokenizer = tokenizer_of(KINDS[kind](), MARKED)
     turns = messages([(role, said.strip()) for role, said in TURNS] if kind == "word pieces" else TURNS)
@@ -120,7 +120,7 @@ def test_what_counts_is_what_transformers_own_mask_has(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_counts_is_each_answer_and_its_end_token_for_token(kind):
+def test_trained_tokens_are_each_answer_and_its_end_token(kind):
     """With special tokens on both sides no token crosses a border: an answer's tokens are those that it has alone."""
     tokenizer = tokenizer_of(KINDS[kind]())
     alone = [tokenizer(f"<|assistant|>{said}<|end|>", add_special_tokens=False)["input_ids"][1:] for _, said in TURNS]
@@ -128,7 +128,7 @@ def test_what_counts_is_each_answer_and_its_end_token_for_token(kind):
 
 
 @pytest.mark.parametrize("after", TRIMMED.values(), ids=TRIMMED)
-def test_indentation_counts(after):
+def test_indentation_is_trained_on(after):
     tokenizer = tokenizer_of(byte_level(after))
     said = "".join(tokenizer.convert_ids_to_tokens([token for run in counted(tokenizer) for token in run]))
     assert said.startswith("if\u0120x:\u010a\u010a\u0120\u0120\u0120\u0120return\u0120\u0120y\u010a\u010a\u0109and")
@@ -136,7 +136,7 @@ def test_indentation_counts(after):
 
 
 @pytest.mark.parametrize("after", [None, TRIMMED["ByteLevel"]], ids=["untrimmed", "trimmed"])
-def test_a_word_that_the_blank_before_it_belongs_to_counts(after):
+def test_a_word_token_that_includes_the_blank_before_it_is_trained_on(after):
     """`assistant: ` is asked with, and the first word of the answer takes that blank into its token."""
     turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     tokenizer = tokenizer_of(byte_level(after), turns + "{% if add_generation_prompt %}assistant: {% endif %}")
@@ -144,7 +144,7 @@ def test_a_word_that_the_blank_before_it_belongs_to_counts(after):
     assert tokenizer.convert_ids_to_tokens(run)[0] == "\u0120return"
 
 
-def test_special_tokens_that_swallow_blanks_are_not_the_assistant_s_for_that():
+def test_special_tokens_that_swallow_blanks_are_not_trained_on():
     """Phi-3's take the blanks after them, some the blanks before; a template without an end has both borders bare."""
     template = CHAT.replace("<|end|>", "")
     for how in ({"rstrip": True}, {"lstrip": True}):
@@ -154,7 +154,7 @@ def test_special_tokens_that_swallow_blanks_are_not_the_assistant_s_for_that():
         assert tokenizer.decode(run).strip() == CODE.strip() and "fin" in tokenizer.decode(last).replace("\ufb01", "fi")
 
 
-def test_blanks_that_only_the_last_turn_ends_with_are_not_the_next_one_s():
+def test_blanks_that_end_only_the_last_turn_do_not_shift_other_turns():
     """The last turn ends with a line; where more follows, the next role stands there instead."""
     template = CHAT.replace(
         "{% endfor %}", "{% if loop.last and not add_generation_prompt %}{{ '\n' }}{% endif %}{% endfor %}"
@@ -164,13 +164,13 @@ def test_blanks_that_only_the_last_turn_ends_with_are_not_the_next_one_s():
     assert first == CODE + "<|end|>" and last.endswith("<|end|>\n")
 
 
-def test_of_a_conversation_that_the_assistant_begins_its_name_does_not_count():
+def test_the_assistants_name_is_not_trained_on_if_it_speaks_first():
     template = "<|user|>\n" + CHAT.replace("<|{{ m.role }}|>", "<|{{ m.role }}|>name:\n")
     tokenizer = tokenizer_of(byte_level(), template)
     assert [tokenizer.decode(run) for run in counted(tokenizer, TURNS[1:2])] == [CODE + "<|end|>"]
 
 
-def test_a_tokenizer_that_cannot_say_where_a_token_stands_is_refused():
+def test_a_tokenizer_without_offsets_is_rejected():
     class Slow:
         chat_template = CHAT
 

@@ -44,12 +44,12 @@ def test_text_is_divided_at_blank_lines_or_kept_whole(reading, tokenizer):
     assert all(whole.trained) and whole.divisible
 
 
-def test_windows_line_ends_and_a_byte_order_mark_are_no_text(reading):
+def test_windows_line_ends_and_a_byte_order_mark_are_removed(reading):
     plain = reading(VERSE, "a.txt")
     assert reading(b"\xef\xbb\xbf" + VERSE.replace("\n", "\r\n").encode(), "b.txt") == plain
 
 
-def test_paragraphs_know_their_lines():
+def test_paragraphs_have_their_line_numbers():
     assert list(paragraphs("\n\na\nb\n\n\n c\n")) == [(3, "a\nb"), (7, " c")]
 
 
@@ -64,7 +64,7 @@ class Scanned(str):
         return super().count(what, first, end)
 
 
-def test_each_character_is_looked_at_once_for_the_line_it_stands_in():
+def test_line_numbers_are_found_in_one_pass():
     text = Scanned(VERSE * 50)
     found = list(paragraphs(text))
     assert len(found) == 4 * 50 + 1 and text.looked_at <= len(text)
@@ -72,18 +72,18 @@ def test_each_character_is_looked_at_once_for_the_line_it_stands_in():
     assert all(lines[line - 1] == words.split("\n")[0] for line, words in found)
 
 
-def test_an_ending_may_be_in_capitals(reading, tokenizer):
+def test_a_file_name_extension_may_be_in_capitals(reading, tokenizer):
     assert reading(VERSE, "VERSE.TXT") == reading(VERSE, "verse.txt")
     assert counted(reading([{"prompt": "a", "completion": "b"}], "ROWS.JSONL")[0], tokenizer)[0] == "b<|end|>"
 
 
-def test_of_a_prompt_and_its_completion_the_completion_counts(reading, tokenizer):
+def test_of_a_prompt_and_its_completion_only_the_completion_is_trained_on(reading, tokenizer):
     rows = [{"prompt": "2 + 2 = ", "completion": "4"}]
     assert counted(reading(rows)[0], tokenizer) == ("4<|end|>", "2 + 2 = 4<|end|>")
     assert counted(reading(rows, train_on="all")[0], tokenizer)[0] == "2 + 2 = 4<|end|>"
 
 
-def test_of_a_conversation_what_the_assistant_says_counts(reading, tokenizer):
+def test_of_a_conversation_only_the_assistants_messages_are_trained_on(reading, tokenizer):
     turns = [
         ("system", "Be brief."),
         ("user", "Hi"),
@@ -98,7 +98,7 @@ def test_of_a_conversation_what_the_assistant_says_counts(reading, tokenizer):
     assert counted(reading(rows, train_on="all")[0], tokenizer)[0] == text
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_place_matters(tmp_path):
+def test_a_template_that_rewrites_earlier_turns_is_rejected_if_answers_must_be_located(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
         "{{ messages | length }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, s
         reading(content, name)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path, tokenizer):
+def test_a_missing_file_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError, match="none.txt: there is no such file"):
         read(tmp_path / "none.txt", tokenizer)
     os.mkfifo(tmp_path / "pipe.txt")
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path, tokenizer):
         read(tmp_path / "folder.txt", tokenizer)
 
 
-def test_a_tokenizer_without_a_chat_template_is_said(tmp_path):
+def test_a_tokenizer_without_a_chat_template_is_reported(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     path = tmp_path / "chat.jsonl"
@@ -186,7 +186,7 @@ def test_long_text_is_cut_so_that_every_token_is_predicted_once(length, seq_len)
     assert sum(piece.targets for piece in pieces) == text.targets
 
 
-def test_a_long_row_loses_its_end_and_one_whose_prompt_is_too_long_is_refused():
+def test_a_long_row_loses_its_end_and_one_with_too_long_a_prompt_is_rejected():
     row = Document(list(range(10)), [False] * 6 + [True] * 4, line=7)
     found = cut("f.jsonl", [row], 8)
     assert (found.shortened, found.documents[0].targets) == (1, 2)

@@ -39,7 +39,7 @@ def run(place, output, *more):
         (("--device", "cuda:77"), "CUDA devices here; on a CPU leave --device out."),
     ],
 )
-def test_what_a_gpu_does_not_take_is_said_before_anything_is_read(place, tmp_path, more, said):
+def test_options_that_a_gpu_does_not_support_are_reported_before_anything_is_read(place, tmp_path, more, said):
     result = run(place, tmp_path / "out", *more, "--data", "nosuch.txt")
     assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
     assert not (tmp_path / "out").exists()
@@ -67,7 +67,7 @@ def test_experts_as_plain_tensors_train_as_packed_ones_do(place, tmp_path, monke
     assert said["format"] == "bf16" and said["bytes"]["activations"] == before["bytes"]["activations"]
 
 
-def test_a_quantised_checkpoint_is_left_to_the_cpu():
+def test_a_quantised_checkpoint_is_trained_on_the_cpu_only():
     from goldsmith import experts
 
     class Converted:
@@ -78,11 +78,11 @@ def test_a_quantised_checkpoint_is_left_to_the_cpu():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_loss_falls_and_the_same_command_goes_on(place, tmp_path):
+def test_on_a_gpu_the_loss_falls_and_the_same_command_continues(place, tmp_path):
     words = ("--device", "cuda", "--lora-modules", "q_proj", "--schedule", "constant", "--warmup", "1")
     assert run(place, tmp_path, *words).exit_code == 0
     result = run(place, tmp_path, *words, "--steps", "16", "--json")
-    assert result.exit_code == 0 and "Goes on after step 4 of 16" in result.output, result.output
+    assert result.exit_code == 0 and "Resuming after step 4 of 16" in result.output, result.output
     said = json.loads(result.stdout)
     assert said["status"] == "trained" and said["loss"]["last"] < said["loss"]["first"] - 0.1
     assert all(t.isfinite().all() for t in load_file(tmp_path / "adapter_model.safetensors").values())

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
 from goldsmith.cli import app
-from goldsmith.cli.finetune.show import Shown
-from goldsmith.cli.say import console
+from goldsmith.cli.finetune.display import FinetuneDisplay
+from goldsmith.cli.terminal import console
 from goldsmith.hf.training.model import loading as models
 from goldsmith.hf.training.options import Options
 from goldsmith.hf.training.records.journal import rows
@@ -53,28 +53,28 @@ def result_of(folder):
 # where it may not write
 
 
-def test_the_model_s_own_folder_is_no_output(place, tmp_path):
+def test_the_models_own_folder_is_rejected_as_output(place, tmp_path):
     refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be mistaken for part")
     (tmp_path / "link").symlink_to(place / "model")
     refused(place, tmp_path / "link", said="is MODEL's own folder")
 
 
-def test_no_more_is_another_model_s(place, tmp_path):
+def test_another_models_folder_is_rejected_as_output(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "other")
     refused(place, tmp_path / "other", said="other contains a config.json, like a model's folder: an adapter")
     assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
 
 
-def test_a_folder_in_the_model_s_own_is_an_output(place, tmp_path):
+def test_a_folder_inside_the_models_folder_is_accepted_as_output(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     for steps in ("2", "4"):
         more = ("--schedule", "constant", "--warmup", "0", "--steps", steps)
         result, text = run(place, tmp_path / "model" / "tuned", *more, model=tmp_path / "model")
         assert result.exit_code == 0, text
-    assert "Goes on after step 2 of 4" in text
+    assert "Resuming after step 2 of 4" in text
 
 
-def test_an_empty_output_is_not_the_folder_one_is_in(place, tmp_path, monkeypatch):
+def test_an_empty_output_name_does_not_mean_the_current_directory(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(place, "", said="--output is empty; expected the name of a folder (. is this one)")
     assert not list(tmp_path.iterdir())
@@ -82,7 +82,7 @@ def test_an_empty_output_is_not_the_folder_one_is_in(place, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("option", ["--data", "--eval-data"])
 @pytest.mark.parametrize("name", ["log.jsonl", "checkpoints/rows.jsonl", ".unfinished-adapter/rows.jsonl"])
-def test_what_is_read_is_not_what_the_run_writes(place, tmp_path, option, name):
+def test_files_that_the_run_reads_are_rejected_as_output(place, tmp_path, option, name):
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"text": "something of the user\'s"}\n')
@@ -96,7 +96,7 @@ def test_what_is_read_is_not_what_the_run_writes(place, tmp_path, option, name):
     assert path.read_text() == '{"text": "something of the user\'s"}\n'
 
 
-def test_what_a_run_writes_is_for_whom_the_umask_leaves_it(place, tmp_path):
+def test_output_files_have_the_permissions_of_the_umask(place, tmp_path):
     before = os.umask(0o077)
     try:
         assert run(place, tmp_path / "out", "--train-router")[0].exit_code == 0
@@ -106,7 +106,7 @@ def test_what_a_run_writes_is_for_whom_the_umask_leaves_it(place, tmp_path):
     assert {CONFIG, WEIGHTS, LOG} < found.keys() and set(found.values()) == {0o600}, found
 
 
-def test_data_beside_what_the_run_writes_is_ordinary(place, tmp_path):
+def test_data_in_the_output_folder_is_accepted(place, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "something of the user\'s"}\n')
     result, text = run(place, tmp_path, "--data", tmp_path / "rows.jsonl", "--steps", "1")
     assert result.exit_code == 0, text
@@ -115,7 +115,7 @@ def test_data_beside_what_the_run_writes_is_ordinary(place, tmp_path):
 # what is there of another run
 
 
-def test_an_adapter_that_is_there_is_moved_and_not_written_over(place, tmp_path):
+def test_an_existing_adapter_is_moved_and_not_overwritten(place, tmp_path):
     for name in (WEIGHTS, CONFIG):
         (tmp_path / name).write_text("hours of somebody's work")
     result, text = run(place, tmp_path, "--steps", "1")
@@ -125,7 +125,7 @@ def test_an_adapter_that_is_there_is_moved_and_not_written_over(place, tmp_path)
     assert (tmp_path / WEIGHTS).stat().st_size > 1000 and result_of(tmp_path)["status"] == "trained"
 
 
-def test_beginning_anew_moves_everything_and_going_on_nothing(place, tmp_path):
+def test_starting_over_moves_everything_and_continuing_moves_nothing(place, tmp_path):
     run(place, tmp_path)
     made = {path.name for path in tmp_path.iterdir()}
     run(place, tmp_path)
@@ -137,7 +137,7 @@ def test_beginning_anew_moves_everything_and_going_on_nothing(place, tmp_path):
     assert result_of(tmp_path / "earlier-1")["status"] == "trained"
 
 
-def test_a_checkpoint_of_an_earlier_run_goes_on_with_that_run_s_log(tmp_path):
+def test_a_checkpoint_of_an_earlier_run_continues_that_runs_log(tmp_path):
     trained(tmp_path)
     first = told(tmp_path)
     trained(tmp_path, resume="never", eval_every=1)
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_an_earlier_run_goes_on_with_that_run_s_log(tmp_path):
     assert len(list((tmp_path / "earlier-2" / "checkpoints").iterdir())) == 2
 
 
-def test_rows_of_steps_that_are_given_up_are_kept_with_their_checkpoints(tmp_path):
+def test_rows_of_discarded_steps_are_kept_with_their_checkpoints(tmp_path):
     trained(tmp_path)
     before = rows(tmp_path / LOG)
     trained(tmp_path, resume=str(tmp_path / "checkpoints" / "step-000004"))
@@ -155,7 +155,7 @@ def test_rows_of_steps_that_are_given_up_are_kept_with_their_checkpoints(tmp_pat
     assert [p.name for p in (tmp_path / "earlier-1" / "checkpoints").iterdir()] == ["step-000006"]
 
 
-def test_a_run_that_cannot_begin_moves_nothing(tmp_path):
+def test_a_run_that_cannot_begin_moves_no_files(tmp_path):
     trained(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
     session(tmp_path).find("never", RunCallbacks())
@@ -173,14 +173,14 @@ def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_is_moved_t
 
 
 @pytest.mark.parametrize("inside, given", [(".", "step-000004"), ("step-000006", "../step-000004")])
-def test_a_checkpoint_s_log_is_found_from_inside_its_folder(tmp_path, monkeypatch, inside, given):
+def test_a_checkpoints_log_is_found_from_inside_its_folder(tmp_path, monkeypatch, inside, given):
     trained(tmp_path / "a")
     monkeypatch.chdir(tmp_path / "a" / "checkpoints" / inside)
     trained(tmp_path / "b", resume=given)
     assert told(tmp_path / "b") == told(tmp_path / "a")
 
 
-def test_a_checkpoint_s_log_is_found_through_links(tmp_path):
+def test_a_checkpoints_log_is_found_through_links(tmp_path):
     trained(tmp_path / "a")
     (tmp_path / "best").symlink_to(tmp_path / "a" / "checkpoints" / "step-000004")
     trained(tmp_path / "b", resume=str(tmp_path / "best"))
@@ -190,7 +190,7 @@ def test_a_checkpoint_s_log_is_found_through_links(tmp_path):
     assert told(tmp_path / "b") == told(tmp_path / "c") == told(tmp_path / "a")
 
 
-def test_a_command_that_is_refused_is_not_the_end_of_a_run_that_was_killed(place, tmp_path):
+def test_a_rejected_command_does_not_mark_a_killed_run_as_failed(place, tmp_path):
     assert run(place, tmp_path)[0].exit_code == 0
     killed = '{"result": {"status": "running"}}'
     (tmp_path / "run.json").write_text(killed)
@@ -202,7 +202,7 @@ def test_a_command_that_is_refused_is_not_the_end_of_a_run_that_was_killed(place
 # when memory does not suffice
 
 
-def test_too_little_memory_is_told_from_other_errors():
+def test_out_of_memory_errors_are_recognised():
     for fails in (
         lambda: torch.empty(HUGE, dtype=torch.uint8),
         lambda: torch.empty(1 << 62),
@@ -217,7 +217,7 @@ def test_too_little_memory_is_told_from_other_errors():
     assert not out_of_memory(error.value) and not out_of_memory(ValueError("DefaultCPUAllocator"))
 
 
-def test_too_little_memory_in_a_step_is_one_paragraph_and_the_same_command_goes_on(place, tmp_path, monkeypatch):
+def test_out_of_memory_in_a_step_is_one_paragraph_and_the_same_command_continues(place, tmp_path, monkeypatch):
     assert run(place, tmp_path / "whole")[0].exit_code == 0
     real = Trainer._loss
 
@@ -237,7 +237,7 @@ def test_too_little_memory_in_a_step_is_one_paragraph_and_the_same_command_goes_
     assert (ended["status"], ended["step"]) == ("failed", 3) and ended["error"].startswith(said)
     monkeypatch.undo()
     result, text = run(place, tmp_path / "out", "--checkpointing")
-    assert result.exit_code == 0 and "Goes on after step 2 of 4" in text, text
+    assert result.exit_code == 0 and "Resuming after step 2 of 4" in text, text
     assert (tmp_path / "out" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
 
 
@@ -248,7 +248,7 @@ def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **optio
     return paragraph(MemoryError(), given, begun=begun)
 
 
-def test_what_goes_on_after_too_little_memory_is_the_command_that_does(tmp_path):
+def test_the_out_of_memory_message_names_a_command_that_continues(tmp_path):
     said = paragraph_after(tmp_path / "anew", resume="never")
     assert "or with --checkpointing, the same command without --resume never resumes from there" in said
     said = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
@@ -260,7 +260,7 @@ def test_what_goes_on_after_too_little_memory_is_the_command_that_does(tmp_path)
     assert "of step 2 is complete" in paragraph_after(tmp_path / "later", begun=False)
 
 
-def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_path, capsys):
+def test_a_full_disk_and_an_interrupt_name_the_command_that_continues(tmp_path, capsys):
     assert again(tmp_path, "never") == again(tmp_path, "auto") == "the same command"
     trained(tmp_path)
     found = session(tmp_path)
@@ -268,13 +268,13 @@ def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_
     assert "the same command without --resume never resumes" in found._write_failure(
         tiny_trainer(), OSError(28, "full")
     )
-    show = Shown(console(), console())
+    show = FinetuneDisplay(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
-    assert "The same command without --resume A/b goes on" in " ".join(capsys.readouterr().out.split())
+    assert "The same command without --resume A/b resumes" in " ".join(capsys.readouterr().out.split())
 
 
-def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(place, tmp_path, monkeypatch):
+def test_out_of_memory_before_the_first_checkpoint_and_before_the_model(place, tmp_path, monkeypatch):
     def load(*words):
         bytearray(1 << 62)
 
@@ -290,17 +290,19 @@ def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(plac
     assert result_of(tmp_path / "out")["status"] == "failed"
 
 
-def test_before_a_run_what_takes_the_memory_is_what_should_take_less(place, tmp_path, monkeypatch):
+def test_before_a_run_the_advice_names_what_needs_the_memory(place, tmp_path, monkeypatch):
     for free, rank, said in (
         (10_000_000, 1024, "a smaller --rank or fewer --targets"),
         (1000, 8, "a smaller --seq-len"),
     ):
         monkeypatch.setattr("goldsmith.hf.training.model.accounting.memory_free", lambda free=free: free)
         result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
-        assert result.exit_code == 0 and said in text and ("trained parameters leave no room" in text) == (rank > 8)
+        assert (
+            result.exit_code == 0 and said in text and ("trained parameters leave no free memory" in text) == (rank > 8)
+        )
 
 
-def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, monkeypatch):
+def test_a_full_disk_marks_the_run_as_failed_in_run_json(place, tmp_path, monkeypatch):
     def write(*words):
         raise OSError(28, "No space left on device")
 
@@ -318,7 +320,7 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
 @pytest.mark.parametrize("ignored", [True, False], ids=["ignored", "not"])
 def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignored, place, tmp_path):
     """nohup has SIGHUP ignored, and `&` of a shell without jobs SIGINT."""
-    real = Shown.row
+    real = FinetuneDisplay.row
 
     def row(self, said):
         real(self, said)
@@ -329,7 +331,7 @@ def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignore
         code = 255
         try:
             signal.signal(number, signal.SIG_IGN if ignored else signal.default_int_handler)
-            Shown.row = row
+            FinetuneDisplay.row = row
             code = run(place, tmp_path)[0].exit_code
         finally:
             os._exit(code)

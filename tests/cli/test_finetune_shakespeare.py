@@ -82,7 +82,7 @@ def killed(*words, when):
     return os.waitpid(child, 0)[1]
 
 
-def test_the_committed_model_is_small_and_its_card_says_what_it_is():
+def test_the_committed_model_is_small_and_has_a_model_card():
     assert sum(path.stat().st_size for path in MODEL.iterdir()) < 8 * 2**20
     facts, card = json.loads((MODEL / "training.json").read_text()), (MODEL / "README.md").read_text()
     assert f"{facts['validation_loss']:.4f} nats per token" in card and "macbeth" in facts["held_out"]
@@ -90,7 +90,7 @@ def test_the_committed_model_is_small_and_its_card_says_what_it_is():
     assert facts["held_out_loss_by_step"][str(facts["best_step"])] == min(facts["held_out_loss_by_step"].values())
 
 
-def test_stock_transformers_loads_it_and_it_knows_more_than_how_often_each_token_comes():
+def test_stock_transformers_loads_the_model_and_it_beats_token_frequencies():
     model, tokenizer = plain(), AutoTokenizer.from_pretrained(MODEL)
     ids = tokenizer((TEXT / "act-5.txt").read_text(), return_tensors="pt", verbose=False).input_ids
     counts = Counter(ids[0].tolist())
@@ -103,7 +103,7 @@ def test_stock_transformers_loads_it_and_it_knows_more_than_how_often_each_token
 
 
 @pytest.mark.forks
-def test_a_play_is_learnt_through_kill_9_and_stock_peft_speaks_it(text, tmp_path):
+def test_a_play_is_learnt_despite_kill_9_and_stock_peft_generates_it(text, tmp_path):
     more = ("--steps", "8", "--eval-every", "8")
     finished(text, tmp_path / "whole", *more)
     log = tmp_path / "cut" / "log.jsonl"
@@ -111,7 +111,7 @@ def test_a_play_is_learnt_through_kill_9_and_stock_peft_speaks_it(text, tmp_path
         text, tmp_path / "cut", *more, when=lambda: log.exists() and any("loss" in row for row in rows(log)[3:])
     )
     assert how == signal.SIGKILL
-    assert "Goes on after step" in finished(text, tmp_path / "cut", *more)
+    assert "Resuming after step" in finished(text, tmp_path / "cut", *more)
     whole, cut = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 

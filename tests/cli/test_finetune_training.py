@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
         ("gpt_oss", {"layer_types": ["sliding_attention"], "sliding_window": 3}),
     ],
 )
-def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family, changes):
+def test_packed_documents_have_the_same_loss_and_gradient_as_alone(family, changes):
     model = models.model(family, **changes)
     documents = tiny_documents(7, vocabulary=48)
     for document in documents[::2]:
@@ -72,7 +72,7 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
     assay.check(target, probes=["values", "ensemble"])
 
 
-def test_a_model_in_which_documents_see_one_another_is_found_out(monkeypatch):
+def test_a_model_in_which_documents_attend_to_each_other_is_detected(monkeypatch):
     assert attention_masks.keeps_apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
     assert not attention_masks.keeps_apart(leaky, attention_masks.no_masks)
@@ -81,7 +81,7 @@ def test_a_model_in_which_documents_see_one_another_is_found_out(monkeypatch):
         attention_masks.masks(leaky)
 
 
-def test_a_document_does_not_see_the_one_before_it():
+def test_a_document_does_not_attend_to_the_one_before_it():
     model = tiny_model(64)
     first, second = tiny_documents(2, least=5)
     alone = batch([[first, second]], pad=0)
@@ -107,7 +107,7 @@ class Bigrams(torch.nn.Module):
 
 
 @pytest.mark.parametrize("batch_size, grad_accum", [(4, 1), (1, 4), (3, 2)])
-def test_small_batches_accumulated_are_one_large_one(batch_size, grad_accum):
+def test_accumulated_small_batches_equal_one_large_batch(batch_size, grad_accum):
     stream = RowStream(tiny_documents(), 16, packed=True, seed=0)
     assert len({stream.batch(k, 1).targets for k in range(4)}) > 1  # a mean of means is another number
 
@@ -136,7 +136,7 @@ def test_small_batches_accumulated_are_one_large_one(batch_size, grad_accum):
     assay.check(target, probes=["values", "ensemble", "statistics"])
 
 
-def test_the_last_step_of_an_epoch_has_the_rows_that_are_left():
+def test_the_last_step_of_an_epoch_has_the_remaining_rows():
     trainer = tiny_trainer(batch_size=2)
     rows = len(trainer.stream)
     trainer.plan = TrainingPlan(2, rows - 1, 1, trainer.plan.schedule, limit=rows)
@@ -153,7 +153,7 @@ def test_each_epoch_has_every_row_once_in_an_order_of_its_own():
     assert all(sum(len(stream.documents[k]) for k in row) <= 16 for row in stream.rows)
 
 
-def test_the_rate_rises_and_falls_as_it_is_said():
+def test_the_learning_rate_follows_its_schedule():
     schedule = Schedule("linear", 1.0, warmup_steps(0.2, 10), 10)
     assert [schedule.at(k) for k in (1, 2, 3, 10)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1 / 8])
     assert Schedule("cosine", 1.0, 0, 4).at(3) == pytest.approx(0.5)
@@ -163,7 +163,7 @@ def test_the_rate_rises_and_falls_as_it_is_said():
 # checkpoints
 
 
-def test_a_run_that_goes_on_has_the_bits_and_the_log_of_one_that_was_not_stopped(tmp_path, whole):
+def test_a_continued_run_has_the_bits_and_the_log_of_an_uninterrupted_one(tmp_path, whole):
     for done in (1, 4):
         folder = tmp_path / str(done)
         asked = iter([False] * done + [True])
@@ -213,7 +213,7 @@ def killed_after(folder, calls, steps=6):
 
 
 @pytest.mark.forks
-def test_kill_9_at_any_touch_of_a_file_and_the_same_command_has_the_same_end(tmp_path, whole):
+def test_after_kill_9_at_any_file_operation_the_same_command_has_the_same_result(tmp_path, whole):
     ended, calls = signal.SIGKILL, 0
     while ended == signal.SIGKILL:
         calls += 1
@@ -227,7 +227,7 @@ def test_kill_9_at_any_touch_of_a_file_and_the_same_command_has_the_same_end(tmp
 
 
 @pytest.mark.forks
-def test_a_run_that_is_killed_again_and_again_still_has_the_same_end(tmp_path, whole):
+def test_a_run_that_is_killed_repeatedly_has_the_same_result(tmp_path, whole):
     ended, calls = signal.SIGKILL, 14
     while ended == signal.SIGKILL:
         ended = killed_after(tmp_path, calls)
@@ -235,7 +235,7 @@ def test_a_run_that_is_killed_again_and_again_still_has_the_same_end(tmp_path, w
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
 
 
-def test_a_full_disk_is_said_and_loses_nothing(tmp_path, whole, monkeypatch):
+def test_a_full_disk_is_reported_and_loses_nothing(tmp_path, whole, monkeypatch):
     real, count = os.fsync, 0
 
     def full(handle):
@@ -253,7 +253,7 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path, whole, monkeypatch):
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
 
 
-def test_other_threads_go_on_and_say_what_that_means(tmp_path):
+def test_a_run_with_other_threads_continues_with_a_note(tmp_path):
     trained(tmp_path)
     notes = []
     other = TrainingSession(tmp_path, IDENTITY, {"threads": 2})
@@ -262,7 +262,7 @@ def test_other_threads_go_on_and_say_what_that_means(tmp_path):
     assert note.startswith("threads was 1 and is 2: ") and "not bit for bit" in note
 
 
-def test_beginning_anew_keeps_what_was_there(tmp_path, whole):
+def test_starting_over_keeps_earlier_files(tmp_path, whole):
     trained(tmp_path)
     assert same(trained(tmp_path, resume="never"), whole[1])
     earlier = tmp_path / "earlier-1"
@@ -272,7 +272,7 @@ def test_beginning_anew_keeps_what_was_there(tmp_path, whole):
     assert told(tmp_path) == told(whole[0]) == told(earlier)
 
 
-def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, whole):
+def test_a_run_continues_from_the_named_checkpoint(tmp_path, whole):
     trained(tmp_path / "a")
     (tmp_path / "b").mkdir()
     again = trained(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
@@ -281,7 +281,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, whole):
         trained(tmp_path / "b", resume=str(tmp_path))
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_parameter(tmp_path):
+def test_a_checkpoint_of_another_model_is_rejected_with_the_parameters_name(tmp_path):
     trained(tmp_path)
     found = session(tmp_path).find("auto", RunCallbacks())
     trainer = tiny_trainer()
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_parameter(tmp_path):
         session(tmp_path).run(trainer, RunCallbacks(), start=found)
 
 
-def test_two_runs_do_not_write_to_one_folder(tmp_path):
+def test_two_runs_cannot_write_to_one_folder(tmp_path):
     held = lock(tmp_path)
     with pytest.raises(TrainingError, match="Another run is writing to"):
         lock(tmp_path)
@@ -345,7 +345,7 @@ def test_ctrl_c_between_steps_leaves_a_checkpoint_of_the_step(tmp_path):
     assert saved == [2, 3]
 
 
-def test_a_trainer_without_a_first_step_has_nothing_to_save(tmp_path):
+def test_a_trainer_before_its_first_step_has_nothing_to_save(tmp_path):
     session(tmp_path).run(tiny_trainer(), RunCallbacks(stop=lambda: True))
     assert not (tmp_path / "checkpoints").exists()
     assert isinstance(tiny_trainer(), Trainer)

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model, tiny_tokenizer
 from goldsmith.cli import app
-from goldsmith.cli.generate.checks import stretched
-from goldsmith.cli.generate.command import Command
+from goldsmith.cli.generate.arguments import stretched
+from goldsmith.cli.generate.command import GenerateRun
 from goldsmith.hf.offload import generation
 from goldsmith.offload import ExpertStore
 from offload.whole_models import assert_same_ids
@@ -58,7 +58,7 @@ def tokens_of(folder, prompt, *words):
     return output["tokens"]
 
 
-def test_it_says_what_the_plain_model_says_and_figures_go_to_stderr():
+def test_the_text_is_the_plain_models_and_statistics_go_to_stderr():
     prompt, tokenizer = "**MACBETH**  \nIs this a dagger", generation.tokenizer_of(SHAKESPEARE)
     tokens = tokens_of(SHAKESPEARE, prompt)
     plain = AutoModelForCausalLM.from_pretrained(SHAKESPEARE).eval()
@@ -92,7 +92,7 @@ def test_json_is_one_object_and_nothing_else(model):
     assert found["stats"]["calls"] > 0 and found["stats"]["time_to_first_token"] > 0 and found["explain"]["budget"]
 
 
-def test_a_batch_stands_in_order_each_text_as_if_it_were_alone(model, tmp_path):
+def test_the_texts_of_a_batch_are_in_order_and_the_same_as_alone(model, tmp_path):
     (tmp_path / "p.txt").write_text("Shall I compare")
     together = run(model, "--prompt", "By chance", "--prompt-file", tmp_path / "p.txt")
     alone = [run(model, "--prompt", prompt).stdout for prompt in ("By chance", "Shall I compare")]
@@ -101,14 +101,14 @@ def test_a_batch_stands_in_order_each_text_as_if_it_were_alone(model, tmp_path):
     assert run(model, "--prompt", "By chance", "--no-stream").stdout == alone[0]
 
 
-def test_a_chat_template_is_applied_and_a_seed_repeats_what_is_drawn(model):
+def test_a_chat_template_is_applied_and_a_seed_repeats_the_samples(model):
     assert tokens_of(model, "hi", "--chat") == tokens_of(model, "<|user|>hi<|end|><|assistant|>")
     draws = ["--temperature", "1.5", "--top-p", "0.95"]
     tokens = [tokens_of(model, "hi", *draws, "--seed", seed) for seed in (1, 1, 2)]
     assert tokens[0] == tokens[1] != tokens[2]
 
 
-def test_the_store_is_where_one_says_in_the_format_that_one_says(model, tmp_path):
+def test_the_store_has_the_requested_path_and_format(model, tmp_path):
     path = tmp_path / "mine.experts"
     done = run(model, "--prompt", "x", "--store", path, "--format", "int8", "--stats")
     assert done.exit_code == 0 and "--format int8 rounds the experts' weights (exact=False)" in done.stderr
@@ -117,7 +117,7 @@ def test_the_store_is_where_one_says_in_the_format_that_one_says(model, tmp_path
     assert "exact=False" not in run(model, "--prompt", "x").stderr
 
 
-def test_a_store_that_was_damaged_is_found_when_it_is_to_be_verified(model, tmp_path):
+def test_verify_store_detects_a_damaged_store(model, tmp_path):
     path = tmp_path / "mine.experts"
     sound = run(model, "--prompt", "x", "--store", path, "--verify-store")
     assert sound.exit_code == 0, sound.stderr
@@ -164,21 +164,21 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 
 
 def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_path):
-    from goldsmith.cli.generate import show
+    from goldsmith.cli.generate import display
 
-    monkeypatch.setattr(show.Lines, "told", lambda *said: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(display.ProgressLines, "update", lambda *said: signal.raise_signal(signal.SIGINT))
     done = run(model, "--prompt", "x", "--store", tmp_path / "s")
     assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_reads_the_text_may_go(model, monkeypatch):
-    from goldsmith.cli.generate import show
+def test_the_reader_of_the_text_may_close_the_pipe(model, monkeypatch):
+    from goldsmith.cli.generate import display
 
     def gone(page, piece):
         raise BrokenPipeError
 
-    monkeypatch.setattr(show.Page, "_write", gone)
+    monkeypatch.setattr(display.BatchText, "_write", gone)
     done = run(model, "--prompt", "x")
     assert done.exit_code == 0 and not done.stderr
 
@@ -196,7 +196,7 @@ def test_a_nan_ends_with_its_report_and_exit_1(model, tmp_path):
     assert warned.exit_code == 0
 
 
-def test_pieces_are_whole_characters_whatever_tokens_cut():
+def test_pieces_are_whole_characters_even_if_tokens_split_them():
     tokenizer, said = tiny_tokenizer(), "naïve — 日本語 🙂 ok"
     ids = tokenizer(said).input_ids
     for start in (0, 4):
@@ -210,39 +210,42 @@ def test_pieces_are_whole_characters_whatever_tokens_cut():
 
 
 WRONG = [
-    (["--top-k", "3"], "--top-k is about drawing, and --temperature 0 draws nothing"),
-    (["--temperature", "1", "--top-p", "1.5"], "--top-p is 1.5, wanted a share above 0 and at most 1"),
-    (["--prefill", "soon"], "--prefill is soon, wanted auto, cpu, stream, split or a number of tokens"),
+    (["--top-k", "3"], "--top-k needs a temperature above 0"),
+    (["--temperature", "1", "--top-p", "1.5"], "--top-p is 1.5; expected a share above 0 and at most 1"),
+    (["--prefill", "soon"], "--prefill is soon; expected auto, cpu, stream, split or a number of tokens"),
     (["--cache", "static"], "give --profile FILE"),
-    (["--json", "--stream"], "leave --stream out"),
+    (["--json", "--stream"], "leave out --stream"),
     (["--device", "abacus"], "abacus"),
     (["--prompt-file", "nosuch"], "--prompt-file nosuch cannot be read: No such file"),
     (["--store", "nosuch/folder/s"], "nosuch/folder"),
-    (["--budget", "lots"], "--budget 'lots' is no amount of memory"),
+    (["--budget", "lots"], "--budget 'lots' is not an amount of memory"),
     (["--trace", "nosuch/t.json"], "--trace nosuch/t.json cannot be written: there is no folder nosuch"),
     (["--trace", "."], "--trace . cannot be written: it is a folder"),
-    (["--prefill", "0"], "--prefill is 0, wanted a number of at least 1 token, or auto"),
+    (["--prefill", "0"], "--prefill is 0; expected at least 1 token, or auto"),
     (["--profile", "nosuch/p.json"], "--profile nosuch/p.json cannot be written: there is no folder nosuch"),
     (["--cache", "static", "--profile", "nosuch.json"], "--profile nosuch.json cannot be read: No such file"),
-    (["--cache", "static", "--profile", __file__], "test_generate.py is no profile: give a file that --profile wrote"),
+    (
+        ["--cache", "static", "--profile", __file__],
+        "test_generate.py is not a profile: give a file that --profile wrote",
+    ),
     (["--threads", "9999"], "--threads 9999, wanted a number from 1 to 1024"),
     (["--device", "meta"], "--device 'meta': experts are computed only on 'cpu' and 'cuda'"),
     (["--store", "."], "--store .: path is a folder, wanted a store's file"),
-    (["--seed", "9" * 23], "wanted a whole number from -2^63 to 2^64 - 1"),
-    (["--budget", "9" * 400], f"--budget '{'9' * 40}...' is no amount of memory"),
+    (["--seed", "9" * 23], "expected a whole number from -2^63 to 2^64 - 1"),
+    (["--budget", "9" * 400], f"--budget '{'9' * 40}...' is not an amount of memory"),
     (["--prompt", "\udcff\udcfe"], r"--prompt '\udcff\udcfe' cannot be read: it is not UTF-8 text."),
-    (["--temperature", "inf"], "--temperature is inf, wanted a finite number"),
+    (["--temperature", "inf"], "--temperature is inf; expected a finite number"),
 ]
 
 
 @pytest.mark.parametrize("words, said", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_what_cannot_be_done_is_one_paragraph_and_exit_2(model, words, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_exit_2(model, words, said):
     done = run(model, "--prompt", "x", *words)
     assert done.exit_code == 2 and said in " ".join(done.stderr.split()) and not done.stdout, done.stderr
     assert not any(word in done.stderr for word in ("Traceback", "MODEL", "Errno"))
 
 
-def test_a_store_that_cannot_be_used_is_told_with_the_way_out(model, tmp_path):
+def test_a_store_that_cannot_be_used_is_reported_with_a_remedy(model, tmp_path):
     def said(store):
         done = run(model, "--prompt", "x", "--max-new-tokens", "1", "--store", str(store))
         assert done.exit_code == 2 and not done.stdout
@@ -252,7 +255,7 @@ def test_a_store_that_cannot_be_used_is_told_with_the_way_out(model, tmp_path):
     assert run(model, "--prompt", "x", "--max-new-tokens", "1", "--store", str(sound)).exit_code == 0
     content = sound.read_bytes()
     other.write_bytes(content[:-100])
-    assert re.fullmatch(r"\S+/other is damaged: .*truncated.* Delete it: the next run makes it anew\.", said(other))
+    assert re.fullmatch(r"\S+/other is damaged: .*truncated.* Delete it: the next run builds a new one\.", said(other))
     other.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
     assert "other has file version 2, but this goldsmith reads version 1" in said(other) and "Delete" not in said(other)
     done = run(model, "--prompt", "x", "--format", "int8", "--store", str(sound))
@@ -263,13 +266,13 @@ def test_a_store_that_cannot_be_used_is_told_with_the_way_out(model, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_what_is_written_at_the_end_is_tried_at_the_beginning(model, tmp_path):
+def test_output_files_are_checked_before_the_run(model, tmp_path):
     tmp_path.chmod(0o500)
     done = run(model, "--prompt", "x", "--profile", str(tmp_path / "p.json"))
-    assert done.exit_code == 2 and "may not be written to" in " ".join(done.stderr.split()) and not done.stdout
+    assert done.exit_code == 2 and "is not writable" in " ".join(done.stderr.split()) and not done.stdout
 
 
-def test_what_goldsmith_warns_of_is_said_in_a_line(model, monkeypatch):
+def test_a_warning_of_goldsmith_is_printed_as_one_line(model, monkeypatch):
     from goldsmith.offload import attach
 
     make = attach.from_pretrained
@@ -283,20 +286,20 @@ def test_what_goldsmith_warns_of_is_said_in_a_line(model, monkeypatch):
     assert done.exit_code == 0 and done.stderr.strip() == "what was measured could not be kept"
 
 
-def test_a_prompt_is_held_to_the_models_positions_before_it_runs(model):
+def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     most = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     done = run(model, "--prompt", "long " * (most + 1))
     said = " ".join(done.stderr.split())
     assert done.exit_code == 2 and not done.stdout
-    assert re.search(rf"A prompt has [\d,]+ tokens, and the model was made for at most {most:,} ", said), said
+    assert re.search(rf"A prompt has [\d,]+ tokens, but the model supports at most {most:,} ", said), said
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     said = []
-    command = Command({"max_new_tokens": most}, [], SimpleNamespace(note=said.append))
+    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=said.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
-    command.held = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
-    command._say_what_is_not_plain(1)
-    assert said[0].startswith("A prompt has 1 token, and")
+    offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
+    command._warn_about_differences(offloaded, 1)
+    assert said[0].startswith("A prompt has 1 token: ")
 
 
 def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):
@@ -316,7 +319,7 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
 
 
 def test_from_the_shell_no_token_is_computed_twice():
-    """That keeps it below 10 s, with all imports, which `python benchmarks/promises.py generate` measures."""
+    """That keeps it below 10 s, with all imports, which `python -m benchmarks.promises generate` measures."""
     words = ["generate", str(SHAKESPEARE), "--device", "cpu", "--prompt", "O", "--max-new-tokens", "24", "--json"]
     done = subprocess.run([sys.executable, "-m", "goldsmith", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -327,7 +330,7 @@ def test_from_the_shell_no_token_is_computed_twice():
     assert stats["experts_cpu"] == config.num_experts_per_tok * stats["tokens"]
 
 
-def test_room_is_kept_for_all_prompts_and_a_gpu_that_is_full_is_a_paragraph(model, monkeypatch):
+def test_memory_is_reserved_for_all_prompts_and_a_full_gpu_is_one_paragraph(model, monkeypatch):
     given = {}
 
     def full(place, **options):
@@ -346,7 +349,7 @@ needs_a_full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="
 
 @needs_a_full_disk
 @pytest.mark.parametrize("option", ["--trace", "--profile"])
-def test_a_disk_that_is_full_at_the_end_costs_no_text(model, option):
+def test_a_full_disk_at_the_end_loses_no_text(model, option):
     done = run(model, "--prompt", "By chance", "--json", option, "/dev/full")
     assert done.exit_code == 2
     assert done.stderr.split() == f"{option} /dev/full could not be written: No space left on device.".split()
@@ -360,7 +363,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_text(model, option):
     [(">/dev/full", "stdout cannot be written to: No space left on device."), (">&-", "stdout is closed")],
     ids=["full", "closed"],
 )
-def test_stdout_that_takes_nothing_is_said_in_a_sentence(model, words, where, said):
+def test_a_stdout_that_cannot_be_written_is_reported_in_a_sentence(model, words, where, said):
     line = [sys.executable, "-m", "goldsmith.cli", "generate", str(model), "--prompt", "By", "--max-new-tokens", "1"]
     done = subprocess.run(
         ["sh", "-c", f'"$@" {where}', "sh", *line, *words, "--device", "cpu"],
@@ -369,7 +372,7 @@ def test_stdout_that_takes_nothing_is_said_in_a_sentence(model, words, where, sa
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_a_prompt_from_stdin_that_is_no_text_is_said_as_that_of_a_file(model, tmp_path):
+def test_a_prompt_from_stdin_that_is_not_text_is_reported_like_a_file(model, tmp_path):
     (tmp_path / "prompt").write_bytes(b"\xff\xfe")
     for name, stdin in (("-", b"\xff\xfe"), (tmp_path / "prompt", None)):
         done = run(model, "--prompt-file", name, stdin=stdin)

@@ -39,30 +39,30 @@ def run(folder, *words, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("guard", ["warn", "off"])
-def test_a_nan_that_the_guard_lets_pass_ends_where_a_token_is_drawn(bad, guard, monkeypatch, tmp_path):
+def test_a_nan_that_the_guard_ignores_ends_the_run_at_sampling(bad, guard, monkeypatch, tmp_path):
     at = {"monkeypatch": monkeypatch, "tmp_path": tmp_path}
     assert run(bad, "--guard", guard, **at)[0].exit_code == 0  # greedy: some token is the greatest
     done, told = run(bad, "--guard", guard, "--temperature", "0.8", **at)
     assert done.exit_code == 1 and "The greatest logit of prompt 1 is nan: there are no probabilities" in told
-    assert f"--guard {guard} was not to stop at a NaN or Inf; --guard raise says where it was born." in told
+    assert f"--guard {guard} does not stop at a NaN or Inf; --guard raise names its origin." in told
     done, _ = run(bad, "--guard", guard, "--temperature", "0.8", "--json", **at)
     found = json.loads(done.stdout)
     assert done.exit_code == 1 and "is nan" in found["error"]["error"] and found["outputs"][0]["tokens"] == []
 
 
-def test_the_guard_itself_comes_first(bad, monkeypatch, tmp_path):
+def test_the_guard_reports_a_nan_before_sampling_does(bad, monkeypatch, tmp_path):
     done, told = run(bad, "--temperature", "0.8", monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert done.exit_code == 1 and "NaN after the last layer of experts" in told and "to draw" not in told
 
 
-def test_a_temperature_that_is_too_low_for_the_logits_is_the_options_fault(model, monkeypatch, tmp_path):
+def test_a_temperature_too_low_for_the_logits_is_blamed_on_the_option(model, monkeypatch, tmp_path):
     done, told = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert done.exit_code == 2 and not done.stdout.strip()
     assert told.startswith("--temperature 1e-42: the greatest logit of prompt 1 is ")
     assert "which divided by 1e-42 does not fit float32" in told and told.endswith("Give a higher one, or 0.")
 
 
-def test_masked_words_and_large_logits_can_be_drawn_among():
+def test_sampling_works_with_masked_tokens_and_large_logits():
     there, ids = FiniteLogits(0.5), torch.zeros(2, 1, dtype=torch.int64)
     scores = torch.tensor([[-torch.inf, 3.0, -torch.inf], [1e37, -1e38, 0.0]])
     assert there(ids, scores) is scores

@@ -22,7 +22,7 @@ from repo.tree import ROOT
 
 
 @pytest.mark.parametrize("words", [["--stats"], ["--json", "--budget", "0"]], ids=" ".join)
-def test_a_reader_that_has_gone_is_no_fault_of_the_program(words, tmp_path_factory):
+def test_a_closed_pipe_is_not_an_error(words, tmp_path_factory):
     reading, writing = os.pipe()
     os.close(reading)
     asked = ["generate", ROOT / "examples" / "shakespeare-moe", "--prompt", "x", "--max-new-tokens", "2", *words]
@@ -45,14 +45,14 @@ def interrupted(*_):
     [(options, "register", lambda: goldsmith.cli.__getattr__("app")), (typer.main, "get_command", goldsmith.cli.app)],
     ids=["while modules are imported", "while commands are put together"],
 )
-def test_ctrl_c_before_a_command_runs_is_130_without_a_word(where, name, call, monkeypatch, capsys):
+def test_ctrl_c_before_a_command_runs_exits_silently_with_130(where, name, call, monkeypatch, capsys):
     monkeypatch.setattr(where, name, interrupted)
     with pytest.raises(SystemExit) as ended:
         call()
     assert ended.value.code == 130 and ended.value.__suppress_context__ and capsys.readouterr() == ("", "")
 
 
-def test_what_was_under_way_when_ctrl_c_came_is_told_too(monkeypatch, tmp_path):
+def test_an_error_under_way_at_ctrl_c_is_reported(monkeypatch, tmp_path):
     """A GPU's last call had a NaN that nobody has been told of: a paragraph, and still the status of Ctrl-C."""
 
     class Kept(Simulation):

@@ -110,7 +110,7 @@ def test_every_test_has_a_seed_of_its_own_and_one_can_be_given(pytester):
     assert [t["outcome"] for t in tests] == ["passed", "passed", "failed", "failed"]
 
 
-def test_a_seed_in_the_call_goes_before_the_marker_and_the_marker_before_the_command_line(pytester):
+def test_a_seed_in_the_call_overrides_the_marker_which_overrides_the_command_line(pytester):
     text = (
         TESTS
         + """
@@ -148,7 +148,7 @@ def test_a_failing_check_is_diagnosed_and_leaves_its_bundle(pytester):
     assert right["diagnosis"] is None and wrong["diagnosis"]["first_wrong_stage"] == "doubled"
 
 
-def test_the_marker_asks_for_a_diagnosis_and_the_folder_can_be_chosen(pytester):
+def test_the_marker_requests_a_diagnosis_and_the_folder_can_be_chosen(pytester):
     text = TESTS.replace("def test_wrong", "@pytest.mark.assay(diagnose=True)\ndef test_wrong")
     result = run(pytester, WRONG, text=text)
     assert "FAIL  doubled is wrong: " in result.stdout.str() and (pytester.path / BUNDLES).is_dir()
@@ -157,20 +157,20 @@ def test_the_marker_asks_for_a_diagnosis_and_the_folder_can_be_chosen(pytester):
 
 
 @pytest.mark.parametrize(
-    "folder, why", [("test_kernels.py", "it is no folder"), ("test_kernels.py/in", "Not a directory")]
+    "folder, why", [("test_kernels.py", "it is not a folder"), ("test_kernels.py/in", "Not a directory")]
 )
-def test_a_folder_for_bundles_that_cannot_be_is_a_usage_error_before_the_tests(pytester, folder, why):
+def test_a_bundle_folder_that_cannot_be_written_is_a_usage_error_before_the_tests(pytester, folder, why):
     result = run(pytester, "--assay-bundles", folder, WRONG)
     text = result.stderr.str()
     assert "--assay-bundles: " in text and f"{folder} cannot be written: {why}" in text and result.ret == 4
 
 
-def test_a_folder_for_bundles_is_not_left_behind_where_nothing_is_kept(pytester):
+def test_an_unused_bundle_folder_is_not_left_behind(pytester):
     run(pytester, "--assay-bundles", "new/mine", RIGHT).assert_outcomes(passed=1)
     assert not (pytester.path / "new").exists()
 
 
-def test_what_stops_a_diagnosis_does_not_hide_the_failure(pytester, monkeypatch):
+def test_an_error_in_a_diagnosis_does_not_hide_the_failure(pytester, monkeypatch):
     monkeypatch.setattr(assay, "diagnose", lambda *a, **k: 1 / 0)
     result = run(pytester, "--assay-diagnose", WRONG)
     result.assert_outcomes(failed=1)
@@ -178,13 +178,13 @@ def test_what_stops_a_diagnosis_does_not_hide_the_failure(pytester, monkeypatch)
     assert "FAIL  wrong: y exceeds its rounding bound" in result.stdout.str()
 
 
-def test_other_failures_are_shown_as_ever(pytester):
+def test_other_failures_are_shown_as_usual(pytester):
     result = run(pytester, text="def test_one():\n    assert 1 == 2\n")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E       assert 1 == 2"])
 
 
-def test_the_page_has_a_line_for_each_test_function(pytester):
+def test_the_page_has_a_row_for_each_test_function(pytester):
     result = run(pytester, "--assay-html", "new/page.html")
     result.stdout.fnmatch_lines(["page: new/page.html"])
     text = (pytester.path / "new" / "page.html").read_text()
@@ -230,7 +230,7 @@ def test_an_installed_goldsmith_brings_the_plugin(pytester, monkeypatch):
     pytester.runpytest_subprocess(*QUIET).assert_outcomes(passed=1)
 
 
-def test_the_plugin_by_itself_brings_in_neither_torch_nor_the_assay():
+def test_the_plugin_by_itself_imports_neither_torch_nor_the_assay():
     heavy = "{'torch', 'goldsmith.assay', 'jinja2', 'rich', 'typer', 'numpy'}"
     code = f"import sys, goldsmith.pytest_plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -254,7 +254,7 @@ def test_slow():
 """
 
 
-def test_a_run_that_does_not_end_is_named_on_stderr_while_it_runs(tmp_path):
+def test_a_run_that_hangs_is_named_on_stderr_while_it_runs(tmp_path):
     """stderr is captured by pytest until the test ends, which this one would not."""
     (tmp_path / "test_slow.py").write_text(HANGING)
     program = "import sys, pytest, goldsmith.pytest_plugin as p; p.PATIENCE = 0.5; sys.exit(pytest.main(sys.argv[1:]))"

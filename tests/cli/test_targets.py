@@ -27,7 +27,7 @@ def test_a_backends_backward_is_compared_stage_by_stage():
 
 
 @pytest.mark.parametrize("name", ["mhc.post", "mhc.sinkhorn", "mhc.expand", "mhc.head", "mhc.coefficients"])
-def test_the_reference_names_no_stage_that_its_golden_lacks(name):
+def test_the_reference_names_only_stages_of_its_golden(name):
     op = Op.get(name)
     case = min((c for c in op.cases if c.sizes.get("T") not in (0, ())), key=lambda c: str(c.sizes.get("T")))
     report = assay.check(op_target(op, "reference"), case, dtype=op_dtypes(op)[0], probes=VALUES)
@@ -48,7 +48,7 @@ def test_a_wrong_explicit_backward_is_rejected_by_autograd(monkeypatch):
     assert report.verdict == "fail" and {f.tensor for f in report.findings} == {"f.grad"}
 
 
-def test_a_wrong_explicit_backward_is_a_reference_at_fault_for_every_other_backend(monkeypatch):
+def test_a_wrong_explicit_backward_is_a_reference_fault_for_every_other_backend(monkeypatch):
     monkeypatch.setattr(POST.reference, "backward", wrong_by_a_percent(POST.reference.backward))
     target = op_target(POST, "triton")
     reason = POST.why_not("triton", *(POST.cases[1].build()[n] for n in POST.inputs), orientation="in_out")
@@ -59,11 +59,11 @@ def test_a_wrong_explicit_backward_is_a_reference_at_fault_for_every_other_backe
     assert report.verdict == "reference_fault"
 
 
-def test_in_sixteen_bits_what_the_backward_starts_from_is_rounded_in_the_golden_too():
+def test_in_16_bits_the_golden_backward_starts_from_rounded_results():
     boundary = Op.get("mhc.boundary")
     assay.check(op_target(boundary, "reference"), "three_streams", dtype=torch.bfloat16, probes=VALUES)
 
 
-def test_an_operator_without_gradients_has_no_backward_to_hold():
+def test_an_operator_without_gradients_has_no_golden_backward():
     target = op_target(Op.get("mhc.pre_backward"), "reference")
     assert target.backward is None and target.golden_backward is None

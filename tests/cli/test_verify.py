@@ -16,8 +16,11 @@ import goldsmith
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note, ProbeRun
 from goldsmith.cli import app
-from goldsmith.cli.verify import command, merge, pool, show, work
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify import command, display, merged_report
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import Job
+from goldsmith.cli.verify.worker_tasks import VerifyTasks
+from goldsmith.cli.workers import pool
 from goldsmith.core.device import interpreter_unavailable
 
 HERE = Path(__file__).resolve().parent
@@ -42,8 +45,8 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
     result = run("own_kernels:several", "--html", str(page), "--json", str(results), jobs=2)
     assert result.exit_code == 0, result.output
-    assert "Everything holds (2 proofs, 4 cases" in words(result.stdout)
-    assert "Run: 4 cases through all probes." in words(result.stdout)
+    assert "All proofs passed (2 proofs, 4 cases" in words(result.stdout)
+    assert "Run: 4 cases with all probes." in words(result.stdout)
     data = json.loads(results.read_text())
     assert {"schema", "goldsmith", "ok", "interrupted", "remarks", "seconds", "machine", "proofs"} <= set(data)
     assert data["ok"] and [p["operator"] for p in data["proofs"]] == ["scaled", "prints"]
@@ -53,10 +56,10 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     text = page.read_text()
     assert "<h1>Every target is certified.</h1>" in text and "2 targets, 2 proofs, 4 cases" in text
     assert "operator" not in words(re.sub("<style>.*?</style>|<script>.*?</script>", "", text, flags=re.S))
-    assert "Run: 4 cases through all probes." in text
+    assert "Run: 4 cases with all probes." in text
 
 
-def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path):
+def test_a_wrong_kernel_and_one_that_crashes_do_not_affect_the_others(tmp_path):
     results = tmp_path / "results.json"
     result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results), jobs=2)
     assert result.exit_code == 1
@@ -64,7 +67,7 @@ def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path
     assert "2 of 3 proofs failed" in said
     assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in said
     assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in said
-    assert "The process ended in 1 case: what was left of the probes there did not run." in said
+    assert "The process ended in 1 case; the remaining probes of these cases did not run." in said
     assert "its last line: 'about to fall over'" in said
     proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
     assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
@@ -72,7 +75,7 @@ def test_a_wrong_kernel_and_one_that_crashes_are_rows_beside_the_others(tmp_path
     assert {f["case"] for f in proofs["crashes"]["report"]["findings"]} == {"rows[T=5]"}
 
 
-def test_a_golden_at_fault_and_a_case_that_cannot_be_drawn_are_told_apart_from_a_wrong_kernel(tmp_path):
+def test_a_wrong_golden_and_a_case_that_cannot_be_drawn_are_not_reported_as_a_wrong_kernel(tmp_path):
     results = tmp_path / "results.json"
     result = run("own_kernels:at_fault", "own_kernels:undrawn", "--quick", "--json", str(results))
     assert result.exit_code == 1
@@ -85,7 +88,7 @@ def test_a_golden_at_fault_and_a_case_that_cannot_be_drawn_are_told_apart_from_a
     assert proofs["scaled"]["verdict"] == "partial"
 
 
-def test_an_operator_is_proved_on_every_backend_and_says_how_and_what_was_left_out():
+def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what_was_left_out():
     result = run("mhc.expand", "--quick", "--interpret", "--json", "-")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
@@ -95,12 +98,12 @@ def test_an_operator_is_proved_on_every_backend_and_says_how_and_what_was_left_o
         ("reference", "", "pass"),
     ]
     said = words(result.stderr)
-    assert "Triton kernels ran through Triton's interpreter on the CPU (as asked)" in said
-    assert "cases that --quick leaves out" in said
+    assert "Triton kernels ran in Triton's interpreter on the CPU (--interpret)" in said
+    assert "cases left out by --quick" in said
     if reason is None:
-        assert "Everything holds (2 proofs, 2 cases" in said
+        assert "All proofs passed (2 proofs, 2 cases" in said
     else:
-        assert f"Not run: {reason} (mhc.expand on triton)" in said and "Everything holds (1 proof, 1 case" in said
+        assert f"Not run: {reason} (mhc.expand on triton)" in said and "All proofs passed (1 proof, 1 case" in said
 
 
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
@@ -132,8 +135,8 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert b"Interrupted: what follows is what was finished." in err and b"Traceback" not in err
-    assert b"Nothing wrong in what was finished" in out
+    assert b"Interrupted. These results were finished:" in err and b"Traceback" not in err
+    assert b"No failures among the finished proofs" in out
     proofs = json.loads(results.read_text())["proofs"]
     assert [p["verdict"] for p in proofs] == ["pass", "absent", "absent"] or proofs[1]["verdict"] == "partial"
     assert workers and not any(alive(pid) for pid in workers)
@@ -150,11 +153,11 @@ def alive(pid):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
+        (["nosuch"], "unknown operator 'nosuch'; known: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
         (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(arguments, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):
     result = run(*arguments)
     assert result.exit_code == 2
     assert said in words(result.stderr) and "Traceback" not in result.output
@@ -164,59 +167,59 @@ def test_a_request_that_cannot_be_carried_out_is_one_paragraph_and_status_2(argu
 @pytest.mark.parametrize(
     "asked, said",
     [
-        ({"names": ["nosuch"]}, "no operator 'nosuch'; there are: experts.moe"),
+        ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
-        ({"names": ["nosuch"]}, ". A target of your own is named package.module:target."),
-        ({"names": ["own_kernels.py"]}, "a module's dotted name, not a file"),
-        ({"names": ["no_such_module:target"]}, "there is no module 'no_such_module', neither in the current directory"),
+        ({"names": ["nosuch"]}, ". Name a target of your own as package.module:target."),
+        ({"names": ["own_kernels.py"]}, "the module's dotted name, not its file"),
+        ({"names": ["no_such_module:target"]}, "no module 'no_such_module' is in the current directory or installed"),
         (
             {"names": ["own_kernels:nosuch"]},
-            "own_kernels has no 'nosuch'; targets there: aborting, at_fault, colourful, crashing",
+            "own_kernels has no 'nosuch'; its targets are: aborting, at_fault, colourful, crashing",
         ),
-        ({"names": ["own_kernels:not_a_target"]}, "is int; it must be a goldsmith.assay.Target, or a list of them."),
+        ({"names": ["own_kernels:not_a_target"]}, "is int; expected a goldsmith.assay.Target or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
-        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is no device; use cpu, cuda or cuda:1"),
+        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is not a device; use cpu, cuda or cuda:1"),
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
 def test_a_wrong_name_is_answered_with_what_exists(asked, said):
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    assert said in work.Session().answer(request | asked)["problem"]
+    assert said in VerifyTasks().answer(request | asked)["problem"]
 
 
-def test_a_module_that_fails_while_it_is_imported_is_told_with_its_line(tmp_path, monkeypatch):
+def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "breaks_on_import.py").write_text("import math\nmath.sqrt(-1)\n")
     monkeypatch.chdir(tmp_path)
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    problem = work.Session().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
+    problem = VerifyTasks().answer({**request, "names": ["breaks_on_import:target"]})["problem"]
     assert "importing breaks_on_import failed with ValueError: math domain error" in problem
     assert "breaks_on_import.py, line 2" in problem
 
 
-def test_a_worker_that_cannot_start_is_told_with_its_last_words(monkeypatch):
+def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     result = run("mhc.expand")
     assert result.exit_code == 2
-    assert "ended with status 1. It said nothing more." in words(result.stderr)
+    assert "ended with status 1. It printed nothing more." in words(result.stderr)
 
 
-def test_a_backend_that_cannot_run_is_a_line_with_its_reason():
+def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
     reason = "needs a CUDA device; the inputs are on cpu"
-    proof = merge.Proof("mhc.post", "triton", "cpu", [], "", reason)
-    ran = merge.Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
-    outcome = command.Outcome([proof, ran], {})
+    proof = Proof("mhc.post", "triton", "cpu", [], "", reason)
+    ran = Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
+    outcome = command.VerifyOutcome([proof, ran], {})
     assert outcome.status == 0
-    assert show.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
-    assert command.Outcome([proof], {}).status == 2, "nothing was proved"
-    assert "Nothing was proved" in show.conclusion(command.Outcome([proof], {}))
+    assert display.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
+    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was proved"
+    assert "Nothing was proved" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
-def test_a_proof_in_which_nothing_was_judged_is_not_called_right():
+def test_a_proof_without_judged_cases_does_not_pass():
     note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
-    proof = merge.Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
+    proof = Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
     proof.reports = [Report("kernel", cases=["a"], notes=[note])]
     assert proof.entry().report is None and "no atomics" in proof.entry().reason
-    assert command.Outcome([proof], {}).status == 2
+    assert command.VerifyOutcome([proof], {}).status == 2
 
 
 def report(*cases, probes=(), findings=(), **options):
@@ -229,7 +232,7 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
     skipped = [ProbeRun("values", True, "", 0.5, 2), ProbeRun("taint", False, "not selected")]
     bad = Finding("CERTAIN", "values", "y", None, 2.0, 1.0, "y is wrong", "b")
     environment = {"torch": "2", "runs": {"candidate": 5, "golden": 7}}
-    merged = merge.merge(
+    merged = merged_report.merge(
         "mhc.post",
         [
             report("a", probes=runs, notes=[note], seconds=4.0, environment=environment),
@@ -245,33 +248,33 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
     assert merged.environment["runs"] == {"candidate": 10, "golden": 14}
 
 
-def test_cases_keep_their_order_however_the_workers_finish():
-    proof = merge.Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
+def test_cases_keep_their_order_whatever_worker_finishes_first():
+    proof = Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
     proof.reports = [report("d"), report("b"), report("a")]
     proof.skipped = {"c": "it takes float64 only"}
     assert proof.report().cases == ["a", "b", "c", "d"]
 
 
-def test_a_reference_at_fault_anywhere_is_not_hidden_by_cases_that_pass():
-    assert merge.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
+def test_a_reference_fault_is_not_hidden_by_cases_that_pass():
+    assert merged_report.merge("op", [report("a"), report("b", verdict="reference_fault")]).verdict == "reference_fault"
     faults = [report("a", verdict="reference_fault"), report("b", verdict="fail")]
-    assert merge.merge("op", faults).verdict == "fail"
+    assert merged_report.merge("op", faults).verdict == "fail"
 
 
-def test_what_is_left_out_is_counted_over_all_proofs():
-    proofs = [merge.Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
+def test_cases_left_out_are_counted_over_all_proofs():
+    proofs = [Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
     proofs[0].left_out.append((1200, "small cases"))
-    assert show.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
-    assert show.left_out([]) == []
+    assert display.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
+    assert display.left_out([]) == []
 
 
-def test_a_backend_is_not_chosen_for_a_kernel_of_ones_own():
+def test_the_backend_option_is_rejected_for_a_users_target():
     result = run("own_kernels:several", "--backend", "triton")
     assert result.exit_code == 2
-    assert "--backend triton chooses among the backends of our operators" in words(result.stderr)
+    assert "--backend triton selects a backend of goldsmith's operators" in words(result.stderr)
 
 
-def test_a_syntax_error_of_a_module_is_placed_where_it_is(tmp_path, monkeypatch):
+def test_a_syntax_error_in_a_module_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "unreadable.py").write_text("x = 1\ny = = 2\n")
     monkeypatch.chdir(tmp_path)
     said = words(run("unreadable:target").output)
@@ -301,7 +304,7 @@ never = assay.Target(lambda x: x * 2, golden_of(True), cases=rows, backward=None
 """
 
 
-def test_a_case_that_ran_out_of_memory_is_tried_alone_and_then_said_not_to_have_run(tmp_path, monkeypatch):
+def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not_run(tmp_path, monkeypatch):
     (tmp_path / "short_of_memory.py").write_text(SHORT)
     monkeypatch.chdir(tmp_path)
     result = run("short_of_memory:alone", "--jobs", "2")

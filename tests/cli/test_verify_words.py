@@ -19,8 +19,10 @@ from goldsmith.assay.report.results import (
     Row,
 )
 from goldsmith.cli import app
-from goldsmith.cli.verify import command, merge, pool, show, work
-from goldsmith.cli.verify.select import Job
+from goldsmith.cli.verify import command, display, worker_tasks
+from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.selection import Job
+from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
 
 HERE = Path(__file__).resolve().parent
@@ -36,7 +38,7 @@ def words(text):
     return " ".join(text.split())
 
 
-def test_whatever_ends_its_process_is_told_in_the_last_sentence_and_loses_nothing(tmp_path):
+def test_a_candidate_that_ends_its_process_is_named_in_the_last_sentence_and_loses_no_results(tmp_path):
     results = tmp_path / "results.json"
     names = ("aborting", "interrupting", "leaving", "target")
     command_line = ["verify", *(f"own_kernels:{name}" for name in names), "--json", str(results), "--jobs", "1"]
@@ -56,7 +58,7 @@ def test_whatever_ends_its_process_is_told_in_the_last_sentence_and_loses_nothin
     assert [{row["case"] for row in p["report"]["rows"]} for p in proofs[:3]] == [{"rows[T=1]"}] * 3
 
 
-def test_each_target_is_told_by_its_own_words_and_a_declaration_is_no_fault_of_the_machine(tmp_path):
+def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_on_the_machine(tmp_path):
     page = tmp_path / "page.html"
     names = [f"own_kernels:{name}" for name in ("talkative", "silent", "misdeclared")]
     result = CliRunner().invoke(app, ["verify", *names, "--jobs", "1", "--html", str(page)])
@@ -66,12 +68,12 @@ def test_each_target_is_told_by_its_own_words_and_a_declaration_is_no_fault_of_t
     assert "two declared wrongly" in said and "cannot run here" not in said
     assert "two: outputs: the golden returned 1 result, declared are 2: y, z" in said
     assert "1 target declared wrongly" in said and "1 target declared wrongly" in page.read_text()
-    only = [merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
-    fine = merge.Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
-    assert "Everything holds" not in show.conclusion(command.Outcome([*only, fine], {}))
+    only = [Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
+    fine = Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
+    assert "All proofs passed" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
 
 
-def test_where_a_module_declares_a_target_wrongly_is_said_not_that_it_is_the_one_asked_for(monkeypatch, tmp_path):
+def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch, tmp_path):
     (tmp_path / "several_declared.py").write_text(
         "from goldsmith import assay\n"
         "right = assay.Target(lambda x: x, lambda x: x, cases={'x': 1.0})\n"
@@ -80,19 +82,19 @@ def test_where_a_module_declares_a_target_wrongly_is_said_not_that_it_is_the_one
     monkeypatch.chdir(tmp_path)
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     asked = {"do": "plan", "names": ["several_declared:right"], **request}
-    problem = work.Session().answer(asked)["problem"]
-    assert "several_declared:right: a target is declared wrongly (" in problem
+    problem = worker_tasks.VerifyTasks().answer(asked)["problem"]
+    assert "several_declared:right: a target declaration is wrong (" in problem
     assert "several_declared.py, line 3): candidate: <lambda> takes 'z'" in problem
 
 
-def test_what_a_worker_said_last_is_found_in_a_report_that_was_cut():
+def test_a_workers_last_line_is_found_in_a_truncated_report():
     cut = pool.Died("by signal 11", 'in deep\n  File "a.py", line 3 in f\nExtension modules: numpy, torch (total: 2)')
     assert cut.last_line == "in deep"
     whole = pool.Died("by signal 11", "free(): invalid pointer\nFatal Python error: Aborted\n\nCurrent thread 0x1")
     assert whole.last_line == "free(): invalid pointer"
 
 
-def test_being_told_to_terminate_keeps_what_is_finished(tmp_path):
+def test_sigterm_keeps_finished_proofs(tmp_path):
     results, seen = tmp_path / "results.json", b""
     arguments = ["own_kernels:target", "own_kernels:hanging", "--jobs", "1", "--json", str(results)]
     with subprocess.Popen(
@@ -114,33 +116,33 @@ def test_being_told_to_terminate_keeps_what_is_finished(tmp_path):
     assert json.loads(results.read_text())["proofs"][0]["verdict"] == "pass"
 
 
-def test_a_run_that_no_worker_could_finish_does_not_say_that_all_holds():
-    ran = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
-    said = show.conclusion(command.Outcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
-    assert "Nothing wrong in what was finished" in said and "ended early: no worker process was left" in said
+def test_a_run_that_ended_early_does_not_claim_that_all_proofs_passed():
+    ran = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    said = display.conclusion(command.VerifyOutcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
+    assert "No failures among the finished proofs" in said and "ended early, because no worker process was left" in said
 
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
-    proof = merge.Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
-    machine = {"cpu": "a", "cores": 2, "torch": "2"}
-    monkeypatch.setattr(command, "verify", lambda request, err: command.Outcome([proof], machine))
+    proof = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    machine = {"cpu": "a", "cores": 2, "torch": "2", "triton": None, "gpus": []}
+    monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([proof], machine))
 
     def closed(*arguments):
         raise BrokenPipeError
 
-    monkeypatch.setattr(show, "matrix", closed)
+    monkeypatch.setattr(display, "matrix", closed)
     with pytest.raises(BrokenPipeError):
-        command.run(command.Request(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
+        command.run(command.VerifyRequest(), html=tmp_path / "page.html", json_to=str(tmp_path / "all.json"))
     assert json.loads((tmp_path / "all.json").read_text())["ok"]
     assert (tmp_path / "page.html").read_text().endswith("</html>")
 
 
 def plan(*names):
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    return work.Session().answer({"do": "plan", "names": list(names), **request})["proofs"]
+    return worker_tasks.VerifyTasks().answer({"do": "plan", "names": list(names), **request})["proofs"]
 
 
-def test_a_target_without_a_name_is_called_what_the_user_typed():
+def test_a_target_without_a_name_is_named_as_the_user_typed_it():
     assert [p["operator"] for p in plan("own_kernels:partial", "own_kernels:target")] == [
         "own_kernels:partial",
         "scaled",
@@ -153,23 +155,23 @@ def test_a_target_without_a_name_is_called_what_the_user_typed():
 
 def check(name, case, dtype="float32", probes=("values",), backend="", **more):
     request = {"do": "check", "source": name, "index": 0, "name": name, "backend": backend, "device": "cpu", "seed": 0}
-    return work.Session().answer(
+    return worker_tasks.VerifyTasks().answer(
         {**request, "case": case, "label": case, "dtype": dtype, "probes": list(probes), "cost": 1, **more}
     )
 
 
-def test_only_kernels_that_ran_in_the_interpreter_are_said_to_have_done_so():
+def test_only_kernels_that_ran_in_the_interpreter_are_marked_so():
     assert plan("own_kernels:target")[0]["how"] == ""
     assert check("own_kernels:target", "rows[T=1]")["interpreted"] is False
     if triton_interpreted():
         assert check("mhc.expand", "three_streams", backend="triton")["interpreted"] is True
 
 
-def test_versions_are_said_of_the_first_target_too():
+def test_versions_are_recorded_for_the_first_target_too():
     assert check("own_kernels:target", "rows[T=1]")["report"]["environment"]["triton"] == triton_version()
 
 
-def test_the_second_run_in_float32_is_no_case_of_its_own():
+def test_the_second_run_in_float32_is_not_a_case_of_its_own():
     reply = check("own_kernels:little", "rows[T=5]", "bfloat16", ("values", "ensemble", "float32"))
     report = Report.from_json(reply["report"])
     assert report.cases == ["rows[T=5]"] and {r.case for r in report.rows} == {"rows[T=5]"}
@@ -180,29 +182,29 @@ def test_the_second_run_in_float32_is_no_case_of_its_own():
     assert {(f.case, f.probe) for f in report.findings} == {("rows[T=5]", "float32")}
     assert all(f.text.endswith("(float32 inputs)") for f in report.findings)
     assert {m.run for m in report.maps.values()} == {"float32 inputs"}
-    proof = merge.Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
-    console = show.Console(width=100, file=None, record=True, quiet=False)
-    console.print(show.matrix([proof.entry()], {}))
+    proof = Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
+    console = display.Console(width=100, file=None, record=True, quiet=False)
+    console.print(display.matrix([proof.entry()], {}))
     assert " 0/1 " in console.export_text()
-    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
-def test_a_case_that_was_not_judged_is_counted_nowhere():
+def test_a_case_that_was_not_judged_is_not_counted():
     jobs = [Job(name, "float32", name) for name in "ab"]
     reports = [Report("op", cases=["a"], rows=[Row("a", "values", "y", "output", "float32", (1,), 0.0)])]
     reports.append(Report("op", cases=["b"], notes=[Note("not_judged", "op", "cannot run in the interpreter", "b")]))
-    proof = merge.Proof("op", "", "cpu", jobs, reports=reports, done=2)
+    proof = Proof("op", "", "cpu", jobs, reports=reports, done=2)
     assert [job.label for job in proof.judged] == ["a"]
-    assert show._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
-    assert "(1 proof, 1 case" in show.conclusion(command.Outcome([proof], {}))
+    assert display._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
+    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
-def test_what_float32_says_does_not_stand_for_a_dtype_that_was_not_judged():
+def test_a_float32_run_does_not_replace_a_dtype_that_was_not_judged():
     twin = Row("a float32", "values", "y", "output", "float32", (1,), 0.0)
     note = Note("not_judged", "op", "bfloat16 was not judged", "a")
-    one = work.one_case(Report("op", rows=[twin], notes=[note], cases=["a", "a float32"]), "a")
+    one = worker_tasks.one_case(Report("op", rows=[twin], notes=[note], cases=["a", "a float32"]), "a")
     assert one.cases == ["a"] and one.rows == [twin]
     bad = Finding("CERTAIN", "float32", "y", None, 2.0, 1.0, "y is off", "a float32")
     maps = {key: ErrorMap("y", key, (1, 1), [[1.0]], [[2.0]], [[9.0]], bad=key != "a") for key in ("a", "a float32")}
-    one = work.one_case(Report("op", "fail", [bad], [note], [twin], maps=maps, cases=["a", "a float32"]), "a")
+    one = worker_tasks.one_case(Report("op", "fail", [bad], [note], [twin], maps=maps, cases=["a", "a float32"]), "a")
     assert [f.case for f in one.findings] == ["a"] and one.maps["a y"].run == "float32 inputs"

@@ -2,15 +2,11 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
+from benchmarks.kernelfault import catalogue
 
 from repo.tree import ROOT
-
-sys.path.insert(0, str(ROOT / "benchmarks" / "kernelfault"))
-
-import catalogue
 
 PAGE = (ROOT / "docs" / "case-studies.md").read_text(encoding="utf-8")
 BY_KEY = {f.key: f for f in catalogue.faults()}

@@ -8,14 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.kernelfault import catalogue
 
 from goldsmith.assay.diagnosis import rules
 from repo.tree import ROOT
-
-KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
-sys.path.insert(0, str(KERNELFAULT))
-
-import catalogue
 
 FAULTS = catalogue.faults()
 
@@ -77,7 +73,7 @@ def test_a_copied_package_is_imported_before_an_editable_install_of_the_checkout
     program = """
 import sys
 from pathlib import Path
-import catalogue, worker
+from benchmarks.kernelfault import catalogue, worker
 host = catalogue.hosts()["experts_moe"]
 fault = next(f for f in catalogue.faults() if f.host.name == "experts_moe" and f.backend == "reference")
 copied = catalogue.copy(host, "reference", fault, Path(sys.argv[1]))
@@ -86,7 +82,7 @@ import goldsmith
 from goldsmith.experts.moe import reference
 assert all(Path(m.__file__).is_relative_to(copied) for m in (goldsmith, reference)), (goldsmith, reference)
 """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks" / "kernelfault")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], env=environment, capture_output=True, text=True
     )

@@ -8,33 +8,24 @@ import subprocess
 import sys
 
 import pytest
+from benchmarks import intervals
+from benchmarks.kernelfault import calibration, catalogue, figures, page, runner
 
 from goldsmith.assay.diagnosis import rank
 from repo.tree import ROOT
 
-KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
-sys.path[:0] = [str(KERNELFAULT), str(KERNELFAULT.parent)]
-
-import catalogue
-import drive
-import figures
-import fit
-import page
-
-import intervals
-
-SCORE = [sys.executable, str(KERNELFAULT / "score.py")]
+SCORE = [sys.executable, "-m", "benchmarks.kernelfault"]
 
 
 def plan(*keys, **more):
     chosen = tuple(f for f in catalogue.faults() if f.key in keys)
     assert len(chosen) == len(keys)
-    return drive.Plan(chosen, (), **{"seeds": 1, "clean": 0, "quick": True, **more})
+    return runner.Selection(chosen, (), **{"seeds": 1, "clean": 0, "quick": True, **more})
 
 
 def run(what, path, workers=1):
-    kept = drive.Kept(path)
-    for _ in drive.run(what, kept, workers):
+    kept = runner.KeptRows(path)
+    for _ in runner.run(what, kept, workers):
         pass
     return kept
 
@@ -77,17 +68,17 @@ def test_a_run_that_was_cut_off_goes_on_and_does_nothing_twice(tmp_path):
 
 def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tmp_path, monkeypatch):
     what = plan("M04 mhc_backward torch", "M16 mhc_pre reference", "M03 router_scatter torch", clean=2)
-    rate_files = ("assay_clean.py", "assay_clean_kinks.py", "assay_clean_views.py")
+    right_kernels = "benchmarks/assay/right_kernels"
     tree = tmp_path / "tree"
-    for part in ("src/goldsmith", "benchmarks/kernelfault", *(f"benchmarks/{name}" for name in rate_files)):
+    for part in ("src/goldsmith", "benchmarks/kernelfault", right_kernels):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         (tree / part).parent.mkdir(parents=True, exist_ok=True)
         copy(ROOT / part, tree / part)
-    monkeypatch.setattr(drive, "ROOT", tree)
-    monkeypatch.setattr(drive, "HERE", tree / "benchmarks" / "kernelfault")
+    monkeypatch.setattr(runner, "ROOT", tree)
+    monkeypatch.setattr(runner, "HERE", tree / "benchmarks" / "kernelfault")
 
     def state():
-        return drive.digest(what), [job["of"] for job in what.jobs()]
+        return runner.digest(what), [job["of"] for job in what.jobs()]
 
     def changed(path):
         before = state()
@@ -101,10 +92,10 @@ def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tm
     assert changed("benchmarks/kernelfault/worker.py") == [True, False, False, False, False]
     assert changed("benchmarks/kernelfault/specimens/router_scatter.py") == [False, False, False, True, False]
     assert changed("src/goldsmith/mhc/_formulas.py") == [False, False, True, False, False]
-    for name in rate_files:
-        assert changed(f"benchmarks/{name}") == [False, False, False, False, True]
+    for name in ("draws", "kinks", "sums", "views"):
+        assert changed(f"{right_kernels}/{name}.py") == [False, False, False, False, True]
     for other in (
-        "src/goldsmith/assay/html/page.py",
+        "src/goldsmith/assay/report/html/page.py",
         "src/goldsmith/router/modules.py",
         "benchmarks/kernelfault/page.py",
     ):
@@ -113,12 +104,12 @@ def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tm
 
 def test_rows_of_a_host_as_it_was_are_done_again_and_those_of_another_assay_are_refused(tmp_path):
     what = plan("M03 router_scatter torch")
-    kept = drive.Kept(tmp_path / "rows.jsonl")
-    assert kept.belongs("one") and not drive.Kept(kept.path).belongs("another")
+    kept = runner.KeptRows(tmp_path / "rows.jsonl")
+    assert kept.belongs("one") and not runner.KeptRows(kept.path).belongs("another")
     job = what.jobs()[0]
     kept.add({"job": job["name"], "of": "before", "case": "c", "seed": 0})
     assert kept.of(job) == []
-    kept.add({**drive.told(job), "case": "c", "seed": 0})
+    kept.add({**runner.row_head(job), "case": "c", "seed": 0})
     assert len(kept.of(job)) == 1
 
 
@@ -137,7 +128,7 @@ def test_a_child_that_dies_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
         "        print(json.dumps({**at, 'verdict': 'fail'}), flush=True)\n"
         "    print(json.dumps({'end': 1}), flush=True)\n"
     )
-    monkeypatch.setattr(drive, "HERE", tmp_path)
+    monkeypatch.setattr(runner, "HERE", tmp_path)
     kept = run(plan("M03 router_scatter torch"), tmp_path / "rows.jsonl")
     assert [(r["case"], r["verdict"]) for r in kept.rows if "seed" in r] == [
         ("one", "fail"), ("two", "died"), ("three", "fail"),
@@ -177,10 +168,10 @@ def test_calibration_leaves_held_out_hosts_out_and_never_falls():
     mine = "M05 mhc_backward torch"
     rows = [row(mine, raw={"wrong_factor": 0.9, "wrong_mask": 0.75}) for _ in range(12)]
     rows += [row(mine, raw={"wrong_mask": 0.5, "wrong_factor": 0.4})]
-    points, used = fit.fitted(rows)
-    assert fit.fitted([*rows, row(held, raw={"missing_term": 0.1})]) == (points, used)
+    points, used = calibration.fitted(rows)
+    assert calibration.fitted([*rows, row(held, raw={"missing_term": 0.1})]) == (points, used)
     assert used == 13
-    assert (fit.FIRST, fit.OTHER) == (rank.FIRST, rank.OTHER)
+    assert (calibration.FIRST, calibration.OTHER) == (rank.FIRST, rank.OTHER)
     assert points == {"first": [[0.5, 0.25], [0.9, 0.9615]], "other": [[0.4, 0.1333], [0.75, 0.1333]]}
     assert all(a[1] <= b[1] for line in points.values() for a, b in zip(line, line[1:], strict=False))
 
@@ -200,18 +191,7 @@ def test_figures_are_plain_json():
 
 
 def test_what_is_not_there_is_said_in_one_sentence():
-    done = subprocess.run([*SCORE, "--host", "nobody"], capture_output=True, text=True, env=os.environ)
+    done = subprocess.run([*SCORE, "--host", "nobody"], capture_output=True, text=True, env=os.environ, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.startswith("no host 'nobody'; there are: ")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_command_says_when_there_is_no_source_checkout(monkeypatch):
-    from pathlib import Path
-
-    from goldsmith.cli.bench import kernelfault
-    from goldsmith.cli.say import Problem
-
-    monkeypatch.setattr(kernelfault, "__file__", str(Path("/usr/lib/python3/site-packages/goldsmith/cli/bench/x.py")))
-    with pytest.raises(Problem, match="needs a source checkout of goldsmith"):
-        kernelfault._script()

@@ -1,18 +1,12 @@
 """Kernels by a stranger to the rules: right without a fault, and so are their rewritings; first sight has them all."""
 
 import json
-import sys
 
 import pytest
+from benchmarks.kernelfault import catalogue, targets
 
 from goldsmith import assay
 from repo.tree import ROOT
-
-KERNELFAULT = ROOT / "benchmarks" / "kernelfault"
-sys.path[:0] = [str(KERNELFAULT), str(KERNELFAULT.parent)]
-
-import catalogue
-import loading
 
 HOSTS = [host for host in catalogue.hosts().values() if host.author == "stranger"]
 RIGHT = [fault for fault in catalogue.select(author="stranger") if fault.verdict == "pass"]
@@ -21,7 +15,7 @@ FIRST_SIGHT = sorted((ROOT / "benchmarks" / "results").glob("kernelfault_strange
 
 def target(host, fault, folder):
     backend = next(iter(host.backends))
-    return loading.factory(host, backend, catalogue.copy(host, backend, fault, folder))()
+    return targets.factory(host, backend, catalogue.copy(host, backend, fault, folder))()
 
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda h: h.name)

@@ -3,7 +3,7 @@
 import torch
 
 from goldsmith import assay
-from goldsmith.cli.verify.select import USUAL
+from goldsmith.cli.verify.selection import USUAL
 
 
 def check(target, **options):

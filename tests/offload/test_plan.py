@@ -313,5 +313,5 @@ def calls_of(experts):
 
 
 def test_a_plan_makes_as_many_calls_for_256_experts_as_for_16():
-    """50 us leave room for some 80 calls on whole arrays: `python benchmarks/promises.py plan` times them."""
+    """50 us leave room for some 80 calls on whole arrays: `python -m benchmarks.promises plan` times them."""
     assert calls_of(16) == calls_of(64) == calls_of(256) == calls_of(1024) < 100

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
+from benchmarks.modules import ALL as MODULES
 
-from goldsmith.cli.bench.composites import ALL as COMPOSITES
 from repo.markdown import Failure, agrees, blocks, run_document
 from repo.test_exports import modules
 from repo.tree import ROOT, files, shown
@@ -46,7 +46,7 @@ def test_every_name_that_a_document_mentions_exists(document):
     names = r"`[^`\n]*?\b(assay|experts|mhc|offload|router)\.(?!(?:py|md)\b)([A-Za-z]\w+)"
     for package, name in re.findall(names, document.read_text()):
         module = importlib.import_module(f"goldsmith.{package}")
-        assert hasattr(module, name) or f"{package}.{name}" in COMPOSITES, f"goldsmith.{package} has no {name}"
+        assert hasattr(module, name) or f"{package}.{name}" in MODULES, f"goldsmith.{package} has no {name}"
 
 
 @pytest.mark.parametrize("name", list(modules()))

@@ -1,5 +1,6 @@
 """The wheel and the sdist are whole: what they hold, and that the wheel works where nothing else of ours is."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -83,6 +84,25 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_library_and_nothing_e
     package = {str(path.relative_to(SOURCE.parent)) for path in files() if SOURCE in path.parents}
     assert ours == package | {LIBRARY}
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in members(built[0]))
+
+
+def test_the_wheel_holds_what_users_use_and_none_of_what_the_project_measures_itself_with(built):
+    names = {name for name in members(built[0]) if ".dist-info/" not in name}
+    assert {name.partition("/")[0] for name in names} == {"goldsmith"}
+    parts = {part.removesuffix(".py") for name in names for part in name.split("/")}
+    assert not parts & {"benchmarks", "kernelfault", "peers", "specimens", "faults", "tests", "examples"}
+    assert [name for name in names if name.startswith("goldsmith/cli/bench/offload")] == []
+    assert {f"goldsmith/cli/{file}" for file in ("main.py", "bench/options.py", "bench/timing.py")} <= names
+
+
+def test_nothing_of_the_package_imports_what_is_not_in_the_wheel():
+    outside = ("benchmarks", "tests", "scripts", "examples")
+    for path in files(".py"):
+        if SOURCE in path.parents:
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+                assert not {name.partition(".")[0] for name in names} & set(outside), f"{shown(path)}: {names}"
 
 
 def test_the_library_asks_for_nothing_but_the_c_library(built, tmp_path):

@@ -1,13 +1,13 @@
-"""The timed peers compute the same as router.PEER."""
+"""The layers that are timed are router.PEER, and what stands beside them computes the same."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.modules.product_key_layers import PeerLayer, ProductKeyMemory, formula
+from benchmarks.peers import published, topk
 
 from goldsmith import Op, assay, router
-from goldsmith.cli.bench.layers import ALL, formula
-from goldsmith.cli.bench.peers import published, topk
 from goldsmith.cli.bench.subject import Subject
 
 SIZES = {"T": 512, "D": 32, "s": 16, "heads": 4, "k": 6, "key_dim": 24}
@@ -17,19 +17,19 @@ def relative_error(golden, variant):
     return (variant.results()[0][: len(golden)] - golden).norm() / golden.norm()
 
 
-@pytest.fixture(params=list(ALL))
+@pytest.fixture(params=[PeerLayer, ProductKeyMemory], ids=lambda subject: subject.kind)
 def subject(request):
-    candidate = ALL[request.param]
-    entry = candidate.entries()[0]
-    small = assay.case(**{name: [size] for name, size in SIZES.items()})(candidate.draw)[0]
-    return candidate(replace(entry, build=small.build), "cpu")
+    made = request.param
+    entry = made.entries()[0]
+    small = assay.case(**{name: [size] for name, size in SIZES.items()})(made.draw)[0]
+    return made(replace(entry, build=small.build), "cpu")
 
 
-def test_the_timed_formula_matches_the_module(subject):
+def test_the_formula_is_the_golden_of_the_module(subject):
     assay.check(subject.target("reference"), dtype=torch.float32, probes=("values", "ensemble", "second_call"))
 
 
-def test_published_layers_select_the_same_experts_and_give_the_same_result(subject):
+def test_published_layers_select_and_give_the_same(subject):
     golden = subject.golden()
     ours = subject.ours("reference")
     leaves = {tuple(leaf.shape) for leaf in ours.leaves}
@@ -42,9 +42,9 @@ def test_published_layers_select_the_same_experts_and_give_the_same_result(subje
 
 
 def test_every_parameter_gets_a_gradient(subject):
-    tensors = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
-    formula(**tensors, **subject.options).sum().backward()
-    assert all(t.grad.any() for t in tensors.values())
+    given = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
+    formula(**given, **subject.options).sum().backward()
+    assert all(t.grad.any() for t in given.values())
     assert all(gradient is not None for gradient in subject.ours("reference").backward()())
 
 
@@ -64,10 +64,8 @@ def test_topk_of_topk_computes_product_topk_where_nothing_ties(weights, log_soft
         scores = sums.gather(-1, places)
         return {"none": lambda: scores, "exp": scores.exp, "softmax": lambda: scores.softmax(-1)}[weights]()
 
-    target = assay.Target(
-        lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None
-    )
-    assay.check(target, probes=("values", "ensemble"))
+    held = assay.Target(lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None)
+    assay.check(held, probes=("values", "ensemble"))
     op = Op.get("router.product_topk")
     draw = {"T": 9, "sx": 30, "sy": 20, "k": 7, "weights": weights, "log_softmax": log_softmax}
     entry = replace(op.bench[0], dtype=torch.float32, sizes=draw, build=replace(op.cases[0], sizes=draw).build)

@@ -1,30 +1,33 @@
 """The command line: `goldsmith verify | diagnose | bench | finetune | generate | doctor`.
 
-Typer, rich and jinja2 are imported when a command is asked for: what other code takes from here (`targets`) needs torch
-alone.
+Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
+here, which needs torch only.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .main import Program
 
 __all__ = ["app"]
 
 NEEDED = ("typer", "click", "rich", "jinja2", "markupsafe")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Program:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .bench import kernelfault
-        from .bench.offload import command as offload
+        from .bench import moved
+        from .bench import options as bench
         from .finetune import options as finetune
         from .generate import options as generate
         from .main import app
 
-        for each in (finetune, generate, kernelfault, offload):
+        for each in (bench, finetune, generate, moved):
             each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -33,6 +36,6 @@ def __getattr__(name: str) -> Any:
         sys.stderr.write(f"goldsmith's commands need the package {package}, which is not installed here: ")
         sys.stderr.write(f"pip install {package}\n")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:  # there is nothing to lose yet; once a command runs, it answers for itself
+    except KeyboardInterrupt:  # nothing can be lost yet; a running command handles its own Ctrl-C
         raise SystemExit(130) from None
     return app

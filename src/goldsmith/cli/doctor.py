@@ -1,9 +1,9 @@
-"""`goldsmith doctor`: what this machine has, which backends run here, and why the others do not."""
+"""`goldsmith doctor`: what this machine has, which backends run on it, and why the others do not."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from rich.markup import escape
@@ -13,46 +13,88 @@ from .. import __version__
 from ..core import native
 from ..core.device import interpreter_unavailable, machine
 from ..core.op import Op
-from . import waiting
-from .say import console, put_json
-from .verify.select import elements
+from . import openmp
+from .json_types import GpuFacts, MachineFacts
+from .terminal import console, write_json
+from .verify.selection import elements
 
 PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
 
 
+class ThreadFacts(TypedDict):
+    torch: int
+    awake_for_long: bool
+
+
+class NativeFacts(TypedDict):
+    """The native library's instruction set level and why it is not higher, or why the library is missing."""
+
+    reason: str | None
+    isa: str | None
+    machine_isa: str | None
+    why_not_higher: str | None
+
+
+class OperatorFacts(TypedDict):
+    """An operator's backends, each with None or the reason why it cannot run on this machine."""
+
+    name: str
+    summary: str
+    backends: dict[str, str | None]
+    auto: str
+    gradients: list[str]
+    internal: bool
+
+
+class DoctorReport(TypedDict):
+    goldsmith: str
+    machine: MachineFacts
+    device: str
+    native: NativeFacts
+    threads: ThreadFacts
+    interpreter: str | None
+    packages: dict[str, str | None]
+    operators: list[OperatorFacts]
+
+
 def run(*, as_json: bool = False) -> None:
-    facts = machine().to_json()
+    facts = cast("MachineFacts", machine().to_json())
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    report = {
+    report: DoctorReport = {
         "goldsmith": __version__,
         "machine": facts,
         "device": device,
         "native": _native(),
-        "threads": {"torch": torch.get_num_threads(), "awake_for_long": waiting.awake()},
+        "threads": {"torch": torch.get_num_threads(), "awake_for_long": openmp.spins_for_long()},
         "interpreter": interpreter_unavailable() if facts["triton"] else "Triton is not installed",
         "packages": {name: _version(name) for name in PACKAGES},
         "operators": [_operator(op, device) for _, op in sorted(Op.all().items())],
     }
     if as_json:
-        put_json(report)
+        write_json(report)
     else:
         _show(report)
 
 
-def _operator(op: Op, device: str) -> dict[str, Any]:
-    """Each backend with None, or the reason why it cannot run here, tried on the operator's smallest case."""
+def _operator(op: Op, device: str) -> OperatorFacts:
+    """The facts of one operator, tried on its smallest case."""
     case = min(op.cases, key=elements)
     given = case.build(torch.float32, device, 0)
     tensors = [given.get(name) for name in op.inputs]
     options = {name: given[name] for name in op.options}
     backends = {name: op.why_not(name, *tensors, **options) for name in op.backends}
     auto = next(name for name, reason in backends.items() if reason is None)
-    facts = {"name": op.name, "summary": op.summary, "backends": backends, "auto": auto, "gradients": list(op.grads)}
-    return facts | {"internal": op.internal}
+    return {
+        "name": op.name,
+        "summary": op.summary,
+        "backends": backends,
+        "auto": auto,
+        "gradients": list(op.grads),
+        "internal": op.internal,
+    }
 
 
-def _native() -> dict[str, Any]:
-    """The native library's level and why it is not a higher one, or the reason why there is no library."""
+def _native() -> NativeFacts:
     reason = native.reason()
     if reason is not None:
         return {"reason": reason, "isa": None, "machine_isa": None, "why_not_higher": None}
@@ -67,7 +109,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: DoctorReport) -> None:
     out = console()
     facts = report["machine"]
     grid = Table.grid(padding=(0, 3))
@@ -76,13 +118,13 @@ def _show(report: dict[str, Any]) -> None:
     for name, value in (
         ("goldsmith", report["goldsmith"]),
         ("processor", f"{facts['cpu']}, {facts['cores']} cores usable, {facts['memory_gib']} GiB"),
-        ("instructions", " ".join(facts["isa"]) or "none that matter here"),
+        ("instructions", " ".join(facts["isa"]) or "none that goldsmith uses"),
         ("GPU", "; ".join(_gpu(g) for g in facts["gpus"]) or "none that torch can use"),
         ("torch", f"{facts['torch']} on Python {facts['python']}"),
-        ("its threads", _threads(report["threads"])),
+        ("torch threads", _threads(report["threads"])),
         ("Triton", _triton(facts)),
         ("native", _levels(report["native"])),
-        ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, for goldsmith verify"),
+        ("interpreter", report["interpreter"] or "can run Triton kernels on the CPU, as goldsmith verify does"),
         ("optional", ", ".join(f"{k} {v}" if v else f"{k} not installed" for k, v in report["packages"].items())),
     ):
         grid.add_row(name, escape(str(value)))
@@ -111,39 +153,39 @@ def _show(report: dict[str, Any]) -> None:
     for reason, operators in reasons.items():
         backend = reason.partition(":")[0]
         having = [op["name"] for op in shown if backend in op["backends"]]
-        who = "" if operators == having else f" ({', '.join(operators)})"
-        out.print(f"\n[dim]{escape(reason)}{who}[/]")
+        affected = "" if operators == having else f" ({', '.join(operators)})"
+        out.print(f"\n[dim]{escape(reason)}{affected}[/]")
 
 
-def _threads(found: dict[str, Any]) -> str:
-    count = found["torch"]
+def _threads(threads: ThreadFacts) -> str:
+    count = threads["torch"]
     if count == 1:
         return "1"
-    if not found["awake_for_long"]:
-        return f"{count}, which soon sleep between operations"
-    return f"{count}, awake for long between operations: GOMP_SPINCOUNT=10000 leaves their cores to experts on the CPU"
+    if not threads["awake_for_long"]:
+        return f"{count}, spinning only briefly between operations"
+    return f"{count}, spinning for long between operations: GOMP_SPINCOUNT=10000 frees cores for experts on the CPU"
 
 
-def _levels(found: dict[str, Any]) -> str:
-    if found["reason"] is not None:
-        return found["reason"]
-    highest = found["machine_isa"]
-    text = f"level {found['isa']}"
-    if found["isa"] != highest:
-        text += f", lowered by GOLDSMITH_ISA from {highest}"
-    if found["why_not_higher"] is not None:
-        text += f"; not {native.LEVELS[native.LEVELS.index(highest) + 1]}: {found['why_not_higher']}"
+def _levels(library: NativeFacts) -> str:
+    if library["reason"] is not None:
+        return library["reason"]
+    highest = library["machine_isa"] or ""
+    text = f"level {library['isa']}"
+    if library["isa"] != highest:
+        text += f", lowered from {highest} by GOLDSMITH_ISA"
+    if library["why_not_higher"] is not None:
+        text += f"; not {native.LEVELS[native.LEVELS.index(highest) + 1]}: {library['why_not_higher']}"
     return text
 
 
-def _gpu(g: dict[str, Any]) -> str:
+def _gpu(g: GpuFacts) -> str:
     return (
         f"{g['name']}, {g['memory_gib']} GiB, compute capability {g['capability']}, "
         f"{g['multiprocessors']} multiprocessors, {g['l2_mib']} MiB of L2"
     )
 
 
-def _triton(facts: dict[str, Any]) -> str:
+def _triton(facts: MachineFacts) -> str:
     if facts["triton"] is None:
         return "not installed (it needs Linux)"
     return facts["triton"] + (", interpreter on (TRITON_INTERPRET)" if facts["interpreter"] else "")

@@ -1,22 +1,22 @@
-"""The commands and their options. Heavy things are imported when a command runs, so that `--help` answers at once."""
+"""The commands and their options. Commands import their code when they run, so that `--help` answers at once."""
 
 from __future__ import annotations
 
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .. import __version__
-from .say import Problem, in_a_paragraph
+from .terminal import Problem, in_a_paragraph
 
 
 class Program(typer.Typer):
-    """The commands as they are called from a shell: Ctrl-C while they are put together is no traceback either."""
+    """The program as a shell calls it: Ctrl-C before a command runs exits with status 130, without a traceback."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         try:
             return super().__call__(*args, **kwargs)
         except KeyboardInterrupt:
@@ -41,11 +41,11 @@ class Dtype(StrEnum):
     float64 = "float64"
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU when there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"goldsmith {__version__}")
         raise typer.Exit
 
@@ -55,7 +55,7 @@ def _version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
@@ -77,34 +77,37 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="Operators (mhc.post), families (mhc), or assay targets of your own. Default: every operator.",
+            help="Operators (mhc.post), families (mhc), or targets of your own (package.module:target). Default: every "
+            "operator.",
             show_default=False,
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Prove this backend only. Default: all.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Prove only this backend. Default: all.")] = None,
     device: Device = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Prove in this dtype only. Default: all that apply.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Prove only in this dtype. Default: all that apply.")] = None,
     interpret: Annotated[
-        bool, typer.Option("--interpret", help="Run Triton kernels through its interpreter, on the CPU.")
+        bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")] = None,
-    json: Annotated[str | None, typer.Option(help="Write all results as JSON; - is stdout.", metavar="FILE")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One small case for every operator and backend.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the report to one HTML page.", metavar="FILE")] = None,
+    json: Annotated[str | None, typer.Option(help="Write all results as JSON; - means stdout.", metavar="FILE")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Run one small case per operator and backend.")] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Every case, the largest too, in every dtype, through every probe.")
+        bool, typer.Option("--thorough", help="Run every case, even the largest, in every dtype and with every probe.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(help="Worker processes. Default: by cores and device.", min=1)] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Number of worker processes. Default: depends on cores and device.", min=1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Prove operators and backends against their float64 references.
 
-    Exit status: 0 all hold, 1 something is wrong, 2 the command cannot be carried out.
+    Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run.
     """
     if quick and thorough:
-        raise Problem("--quick and --thorough exclude one another; choose one, or neither for the ordinary run.")
-    from .verify.command import Request, run
+        raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
+    from .verify.command import VerifyRequest, run
 
-    request = Request(
+    request = VerifyRequest(
         names=tuple(what or ()),
         backend=backend,
         device=device,
@@ -117,8 +120,8 @@ def verify(
     raise typer.Exit(run(request, html=html, json_to=json))
 
 
-Html = Annotated[Path | None, typer.Option("--html", help="Write one HTML page.", metavar="FILE")]
-Json = Annotated[str | None, typer.Option("--json", help="Write everything as JSON; - is stdout.", metavar="FILE")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the result to one HTML page.", metavar="FILE")]
+Json = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - means stdout.", metavar="FILE")]
 
 
 @app.command()
@@ -127,34 +130,38 @@ def diagnose(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="An operator (mhc.post), or a target of your own: package.module:target."
+            metavar="TARGET", help="An operator (mhc.post) or a target of your own (package.module:target)."
         ),
     ],
-    backend: Annotated[str | None, typer.Option(help="Of an operator. Default: the first that can run here.")] = None,
-    case: Annotated[str | None, typer.Option(help="Only this case. Default: cases are tried until one fails.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Backend of an operator. Default: the first that runs here.")
+    ] = None,
+    case: Annotated[str | None, typer.Option(help="Run only this case. Default: try cases until one fails.")] = None,
     dtype: Annotated[
-        Dtype | None, typer.Option(help="Draw inputs in this dtype. Default: each that is declared.")
+        Dtype | None, typer.Option(help="Draw inputs in this dtype. Default: every dtype that the target declares.")
     ] = None,
     device: Device = None,
     interpret: Annotated[
-        bool, typer.Option("--interpret", help="Run Triton kernels through its interpreter, on the CPU.")
+        bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
-    budget: Annotated[float, typer.Option(help="Seconds in all.", min=0.1)] = 60.0,
+    budget: Annotated[float, typer.Option(help="Time limit in seconds.", min=0.1)] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the smallest failing case here, with a page.", metavar="DIR")
+        Path | None, typer.Option(help="Save the smallest failing case and an HTML page in this folder.", metavar="DIR")
     ] = None,
-    replay: Annotated[Path | None, typer.Option(help="Diagnose the case of this bundle.", metavar="BUNDLE")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Diagnose the case saved in this bundle.", metavar="BUNDLE")
+    ] = None,
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Say which stage goes wrong first, and why: ranked causes with their evidence, and the smallest failing case.
+    """Find the first wrong stage of a kernel and why: ranked causes with evidence, and the smallest failing case.
 
-    Exit status: 0 nothing is wrong, 1 something is, 2 the command cannot be carried out.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
     """
-    from .diagnose.command import Request, run
+    from .diagnose.command import DiagnoseRequest, run
 
-    request = Request(
+    request = DiagnoseRequest(
         "diagnose",
         target,
         backend=backend,
@@ -175,24 +182,26 @@ def diagnose(
 @app.command()
 @in_a_paragraph
 def replay(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test has left.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test saved.")],
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that it names.")
+        str | None,
+        typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that the bundle names."),
     ] = None,
     device: Device = None,
     budget: Annotated[
-        float, typer.Option(help="Seconds for the first run of the kernel, a third for any other.", min=0.1)
+        float,
+        typer.Option(help="Time limit in seconds for the kernel's first run; later runs get a third of it.", min=0.1),
     ] = 60.0,
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Run a bundle's inputs once more, and say whether they fail as they did. A run that does not end is ended.
+    """Run a bundle's inputs again and report whether they still fail. A run that hangs is stopped.
 
-    Exit status: 0 nothing is wrong here, 1 something is, 2 the command cannot be carried out.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
     """
-    from .diagnose.command import Request, run
+    from .diagnose.command import DiagnoseRequest, run
 
-    request = Request(
+    request = DiagnoseRequest(
         "replay",
         target or "",
         device=device,
@@ -209,76 +218,7 @@ def replay(
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say what this machine has, which backends run here, and why the others do not."""
+    """Show what this machine has, which backends run on it, and why the others do not."""
     from .doctor import run
 
     run(as_json=json)
-
-
-@app.command()
-@in_a_paragraph
-def bench(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="WHAT",
-            help="Operators or families, as verify has them, and modules made of them, which bench proves itself: "
-            "mhc.connection, router.peer, router.memory. Default: all that have benchmarks.",
-            show_default=False,
-        ),
-    ] = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Peers to time in the same run: eager, compile, liger, embedding_bag, gather, topk, "
-            "topk-compile, transformers, grouped_mm, product, kt-kernel, none; liger:TEXT times it only where 'OP CASE "
-            "threads=N' contains the text (a peer that tunes itself takes minutes). Default: all installed."
-        ),
-    ] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="Time this backend only. Default: the one that auto takes.")
-    ] = None,
-    device: Device = None,
-    json: Annotated[
-        str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
-    threads: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Threads of a CPU; given several times, each is timed; 8:TEXT only where 'OP CASE' contains the text. "
-            "Default: torch's.",
-            metavar="N",
-        ),
-    ] = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
-    ] = False,
-    proof: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Take proofs from what `goldsmith verify --json FILE` wrote of this code on this machine.",
-            metavar="FILE",
-        ),
-    ] = None,
-    commit: Annotated[
-        str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
-    ] = "",
-) -> None:
-    """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
-    from .bench.command import Request, run
-
-    request = Request(
-        names=tuple(what or ()),
-        peers=tuple(against) if against is not None else None,
-        cases=tuple(case or ()),
-        backend=backend,
-        device=device,
-        seconds=seconds,
-        verify=not no_verify,
-        proofs=tuple(proof or ()),
-        commit=commit,
-        threads=tuple(threads or ()),
-    )
-    raise typer.Exit(run(request, out=json))

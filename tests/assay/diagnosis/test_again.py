@@ -11,7 +11,7 @@ import torch
 
 import goldsmith
 from goldsmith import assay
-from goldsmith.assay.diagnosis import again, page
+from goldsmith.assay.diagnosis import again, diagnosis_page
 
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 MODULE = """
@@ -72,7 +72,7 @@ def test_a_target_without_a_name_is_replayed_in_python(tmp_path):
     line = printed(str(found))
     assert line == f'goldsmith.assay.replay("{found.bundle}", target)'
     assert eval(line, {"goldsmith": goldsmith, "target": target}).environment["replay"]["answer"] == "reproduced"
-    assert "goldsmith.assay.replay(" in page.render(found)
+    assert "goldsmith.assay.replay(" in diagnosis_page.render(found)
 
 
 def test_a_module_from_elsewhere_cannot_be_named(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """What a case looks like, and the model that ranks causes by that and by what the rules say."""
 
 import math
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from goldsmith.assay.diagnosis import likely, rank
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
 from goldsmith.assay.diagnosis.features import features
 from goldsmith.assay.diagnosis.rules import CATALOGUE, matches
-from repo.tree import ROOT
 
 G = draw(12, 10)
 COLUMN, ROWS = draw(12, 1, seed=1), [3, 1, 0, 2, *range(4, 12)]
@@ -114,10 +112,8 @@ def test_what_is_off_by_roundings_alone_is_no_guess():
 
 
 def test_what_was_learned_helps_with_kernels_that_were_left_out():
-    """The whole figure is of all batches (`goldsmith bench kernelfault --fit`); here the last one is left out."""
-    folder = ROOT / "benchmarks" / "kernelfault"
-    sys.path[:0] = [str(folder), str(folder.parent)]
-    import learn
+    """The whole figure is of all batches (`python -m benchmarks.kernelfault --fit`); here the last one is left out."""
+    from benchmarks.kernelfault import likelihood as learn
 
     given = learn.examples()
     left = [e for e in given if e.batch == "6"]

@@ -2,9 +2,9 @@
 
     p(cause) = softmax(base[cause] + sum over true statements of weight[statement][cause] + said[strength of its rule])
 
-The weights are fitted by `goldsmith bench kernelfault --fit` on faults that are known, as they were told when they were
-seen for the first time, and stored in likelihood.json beside this file. Scores are shares of right answers at that p on
-kernels that were left out of the fit.
+The weights are fitted by `python -m benchmarks.kernelfault --fit` on faults that are known, as they were told when they
+were seen for the first time, and stored in likelihood.json beside this file. Scores are shares of right answers at that
+p on kernels that were left out of the fit.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`goldsmith bench`: proves, then times, in one run with the peers."""
+"""`goldsmith bench`: verify operators, then time them."""

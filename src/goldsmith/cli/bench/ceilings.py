@@ -1,4 +1,4 @@
-"""What the machine reaches, measured in the same run: the time that a call must at least take."""
+"""Rates that this machine reaches, measured in the same run, and the least time of a call at these rates."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LEAST_MEGABYTES = 512
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Rates in bytes and FLOPs a microsecond; `product` names the fastest instruction of the dtype.
+    """Rates in bytes and FLOPs per microsecond.
 
-    memory is "copy" (bytes read and written) or, where products are counted too, "read".
+    memory    "copy" (bytes read and written), or "read" where FLOPs are counted too
+    product   the instruction with most FLOPs in this dtype
     """
 
     memory: str
@@ -29,7 +30,7 @@ class Ceiling:
     flop_rate: float = 0.0
 
     def floor(self, moved: int | None, flop: int | None) -> tuple[float | None, str]:
-        """The least time in microseconds, and which ceiling it comes from."""
+        """The least time in microseconds, and the name of the ceiling that sets it."""
         least: dict[str, float] = {}
         if moved is not None:
             least[self.memory] = moved / self.bytes_rate
@@ -41,7 +42,7 @@ class Ceiling:
 
 @dataclass
 class Ceilings:
-    """Measured when they are first needed: the copy rate before each subject, the others once for each thread count."""
+    """Ceilings, measured on first use: the copy rate before each subject, other rates once per thread count."""
 
     clock: CudaClock | CpuClock
     known: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -49,26 +50,26 @@ class Ceilings:
     def of(self, subject: Subject, threads: int | None) -> Ceiling:
         if threads is None or subject.entry.forward_flop is None or native.reason() is not None:
             return Ceiling("copy", self.clock.copy_rate())
-        rates = {what: self._rate(what, threads) for what in subject.entry.products or PRODUCTS[subject.entry.dtype]}
-        best = max(rates, key=lambda what: rates[what])
+        rates = {name: self._rate(name, threads) for name in subject.entry.products or PRODUCTS[subject.entry.dtype]}
+        best = max(rates, key=lambda name: rates[name])
         return Ceiling("read", self._rate("read", threads), best, rates[best])
 
-    def _rate(self, what: str, threads: int) -> float:
-        """A microsecond; 0 for an instruction that is missing. The better of two: the host may look away."""
-        key = what, threads
+    def _rate(self, name: str, threads: int) -> float:
+        """Per microsecond, the better of two measurements; 0 for an instruction that this CPU lacks."""
+        key = name, threads
         if key not in self.known:
-            self.known[key] = max(self._measured(what, threads) for _ in range(2))
+            self.known[key] = max(self._measured(name, threads) for _ in range(2))
         return self.known[key]
 
-    def _measured(self, what: str, threads: int) -> float:
+    def _measured(self, name: str, threads: int) -> float:
         try:
-            return native.measure(what, threads=threads, seconds=0.1, megabytes=_beyond_caches()) / 1e6
+            return native.measure(name, threads=threads, seconds=0.1, megabytes=megabytes_beyond_caches()) / 1e6
         except native.BackendUnavailable:
             return 0.0
 
 
-def _beyond_caches() -> int:
-    """Megabytes to read through: four times the largest cache."""
+def megabytes_beyond_caches() -> int:
+    """Megabytes to read, so that caches do not help: four times the largest one."""
     sizes = [path.read_text().strip() for path in CACHES.glob("index*/size")]
     kib = [int(size[:-1]) for size in sizes if size.endswith("K")]
     return max([LEAST_MEGABYTES, *(4 * k // 1024 for k in kib)])

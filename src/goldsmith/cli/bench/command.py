@@ -1,4 +1,4 @@
-"""`goldsmith bench`: which operators, sizes and peers; rows to a file as they come, tables to the screen."""
+"""`goldsmith bench`: chooses operators, sizes and peers, writes rows to a file as they come, and shows tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 from rich.console import Console
@@ -18,61 +18,67 @@ from rich.console import Console
 from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
-from ..say import Problem, console, duration
 from ..targets import operators
-from . import proofs, show
-from .composites import ALL as COMPOSITES
-from .experts import Moe, MoeInt8, Slots
-from .peers import ALL as PEERS
-from .prove import Prover
-from .rows import Conditions, Row
-from .run import Bench, Request
-from .subject import Subject
+from ..terminal import Problem, console, duration
+from . import proof_files, tables
+from .experts import MoeInt8Subject, MoeSubject, SlotsSubject
+from .moved import CHECKOUT, PEERS_ELSEWHERE
+from .prover import Prover
+from .rows import Conditions, TimingRow
+from .run import Bench, BenchRequest
+from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
 
-CPU_ELEMENTS = 2**20  # larger cases on a CPU only when named
+CPU_ELEMENTS = 2**20  # larger cases run on a CPU only when --case names them
 INTERRUPTED = 130
 NOBODY = "none"  # --against none
-SUBJECTS: dict[str, type[Subject]] = {"experts.moe": Moe, "experts.moe_int8": MoeInt8, "experts.slots": Slots}
+SUBJECTS: dict[str, type[Subject]] = {
+    "experts.moe": MoeSubject,
+    "experts.moe_int8": MoeInt8Subject,
+    "experts.slots": SlotsSubject,
+}
 
 
-def run(request: Request, *, out: str | None = None) -> int:
-    """The whole command; returns the exit status."""
-    err = console(stderr=True)
-    device, names = _where(request, _names(request), err)
+def run(
+    request: BenchRequest, *, out: str | None = None, peers: Mapping[str, Peer] | None = None,
+    modules: Mapping[str, type[ModuleSubject]] | None = None,
+) -> int:  # fmt: skip
+    """Run the command for operators and these modules, beside these peers; returns the exit status."""
+    err, peers, modules = console(stderr=True), peers or {}, modules or {}
+    device, names = _where(request, _names(request, modules), err)
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     for wanted in request.threads:
         count = wanted.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Problem(f"--threads {wanted}: wanted a whole number of at least 1, as in 8, or 8:TEXT.")
-    subjects = list(_subjects(request, names, device))
-    peers = _peers(request, err)
+            raise Problem(f"--threads {wanted}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
+    subjects = list(_subjects(request, names, device, modules))
+    chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
-    target = _open(out)
+    target = open_rows(out)
     stream = console() if out != "-" else err
-    prover = Prover(request.verify, device, err, proofs.read(request.proofs, device))
+    prover = Prover(request.verify, device, err, proof_files.read(request.proofs, device))
     stream.print(f"[dim]{conditions}[/]")
     status = 0
-    tables = _Tables(stream)
+    screen = _Tables(stream)
     try:
         prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
-        bench = Bench(request, conditions, clock(device), peers, prover, err)
-        for row in bench.run(_told(subjects, device, err)):
+        bench = Bench(request, conditions, clock(device), chosen, prover, err)
+        for row in bench.run(_announced(subjects, device, err)):
             if target is not None:
                 target.write(json.dumps(row.to_json()) + "\n")
                 target.flush()
-            tables.add(row)
+            screen.add(row)
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
     finally:
-        tables.show()
+        screen.show()
         if target is not None and target is not sys.stdout:
             target.close()
-    rows = tables.shown
+    rows = screen.shown
     if rows:
-        stream.print(show.legend(conditions.device))
+        stream.print(tables.legend(conditions.device))
     for line in prover.rejections():
         stream.print(line, soft_wrap=True)
     if prover.rejected:
@@ -82,7 +88,7 @@ def run(request: Request, *, out: str | None = None) -> int:
 
 @dataclass(frozen=True)
 class _Planned:
-    """A benchmark case and how its subject is made; `op` is None for a composite."""
+    """A benchmark case and how to make its subject; `op` is None for a module of several operators."""
 
     name: str
     entry: BenchCase
@@ -91,32 +97,32 @@ class _Planned:
 
 
 class _Tables:
-    """One table a case, shown when its last row has come."""
+    """A table per case, printed when its last row has arrived."""
 
     def __init__(self, stream: Console) -> None:
-        self.stream, self.pending, self.shown = stream, list[Row](), 0
+        self.stream, self.pending, self.shown = stream, list[TimingRow](), 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TimingRow) -> None:
         if self.pending and _place(self.pending[0]) != _place(row):
             self.show()
         self.pending.append(row)
 
     def show(self) -> None:
         if self.pending:
-            self.stream.print(show.table(self.pending))
+            self.stream.print(tables.table(self.pending))
             for row in self.pending:
                 if row.median_us is None:
-                    self.stream.print(show.broken(row))
+                    self.stream.print(tables.broken(row))
             self.shown += len(self.pending)
             self.pending = []
 
 
-def _place(row: Row) -> tuple[str, str, int | None]:
+def _place(row: TimingRow) -> tuple[str, str, int | None]:
     return row.op, row.case, row.threads
 
 
-def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
-    """What makes each subject, said before it is made: in a log a line each, with the time that is probably left."""
+def _announced(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+    """A maker per subject; a line on stderr announces each one, with the estimated time left."""
     began = time.monotonic()
     for k, planned in enumerate(subjects):
         left = (time.monotonic() - began) / k * (len(subjects) - k) if k else 0
@@ -125,29 +131,34 @@ def _told(subjects: list[_Planned], device: str, err: Console) -> Iterator[Calla
         yield partial(planned.make, planned.entry, device)
 
 
-def _known() -> dict[str, list[BenchCase]]:
-    ops = dict(sorted(Op.all().items()))
-    return {**{name: list(op.bench) for name, op in ops.items()}, **{n: c.entries() for n, c in COMPOSITES.items()}}
+def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[BenchCase]]:
+    """The benchmark cases of every operator and module, by name."""
+    return {
+        **{name: op.bench for name, op in sorted(Op.all().items())},
+        **{name: module.entries() for name, module in modules.items()},
+    }
 
 
-def _names(request: Request) -> list[str]:
-    """The operators and composites that are asked for; all, when none is named."""
-    known = _known()
+def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) -> list[str]:
+    """The operators and modules on the command line; all where it names none."""
+    known = _cases(modules)
     wanted = list(known)
     if request.names:
         wanted = []
         for name in request.names:
             members = [k for k in known if k == name or k.startswith(name + ".")]
             if not members:
-                more = f"modules, which verify does not know and bench proves itself: {', '.join(COMPOSITES)}"
+                more = f"modules: {', '.join(modules)}" if modules else f"modules of several operators: {CHECKOUT}"
                 raise Problem(f"no operator {name!r}; there are: {operators()}; {more}.")
             wanted += members
     return list(dict.fromkeys(wanted))
 
 
-def _subjects(request: Request, wanted: list[str], device: str) -> Iterator[_Planned]:
-    ops, known = Op.all(), _known()
-    found = False
+def _subjects(
+    request: BenchRequest, wanted: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
+) -> Iterator[_Planned]:
+    ops, known = Op.all(), _cases(modules)
+    any_chosen = False
     for name in wanted:
         for entry in known[name]:
             named = any(part in entry.name for part in request.cases)
@@ -155,15 +166,15 @@ def _subjects(request: Request, wanted: list[str], device: str) -> Iterator[_Pla
                 continue
             if not named and not device.startswith("cuda") and not _for_a_cpu(entry):
                 continue
-            found = True
-            composite = name in COMPOSITES
-            make = COMPOSITES[name] if composite else partial(SUBJECTS.get(name, Subject), ops[name])
-            yield _Planned(name, entry, make, None if composite else ops[name])
-    if not found:
+            any_chosen = True
+            module = modules.get(name)
+            make = module if module is not None else partial(SUBJECTS.get(name, Subject), ops[name])
+            yield _Planned(name, entry, make, None if module is not None else ops[name])
+    if not any_chosen:
         cases = sorted({e.name for name in wanted for e in known[name]})
-        why = (
-            f" whose name contains {' or '.join(request.cases)}" if request.cases else " that is small enough for a CPU"
-        )
+        why = " that is small enough for a CPU"
+        if request.cases:
+            why = f" whose name contains {' or '.join(request.cases)}"
         raise Problem(f"no benchmark case{why}; there are: {', '.join(cases) or 'none'}.")
 
 
@@ -173,16 +184,22 @@ def _for_a_cpu(entry: BenchCase) -> bool:
     return math.prod(v for v in entry.sizes.values() if isinstance(v, int)) <= CPU_ELEMENTS
 
 
-def _peers(request: Request, err: Console) -> dict[str, Any]:
+def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console) -> dict[str, Peer]:
     asked = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
-    unknown = [name for name in asked or () if name not in (*PEERS, NOBODY)]
+    unknown = [name for name in asked or () if name not in (*peers, NOBODY)]
+    if not peers:
+        if unknown:
+            raise Problem(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
+        if asked is None:
+            err.print(f"[dim]{PEERS_ELSEWHERE}[/]")
+        return {}
     if unknown:
-        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(PEERS)}, and {NOBODY}.")
-    chosen: dict[str, Any] = {}
-    for name in PEERS if asked is None else [name for name in dict.fromkeys(asked) if name != NOBODY]:
-        reason = PEERS[name].missing()
+        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NOBODY}.")
+    chosen: dict[str, Peer] = {}
+    for name in peers if asked is None else [name for name in dict.fromkeys(asked) if name != NOBODY]:
+        reason = peers[name].missing()
         if reason is None:
-            chosen[name] = PEERS[name]
+            chosen[name] = peers[name]
         elif asked is not None:
             raise Problem(f"--against {name}: {reason}.")
         else:
@@ -190,9 +207,13 @@ def _peers(request: Request, err: Console) -> dict[str, Any]:
     return chosen
 
 
-def _where(request: Request, names: list[str], err: Console) -> tuple[str, list[str]]:
-    """Where to time, and what: unless a device is named, kernels of the CPU are not timed as a reference on a GPU."""
-    device = _device(request.device)
+def _where(request: BenchRequest, names: list[str], err: Console) -> tuple[str, list[str]]:
+    """The device, and the names to time on it.
+
+    Where a GPU is the default device, operators whose kernels are for CPUs are left out, or timed on the CPU where no
+    other operator is named: on the GPU their reference would be timed.
+    """
+    device = device_name(request.device)
     if request.device is not None or request.backend not in (None, "auto", "native") or device == "cpu":
         return device, names
     ops = Op.all()
@@ -200,13 +221,15 @@ def _where(request: Request, names: list[str], err: Console) -> tuple[str, list[
     if not on_cpu:
         return device, names
     if on_cpu == names:
-        err.print(f"[dim]{', '.join(names)}: timed on the CPU, whose kernels are meant; --device cuda is the GPU.[/]")
+        err.print(
+            f"[dim]{', '.join(names)}: timed on the CPU, which its kernels are for; --device cuda times the GPU.[/]"
+        )
         return "cpu", names
-    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are the CPU's. Name them alone, or give --device.[/]")
+    err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
     return device, [name for name in names if name not in on_cpu]
 
 
-def _device(wanted: str | None) -> str:
+def device_name(wanted: str | None) -> str:
     if wanted is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = wanted.partition(":")[0]
@@ -217,7 +240,7 @@ def _device(wanted: str | None) -> str:
     return wanted
 
 
-def _open(out: str | None) -> IO[str] | None:
+def open_rows(out: str | None) -> IO[str] | None:
     if out is None:
         return None
     if out == "-":

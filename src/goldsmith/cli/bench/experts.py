@@ -1,9 +1,8 @@
-"""experts.moe and experts.slots as they are timed: through the public functions, a token's set of experts in turn."""
+"""experts.moe and experts.slots as they are timed: through their public functions, the tokens' experts rotating."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,13 +13,15 @@ from ...experts._conventions import FACTORS, TARGETS
 from ...experts._weights import Weights
 from ...experts.benchmarks import DRAWN
 from ...experts.packed.layout import Layout
-from .subject import OURS, Subject, Tensors, Variant
+from .subject import OURS, Options, Subject, Tensors, Variant
 
-COMPARED = 4  # tokens: a whole layer in float64 takes longer than all timings of it
+COMPARED = 4  # tokens compared with float64: a whole layer in float64 takes longer than all its timings
 ROWS = ("x", "topk_ids", "topk_weights")
 
 
-class Experts(Subject):
+class ExpertSubject(Subject):
+    """Experts with packed or plain weights; the reference is compared on the first COMPARED tokens."""
+
     public: Callable[..., Tensor]
 
     @property
@@ -32,7 +33,7 @@ class Experts(Subject):
 
     @property
     def scaling(self) -> float:
-        """Of every LoRA pair: the cases have one for all."""
+        """The scaling of all LoRA pairs: the cases give them the same."""
         return self.options["gate_scale"]
 
     def given(self, name: str) -> Tensor:
@@ -42,7 +43,7 @@ class Experts(Subject):
         return tensor
 
     def weights(self, experts: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """gate_up [E, 2I, H] and down [E, H, I] of all experts or of some, decoded if they are packed."""
+        """gate_up [E, 2I, H] and down [E, H, I] of these experts (None: all), decoded where they are packed."""
         layout, dtype = self.options["layout"], dtype or self.entry.dtype
         gate_up, down = self.given("gate_up"), self.given("down")
         if not layout:
@@ -52,16 +53,18 @@ class Experts(Subject):
         if experts is None:
             experts = range(stored.experts)
         drawn = {e % DRAWN for e in experts}
-        found = {name: {e: stored.matrices(name)[e].to(dtype) for e in drawn} for name in TARGETS}
-        gate, up, down = (torch.stack([found[name][e % DRAWN] for e in experts]) for name in TARGETS)
+        matrices = {name: {e: stored.matrices(name)[e].to(dtype) for e in drawn} for name in TARGETS}
+        gate, up, down = (torch.stack([matrices[name][e % DRAWN] for e in experts]) for name in TARGETS)
         return torch.cat([gate, up], 1), down
 
-    def lora(self, tensors: Tensors) -> dict[str, tuple[Any, Any]]:
-        return {t: (tensors[f"{t}_a"], tensors[f"{t}_b"]) for t in TARGETS if tensors[f"{t}_a"] is not None}
+    def lora(self, tensors: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """The LoRA pairs of the case, by target."""
+        pairs = {t: (tensors[f"{t}_a"], tensors[f"{t}_b"]) for t in TARGETS}
+        return {t: (a, b) for t, (a, b) in pairs.items() if a is not None and b is not None}
 
     @torch.no_grad()
     def golden(self) -> Tensor:
-        """Of the first tokens, with the experts that they visit."""
+        """The reference on the first tokens, with the experts that they use."""
         rows = {name: t[:COMPARED] for name in ROWS if (t := self.tensors.get(name)) is not None}
         used, ids = rows["topk_ids"].unique(return_inverse=True)
         gate_up, down = self.weights(used.tolist(), torch.float64)
@@ -71,22 +74,24 @@ class Experts(Subject):
         op, options = self.exact()
         return op.reference.forward(*(tensors[n] for n in op.inputs), **options | {"layout": ""})[0]
 
-    def exact(self) -> tuple[Op, dict[str, Any]]:
-        """What the results are compared with."""
+    def exact(self) -> tuple[Op, Options]:
+        """The operator, and its options, whose reference is the golden."""
         return self.op, self.options
 
 
-class Moe(Experts):
+class MoeSubject(ExpertSubject):
+    """experts.moe over a frozen base, with LoRA where the case has it."""
+
     compute = "float"
 
     def ours(self, backend: str) -> Variant:
         tensors, base = self.fresh_leaves(), self.base
-        frozen = {name: None for name in ("gate_up", "down")}  # as peers have the base
+        frozen = ("gate_up", "down")  # peers do not differentiate the base either
 
-        def call(given: dict[str, Any]) -> Tensor:
+        def call(tensors: dict[str, Tensor]) -> Tensor:
             return moe(
-                given["x"], given["topk_ids"], given["topk_weights"], base,
-                lora=self.lora(given) or None, lora_scaling=self.scaling if self.lora(given) else 1.0,
+                tensors["x"], tensors["topk_ids"], tensors["topk_weights"], base,
+                lora=self.lora(tensors) or None, lora_scaling=self.scaling if self.lora(tensors) else 1.0,
                 activation=self.options["activation"], compute=self.compute, backend=backend,
             )  # fmt: skip
 
@@ -94,20 +99,24 @@ class Moe(Experts):
         return Variant(OURS, self.in_turn(tensors, call), leaves, backend)
 
 
-class MoeInt8(Moe):
-    """Its error is that against products of the activations as they are: what rounding them to 8 bits costs."""
+class MoeInt8Subject(MoeSubject):
+    """experts.moe in int8; its error is against unrounded activations, so it shows what rounding to 8 bits costs."""
 
     compute = "int8"
 
-    def exact(self) -> tuple[Op, dict[str, Any]]:
+    def exact(self) -> tuple[Op, Options]:
         return Op.get("experts.moe"), self.options | {"save": False}
 
 
-class Slots(Experts):
+class SlotsSubject(ExpertSubject):
+    """experts.slots: the results of each expert apart."""
+
     def ours(self, backend: str) -> Variant:
         base = self.base
 
-        def call(given: dict[str, Any]) -> Tensor:
-            return slots(given["x"], given["topk_ids"], base, activation=self.options["activation"], backend=backend)
+        def call(tensors: dict[str, Tensor]) -> Tensor:
+            return slots(
+                tensors["x"], tensors["topk_ids"], base, activation=self.options["activation"], backend=backend
+            )
 
         return Variant(OURS, self.in_turn(self.tensors, call), [], backend)

@@ -1,4 +1,4 @@
-"""Rows of `goldsmith bench`: every figure with the conditions that it was measured under."""
+"""Rows of `goldsmith bench`: each figure with the conditions of its measurement."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ SCHEMA = 1
 
 
 def load() -> float | None:
-    """Processes that ran or wanted to, on average over the last minute; None where the system does not tell."""
+    """The load average of the last minute; None where the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 @dataclass(frozen=True)
-class Row:
-    """One timing. `share_of_ceiling` is the floor, at the rates measured in the same run, over the median.
+class TimingRow:
+    """One timing.
 
-    The floor is the time of the bytes (at the copy rate, or the rate of reading) or that of the FLOPs, whichever is
-    longer: `ceiling` is "copy", "read", or the instruction that gives most FLOPs ("fma", "dot_bf16", "amx_bf16").
+    floor_us           the time of the bytes or of the FLOPs, whichever is longer, at rates measured in the same run
+    ceiling            what sets the floor: "copy", "read", or an instruction ("fma", "dot_bf16", "amx_bf16")
+    share_of_ceiling   floor_us over the median
+    mode               cold: L2 flushed before each call; wall: on a CPU; graph: 20 calls in one CUDA graph, L2 warm;
+                       replayed: as graph, but each call has inputs that L2 does not hold
     """
 
     op: str
     case: str
-    sizes: dict[str, Any]
+    sizes: dict[str, object]
     dtype: str
     direction: str  # forward | backward
-    # cold: L2 flushed before each call; graph: 20 calls in one CUDA graph, L2 warm; replayed: the same, each call with
-    # inputs that L2 does not hold; wall: CPU
     mode: str
     peer: str
     backend: str
@@ -60,25 +61,26 @@ class Row:
     versions: dict[str, str]
     commit: str
     date: str
-    threads: int | None = None  # of a CPU
+    threads: int | None = None  # on a CPU
     flop: int | None = None
     ceiling: str = "copy"
     read_gb_s: float | None = None
     gflop_s: float | None = None  # of the ceiling's instruction
-    load: float | None = field(default_factory=load)  # our own threads are in it
+    load: float | None = field(default_factory=load)  # includes our own threads
     schema: int = field(default=SCHEMA)
 
-    def to_json(self) -> dict[str, Any]:
-        return {k: _rounded(v) for k, v in asdict(self).items()}
+    def to_json(self) -> dict[str, object]:
+        return {k: rounded(v) for k, v in asdict(self).items()}
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: object) -> object:
+    """A float to five digits; anything else as it is."""
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What every row of a run shares."""
+    """Facts that all rows of a run share."""
 
     device: str
     machine: str
@@ -87,7 +89,7 @@ class Conditions:
     date: str
 
     @classmethod
-    def here(cls, device: str, commit_given: str = "") -> Conditions:
+    def here(cls, device: str, given_commit: str = "") -> Conditions:
         facts = machine()
         gpu = facts.gpus[int(device.partition(":")[2] or 0)]["name"] if device.startswith("cuda") else None
         versions = {"goldsmith": __version__, "torch": facts.torch, "python": facts.python}
@@ -100,7 +102,7 @@ class Conditions:
                 continue
         name = gpu or f"{facts.cpu}, {facts.cores} cores"
         return cls(
-            device.partition(":")[0], name, versions, commit_given or commit(), datetime.date.today().isoformat()
+            device.partition(":")[0], name, versions, given_commit or commit(), datetime.date.today().isoformat()
         )
 
     def __str__(self) -> str:
@@ -110,7 +112,7 @@ class Conditions:
 
 @functools.cache
 def commit() -> str:
-    """The commit that this package runs from, with + when files differ from it; nothing outside a checkout of ours."""
+    """The commit that this package runs from, with + where files differ from it; "" outside a checkout of goldsmith."""
     root = Path(__file__).resolve().parents[4]
     if not (root / "src" / "goldsmith").is_dir() or not (root / ".git").exists():
         return ""
@@ -123,15 +125,16 @@ def commit() -> str:
         short = git("rev-parse", "--short", "HEAD")
         return short + ("+" if short and git("status", "--porcelain", "--untracked-files=no", "src") else "")
     except OSError:
-        return ""  # no git here
+        return ""  # git is not installed
 
 
-def timed(
-    timing: Timing, moved: int | None, ceiling: Ceiling, divide: int = 1, flop: int | None = None
-) -> dict[str, Any]:
-    """The figures of a row; `divide` calls in each timing."""
+Figures = dict[str, Any]  # fields of a TimingRow, by name
+
+
+def timed(timing: Timing, moved: int | None, ceiling: Ceiling, divide: int = 1, flop: int | None = None) -> Figures:
+    """The figures of a row whose timing spans `divide` calls."""
     median = timing.median / divide
-    floor, what = ceiling.floor(moved, flop)
+    floor, name = ceiling.floor(moved, flop)
     return {
         "median_us": median,
         "p10": timing.p10 / divide,
@@ -142,11 +145,11 @@ def timed(
         "floor_us": floor,
         "share_of_ceiling": None if floor is None or not median else floor / median,
         "flop": flop,
-        "ceiling": what,
+        "ceiling": name,
     }
 
 
-NOT_TIMED: dict[str, Any] = {
+NOT_TIMED: Figures = {
     "median_us": None, "p10": None, "p90": None, "runs": 0, "wall_us": None, "bytes": None, "floor_us": None,
     "share_of_ceiling": None, "flop": None, "ceiling": "",
 }  # fmt: skip

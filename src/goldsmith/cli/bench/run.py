@@ -1,39 +1,38 @@
-"""The timings of one run: each subject proved, warmed up, timed beside its peers, and turned into rows."""
+"""One run: verifies each subject, warms it up, times it beside its peers, and makes rows."""
 
 from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from rich.console import Console
 
 from ...core.device import BackendUnavailable
 from .ceilings import Ceiling, Ceilings
-from .prove import Prover, Verdict, golden_result, relative_error
-from .rows import NOT_TIMED, Conditions, Row, timed
-from .subject import OURS, Subject, Variant
+from .prover import Prover, Verdict, golden_result, relative_error
+from .rows import NOT_TIMED, Conditions, Figures, TimingRow, timed
+from .subject import OURS, Peer, Subject, Variant
 from .timing import FLUSH_BYTES, Call, CpuClock, CudaClock, Timing
 
 GRAPH_CALLS = 20
 
 
 def in_rotation(calls: list[Call]) -> Call:
-    """One of the calls after another, from the first again after the last."""
+    """A call that makes the next of these calls each time, and starts over after the last."""
     turns = itertools.cycle(calls)
     return lambda: next(turns)()
 
 
 @dataclass(frozen=True)
-class Request:
-    """What was asked for on the command line."""
+class BenchRequest:
+    """The options of the command line."""
 
     names: tuple[str, ...] = ()
-    peers: tuple[str, ...] | None = None  # PEER, or PEER:TEXT where "OP CASE threads=N" contains the text
+    peers: tuple[str, ...] | None = None  # PEER, or PEER:TEXT for subjects "OP CASE threads=N" that contain the text
     cases: tuple[str, ...] = ()
     backend: str | None = None
     device: str | None = None
@@ -41,15 +40,15 @@ class Request:
     verify: bool = True
     proofs: tuple[str, ...] = ()  # files of `goldsmith verify --json`
     commit: str = ""
-    threads: tuple[str, ...] = ()  # N, or N:TEXT where "OP CASE" contains the text; () is as many as torch has
+    threads: tuple[str, ...] = ()  # N, or N:TEXT for subjects "OP CASE" that contain the text; (): torch's count
 
     def against(self, peer: str, subject: str) -> bool:
-        """Whether this peer is timed beside the subject "OP CASE threads=N"."""
+        """Whether to time this peer beside the subject "OP CASE threads=N"."""
         texts = [wanted.partition(":")[2] for wanted in self.peers or () if wanted.partition(":")[0] == peer]
         return not texts or any(text in subject for text in texts)
 
     def thread_counts(self, subject: str) -> list[int]:
-        """Those that the subject "OP CASE" is timed with; none where every count asked for is for other subjects."""
+        """The thread counts for the subject "OP CASE"; empty where all of them are for other subjects."""
         asked = [wanted.partition(":") for wanted in self.threads]
         counts = [int(count) for count, _, text in asked if text in subject]
         return list(dict.fromkeys(counts)) if asked else [torch.get_num_threads()]
@@ -57,22 +56,22 @@ class Request:
 
 @dataclass
 class Bench:
-    """One run: the clock, the peers, the proofs, and the rows so far."""
+    """One run: its clock, peers and proofs, and the rows so far."""
 
-    request: Request
+    request: BenchRequest
     conditions: Conditions
     clock: CudaClock | CpuClock
-    peers: dict[str, Any]
+    peers: dict[str, Peer]
     prover: Prover
     say: Console
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TimingRow] = field(default_factory=list)
     ceilings: Ceilings = field(init=False)
 
     def __post_init__(self) -> None:
         self.ceilings = Ceilings(self.clock)
 
-    def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[Row]:
-        """Inputs are drawn for one subject at a time: two large ones need not fit the card together."""
+    def run(self, makers: Iterable[Callable[[], Subject]]) -> Iterator[TimingRow]:
+        """Rows of all subjects, made one at a time: two large subjects may not fit the GPU together."""
         for make in makers:
             subject = make()
             for threads in self._thread_counts(subject):
@@ -80,12 +79,12 @@ class Bench:
                     self.rows.append(row)
                     yield row
             del subject
-            gc.collect()  # graphs refer to their results and these to the graphs
+            gc.collect()  # graphs and their results refer to each other
             if isinstance(self.clock, CudaClock):
                 torch.cuda.empty_cache()
 
     def _thread_counts(self, subject: Subject) -> Iterator[int | None]:
-        """Each is set in torch, and so in our pool, while it holds; None on a GPU."""
+        """Each thread count, set in torch (and so in our pool) while it is used; None on a GPU."""
         if isinstance(self.clock, CudaClock):
             yield None
             return
@@ -97,7 +96,7 @@ class Bench:
         finally:
             torch.set_num_threads(before)
 
-    def _subject(self, subject: Subject, threads: int | None) -> Iterator[Row]:
+    def _subject(self, subject: Subject, threads: int | None) -> Iterator[TimingRow]:
         try:
             backend = subject.choose(self.request.backend or "auto")
         except BackendUnavailable as error:
@@ -105,7 +104,7 @@ class Bench:
             return
         proof = self.prover.prove(subject, backend)
         if proof[0] is False:
-            return  # the prover keeps why
+            return  # the prover keeps the reason
         ceiling = self.ceilings.of(subject, threads)
         usable: list[Variant] = []
         for name, make in self._makers(subject, backend, threads).items():
@@ -148,12 +147,12 @@ class Bench:
     def _ready(
         self, subject: Subject, name: str, make: Callable[[], Variant | None]
     ) -> tuple[Variant | None, str | None]:
-        """The variant, compiled and warm, or why it does not run: what breaks at one size does not end the run."""
+        """The variant, compiled and warm, or the reason why it fails; a failure at one size does not end the run."""
         try:
             with self.say.status(f"[dim]warming up {name} for {subject.name} {subject.entry.name}[/]"):
                 variant = make()
                 if variant is None:
-                    return None, None  # it does not offer this operator
+                    return None, None  # the peer does not offer this operator
                 with torch.set_grad_enabled(not subject.decoding):
                     for _ in range(3 if isinstance(self.clock, CudaClock) else 1):
                         variant.results()
@@ -161,7 +160,7 @@ class Bench:
                         variant.backward()()
                 if isinstance(self.clock, CudaClock):
                     torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001  whatever a variant raises is what is said of it
+        except Exception as error:  # noqa: BLE001  whatever a variant raises becomes its note
             return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         return variant, None
 
@@ -173,12 +172,12 @@ class Bench:
         error: float | None,
         direction: str,
         mode: str,
-        figures: dict[str, Any],
+        figures: Figures,
         ceiling: Ceiling,
         threads: int | None,
-    ) -> Row:
+    ) -> TimingRow:
         mine = variant.peer == OURS
-        return Row(
+        return TimingRow(
             op=subject.name,
             case=subject.entry.name,
             sizes=dict(subject.entry.sizes),
@@ -206,7 +205,7 @@ class Bench:
     def _timings(
         self, subject: Subject, variants: list[Variant], again: Callable[[], dict[str, Call]]
     ) -> Iterator[tuple[str, str, int, dict[str, Timing]]]:
-        """(direction, mode, calls in each timing, timing of each peer)"""
+        """(direction, mode, calls per timing, timing of each peer)"""
         mode = "wall" if isinstance(self.clock, CpuClock) else "cold"
         forwards = {v.peer: v.forward for v in variants}
         if not subject.decoding:
@@ -224,20 +223,20 @@ class Bench:
             yield "forward", "graph", GRAPH_CALLS, self._compare(subject, "forward, graph", graphs)
 
     def _again(self, subject: Subject, backend: str, threads: int | None, peers: list[str]) -> dict[str, Call]:
-        """Forwards of copies of the subject in turn, which are as large together as what flushes L2."""
+        """Forwards of several copies of the subject in turn, together as large as the buffer that flushes L2."""
         count = min(GRAPH_CALLS, 1 + FLUSH_BYTES // subject.entry.forward_bytes)
         makers = [self._makers(subject.copy(), backend, threads) for _ in range(count)]
         calls: dict[str, Call] = {}
         for peer in peers:
-            made = [variant for variant in (make[peer]() for make in makers) if variant is not None]
-            calls[peer] = torch.no_grad()(in_rotation([variant.forward for variant in made]))
+            variants = [variant for variant in (make[peer]() for make in makers) if variant is not None]
+            calls[peer] = torch.no_grad()(in_rotation([variant.forward for variant in variants]))
         return calls
 
-    def _compare(self, subject: Subject, what: str, calls: dict[str, Call]) -> dict[str, Timing]:
-        with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}, {what}[/]"):
+    def _compare(self, subject: Subject, title: str, calls: Mapping[str, Call]) -> dict[str, Timing]:
+        with self.say.status(f"[dim]timing {subject.name} {subject.entry.name}, {title}[/]"):
             return self.clock.compare(calls, self.request.seconds)
 
-    def _graphs(self, clock: CudaClock, calls: dict[str, Call]) -> dict[str, Call]:
+    def _graphs(self, clock: CudaClock, calls: Mapping[str, Call]) -> dict[str, Call]:
         replays = {}
         for name, call in calls.items():
             try:

@@ -1,4 +1,4 @@
-"""Clocks: what a call costs on the device with a cold L2, what it costs in wall time, and how fast memory copies."""
+"""Clocks for a GPU (device time with a cold L2, and wall time) and for a CPU, and the rate of copying memory."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from .subject import Call, Prepared
 
 FLUSH_BYTES = 256 * 2**20
-CYCLES_PER_US = 2_000  # a little above the highest SM clock: sleeping too long is harmless
+CYCLES_PER_US = 2_000  # a little above the highest SM clock: a sleep that is too long does no harm
 MOST_LEAD_US = 60_000.0
 LEAST_ROUNDS, MOST_ROUNDS = 10, 400
-TURNS, SLOW_ROUNDS = 5, 3  # of each variant on a CPU; the least of one that takes longer than its budget for each
-PAUSE_S = 0.1  # longer than any pool of workers waits without sleeping (kt-kernel: 50 ms)
-TRIES = 3  # for a sample that the host was too late for; on a virtual machine it sometimes stops for a millisecond
+TURNS, SLOW_ROUNDS = 5, 3  # turns of a variant on a CPU; the fewest calls of one that exceeds its budget
+PAUSE_S = 0.1  # longer than idle workers of any pool spin (kt-kernel: 50 ms)
+TRIES = 3  # for a sample whose call was queued too late: a virtual machine sometimes stops for a millisecond
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds: median and spread of one kind of call, and its median wall time."""
+    """Median, spread and median wall time of one call, in microseconds."""
 
     median: float
     p10: float
@@ -39,10 +38,10 @@ class Timing:
 
 
 class CudaClock:
-    """CUDA events around single calls, L2 flushed before each, variants taking turns.
+    """CUDA events around single calls; L2 is flushed before each call, and variants take turns.
 
-    The stream sleeps before each call until the host has queued all of it, so that the events see the device's time
-    alone; the wall time (queue empty, synchronised at both ends) is measured apart.
+    The stream sleeps until the host has queued the whole call, so that the events measure device time alone. Wall time
+    is measured separately, from an empty queue to a synchronised device.
     """
 
     name = "cuda"
@@ -55,7 +54,7 @@ class CudaClock:
         self.settled = False
 
     def compare(self, calls: Mapping[str, Call], budget_s: float) -> dict[str, Timing]:
-        """One timing for each call; they take turns, and the slowest decides how many rounds fit the budget."""
+        """A timing per call. They take turns; the number of rounds is what the budget allows."""
         if not calls:
             return {}
         walls = {name: self.wall(call) for name, call in calls.items()}
@@ -70,8 +69,8 @@ class CudaClock:
                 samples[name].append(start.elapsed_time(end) * 1e3)
         return {name: Timing.of(samples[name], walls[name]) for name in calls}
 
-    def _once(self, call: Call, lead_us: float) -> tuple[Any, Any]:
-        """The events around one call, again where the host queued it later than the stream slept."""
+    def _once(self, call: Call, lead_us: float) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """The events around one call; repeated where the stream woke before the host had queued the call."""
         for _ in range(TRIES):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(int(lead_us * CYCLES_PER_US))
@@ -85,7 +84,7 @@ class CudaClock:
         return start, end
 
     def _lead(self, call: Call) -> float:
-        """How long the host needs to queue the call, with a margin."""
+        """Microseconds that the host needs to queue the call, with a margin."""
         times = []
         for _ in range(3):
             torch.cuda.synchronize(self.device)
@@ -96,6 +95,7 @@ class CudaClock:
         return min(1.5 * max(times) + 50, MOST_LEAD_US)
 
     def wall(self, call: Call, runs: int = 9) -> float:
+        """Median wall time of a synchronised call in microseconds."""
         times = []
         for _ in range(runs):
             torch.cuda.synchronize(self.device)
@@ -106,7 +106,7 @@ class CudaClock:
         return statistics.median(times)
 
     def graph(self, call: Call, repeats: int = 20) -> Call:
-        """`repeats` calls captured in one CUDA graph; its replay, to be divided by `repeats`."""
+        """The replay of a CUDA graph of `repeats` calls: divide its time by `repeats`."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -120,7 +120,7 @@ class CudaClock:
         return graph.replay
 
     def copy_rate(self) -> float:
-        """Bytes read and written per microsecond by a device copy of 1 GiB, after the clocks have settled."""
+        """Bytes read and written per microsecond by a device copy of 1 GiB, once the clocks have settled."""
         source = torch.randint(-128, 128, (2**30,), dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
         until = time.perf_counter() + (0.1 if self.settled else 0.5)
@@ -138,10 +138,9 @@ class CudaClock:
 
 
 class CpuClock:
-    """Wall time of single calls, variants taking turns of several calls; caches stay as the calls leave them.
+    """Wall time of single calls, with warm caches; variants take turns of several calls.
 
-    Workers that wait for their next task without sleeping would take a core from the next variant: a turn begins with a
-    pause, and with a call that is not timed.
+    A turn begins with a pause and an untimed call, because idle workers of the last variant may still spin on a core.
     """
 
     name = "cpu"
@@ -151,19 +150,19 @@ class CpuClock:
         turn_us = budget_s / TURNS * 1e6
         for _ in range(TURNS):
             for name, call in calls.items():
-                taken = samples[name]
-                if len(taken) >= SLOW_ROUNDS and sum(taken) > SLOW_ROUNDS * TURNS * turn_us:
+                times = samples[name]
+                if len(times) >= SLOW_ROUNDS and sum(times) > SLOW_ROUNDS * TURNS * turn_us:
                     continue
                 if len(calls) > 1:
                     time.sleep(PAUSE_S)
-                if not taken or taken[-1] < turn_us:
+                if not times or times[-1] < turn_us:
                     call()
                 until = time.perf_counter() + turn_us / 1e6
                 for _ in range(MOST_ROUNDS // TURNS):
-                    taken.append(self._once(call))
+                    times.append(self._once(call))
                     if time.perf_counter() >= until:
                         break
-        timings = {name: Timing.of(times) for name, times in samples.items()}
+        timings = {name: Timing.of(values) for name, values in samples.items()}
         return {name: Timing(t.median, t.p10, t.p90, t.runs, t.median) for name, t in timings.items()}
 
     def _once(self, call: Call) -> float:
@@ -175,6 +174,7 @@ class CpuClock:
         return (time.perf_counter() - began) * 1e6
 
     def copy_rate(self) -> float:
+        """Bytes read and written per microsecond by a copy of 128 MiB."""
         source = torch.ones(2**27, dtype=torch.int8)
         target = torch.ones_like(source)
         samples = []
@@ -186,4 +186,5 @@ class CpuClock:
 
 
 def clock(device: str) -> CudaClock | CpuClock:
+    """The clock for this device."""
     return CudaClock(device) if device.startswith("cuda") else CpuClock()

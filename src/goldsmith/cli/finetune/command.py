@@ -1,4 +1,4 @@
-"""`goldsmith finetune`: from the command line's words to a run, and what is said of it."""
+"""`goldsmith finetune`: one training run, from the command-line options to the adapter."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import contextlib
 import json
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ..say import Problem, console, count, put_json, told
+from ..signals import handle_signals
+from ..terminal import Problem, console, count, write_json
+from .display import FinetuneDisplay
 from .record import LOG, RUN, Record
-from .show import Shown
 
 if TYPE_CHECKING:
+    from ...hf.model_types import Tokenizer
+    from ...hf.training.data.packing import RowStream
+    from ...hf.training.model.accounting import Accounting
+    from ...hf.training.model.loading import LoadedModel
+    from ...hf.training.options import Options
     from ...hf.training.records.journal import LogRow
+    from ...hf.training.run.plan import TrainingPlan
+    from ...hf.training.run.session import TrainingSession
+    from ...hf.training.run.trainer import Trainer
+    from .record import DataFacts, FirstAndLast, RunResult
 
 DIVERGED, INTERRUPTED = 1, 130
 
 
-def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
-    """The whole command; returns the exit status."""
+def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int:
+    """Run the command and return its exit status."""
     try:
         from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
@@ -29,16 +39,18 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
         from ...hf.training.run.session import again
     except ImportError as error:
-        if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
+        if (
+            error.name is not None
+        ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
             raise
         raise Problem(f"{error}.") from error
-    show = Shown(console(stderr=True), console(stderr=True) if as_json else console())
+    show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
     interrupt = Interrupt(show)
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     try:
-        with told(interrupt.told, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            options = Options(**given)
-            work = Run(options, show, interrupt)
+        with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            options = Options(**cast("dict[str, Any]", arguments))
+            work = FinetuneRun(options, show, interrupt)
             result = work.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
@@ -46,29 +58,29 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     except TrainingError as error:
         raise Problem(str(error)) from error
     except BackendUnavailable as error:
-        raise Problem(f"MODEL {given['model']} cannot be trained so: {error}.") from error
+        raise Problem(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
     except KeyboardInterrupt:
-        show.stopped(again(Path(given["output"]), given["resume"]))
+        show.stopped(again(Path(str(arguments["output"])), str(arguments["resume"])))
         result = {"status": "interrupted"}
     except Exception as error:
         if not out_of_memory(error):
             raise
         raise Problem(paragraph(error, options, begun=work.begun)) from error
     if as_json:
-        put_json(result)
-    return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(result.get("status", ""), 0)
+        write_json(result)
+    return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(str(result.get("status")), 0)
 
 
-class Run:
-    """One run, step by step of the command: data, checkpoint, model, accounting, training, adapter."""
+class FinetuneRun:
+    """One run: data, checkpoint, model, accounting, training, adapter."""
 
-    def __init__(self, options: Any, show: Shown, interrupt: Interrupt):
+    def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt):
         self.options, self.show, self.interrupt = options, show, interrupt
         self.output = Path(options.output)
-        self.highest = 0  # token id of all data
-        self.begun = False  # from here on what lies in the folder is this run's
+        self.highest = 0  # highest token id in the data
+        self.begun = False  # True once the output folder holds this run and no earlier one
 
-    def carry_out(self, dry_run: bool) -> dict[str, Any]:
+    def carry_out(self, dry_run: bool) -> dict[str, object]:
         from ...hf.training.data.attention_masks import masks, no_masks
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
@@ -76,27 +88,27 @@ class Run:
         from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
 
-        stream, said, held = self._streams()
-        found = plan(self.options, len(stream))
+        stream, facts, evaluation = self._streams()
+        training = plan(self.options, len(stream))
         if dry_run:
-            _, record, accounting = self._model(said, found, stream)
+            _, record, accounting = self._model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
-        session = self._session(found)
-        watcher = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        session = self._session(training)
+        callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
         with lock(self.output):
-            start = session.find(self.options.resume, watcher)
-            with self._told_in_run_json():
-                loaded, record, _ = self._model(said, found, stream)
-                watcher.begun = lambda: self._begins(record)
-                watcher.saved = lambda rows: record.page(rows)
-                apart = masks(loaded.model) if self.options.pack else no_masks
-                trainer = Trainer(loaded.model, loaded.parameters, stream, found, apart)
+            start = session.find(self.options.resume, callbacks)
+            with self._marks_failure():
+                loaded, record, _ = self._model(facts, training, stream)
+                callbacks.begun = lambda: self._begin(record)
+                callbacks.saved = lambda rows: record.page(rows)
+                masked = masks(loaded.model) if self.options.pack else no_masks
+                trainer = Trainer(loaded.model, loaded.parameters, stream, training, masked)
                 done = start.step if start else 0
-                record.facts["steps"] = max(found.steps, done)
-                self.show.begins(found.steps, done)
+                record.facts["steps"] = max(training.steps, done)
+                self.show.begins(training.steps, done)
                 try:
-                    with self.show.progress(found.steps, done):
-                        rows = session.run(trainer, watcher, start=start, evaluation=held)
+                    with self.show.progress(training.steps, done):
+                        rows = session.run(trainer, callbacks, start=start, evaluation=evaluation)
                 except Diverged as error:
                     record.page(logged(self.output / LOG))
                     record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
@@ -106,13 +118,13 @@ class Run:
                     raise
                 return self._end(rows, trainer, loaded, record)
 
-    def _begins(self, record: Record) -> None:
+    def _begin(self, record: Record) -> None:
         self.begun = True
         record.write({"status": "running"})
 
     @contextlib.contextmanager
-    def _told_in_run_json(self) -> Iterator[None]:
-        """Inside, an error is also the end of the run that run.json has as running, be it one that was killed."""
+    def _marks_failure(self) -> Iterator[None]:
+        """On an error, mark the running run of run.json as failed, even if it is an earlier run that was killed."""
         from ...hf.training.records.checkpoints import replace
         from ...hf.training.records.journal import rows
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
@@ -120,24 +132,25 @@ class Run:
         try:
             yield
         except Exception as error:
-            said = str(error) or type(error).__name__
+            message = str(error) or type(error).__name__
             if out_of_memory(error):
-                said = paragraph(error, self.options, begun=self.begun)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the error itself is what matters
+                message = paragraph(error, self.options, begun=self.begun)
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the error itself must still be raised
                 facts = json.loads((self.output / RUN).read_bytes())
                 if facts["result"]["status"] == "running":
                     step = max((row["step"] for row in rows(self.output / LOG)), default=0)
-                    facts["result"] = {"status": "failed", "step": step, "error": said}
+                    facts["result"] = {"status": "failed", "step": step, "error": message}
                     replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
             raise
 
-    def _streams(self) -> tuple[Any, dict[str, Any], Any]:
-        """The rows to train on, what is said of them, and those that are held out, or None."""
+    def _streams(self) -> tuple[RowStream, DataFacts, RowStream | None]:
+        """The training rows, facts about them, and the evaluation rows or None."""
         import torch
 
         from ...hf.training.data import documents as data
         from ...hf.training.model.device import chosen
-        from ...hf.training.model.loading import check, folder, tokenizer
+        from ...hf.training.model.loading import check, folder
+        from ...hf.training.model.loading import tokenizer as load_tokenizer
         from ...hf.training.run import output_folder as folders
 
         options = self.options
@@ -151,23 +164,23 @@ class Run:
         with self.show.doing("reading the tokenizer and the data"):
             folders.check(options, folder(options.model))
             check(options)
-            words = tokenizer(options.model)
-            stream, said = self._stream(options.data, words, packed=options.pack)
-            held = None
+            tokenizer = load_tokenizer(options.model)
+            stream, facts = self._stream(options.data, tokenizer, packed=options.pack)
+            evaluation = None
             if options.eval_data is not None:
-                held, _ = self._stream(options.eval_data, words, packed=options.pack)
-        return stream, said, held
+                evaluation, _ = self._stream(options.eval_data, tokenizer, packed=options.pack)
+        return stream, facts, evaluation
 
-    def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
+    def _stream(self, path: str, tokenizer: Tokenizer, *, packed: bool) -> tuple[RowStream, DataFacts]:
         from ...hf.training.data import documents as data
         from ...hf.training.data.packing import RowStream
 
         options = self.options
-        read = data.read(path, words, document=options.document, train_on=options.train_on)
+        read = data.read(path, tokenizer, document=options.document, train_on=options.train_on)
         cut = data.cut(path, read, options.seq_len)
         if cut.shortened:
-            self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
-        pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
+            self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} were cut at --seq-len.")
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
         stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
@@ -179,7 +192,7 @@ class Run:
             "shortened": cut.shortened,
         }
 
-    def _session(self, found: Any) -> Any:
+    def _session(self, training: TrainingPlan) -> TrainingSession:
         import torch
 
         from ...hf.training.model.loading import folder
@@ -189,11 +202,11 @@ class Run:
 
         options = self.options
         place = folder(options.model)
-        with self.show.doing("reading the model's files for what tells them from another's"):
-            itself = identity(options, found, place)
+        with self.show.doing("computing the checksum of the model's files"):
+            run_identity = identity(options, training, place)
         return TrainingSession(
             self.output,
-            itself,
+            run_identity,
             {
                 "threads": torch.get_num_threads(),
                 **versions(),
@@ -202,12 +215,14 @@ class Run:
                 "device": options.device.partition(":")[0],
             },
             save_every=options.save_every,
-            eval_every=options.eval_every or max(1, found.steps // 10),
+            eval_every=options.eval_every or max(1, training.steps // 10),
             keep=options.keep,
         )
 
-    def _model(self, said: dict[str, Any], found: Any, stream: Any) -> tuple[Any, Record, Any]:
-        """The model with its LoRA, and the accounting, which is shown."""
+    def _model(
+        self, facts: DataFacts, training: TrainingPlan, stream: RowStream
+    ) -> tuple[LoadedModel, Record, Accounting]:
+        """Load the model with its LoRA; show and return the accounting."""
         from ...hf.training.model.accounting import account
         from ...hf.training.model.loading import load
 
@@ -216,16 +231,16 @@ class Run:
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
-                f"MODEL {self.options.model}: its tokenizer gives the id {self.highest:,}, and its vocabulary has "
-                f"{size:,} rows: tokenizer and weights are not of one model."
+                f"MODEL {self.options.model}: its tokenizer produces the id {self.highest:,}, but its embedding table "
+                f"has only {size:,} rows: tokenizer and weights belong to different models."
             )
-        with self.show.doing("measuring what an activation takes"):
-            accounting = account(loaded, self.options, found)
-        self.show.data(said, found, len(stream))
+        with self.show.doing("measuring the memory of activations"):
+            accounting = account(loaded, self.options, training)
+        self.show.data(facts, training, len(stream))
         self.show.accounting(accounting, self.options)
-        return loaded, Record(self.options, said, accounting, found.steps), accounting
+        return loaded, Record(self.options, facts, accounting, training.steps), accounting
 
-    def _end(self, rows: list[LogRow], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
+    def _end(self, rows: list[LogRow], trainer: Trainer, loaded: LoadedModel, record: Record) -> dict[str, object]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 
@@ -237,28 +252,32 @@ class Run:
                     f"The adapter could not be written to {self.output}: {error.strerror or error}."
                 ) from error
         record.page(rows)
-        result = {"status": "trained" if trainer.done >= trainer.plan.steps else "interrupted", "step": trainer.done}
-        result |= {name: _ends([row[name] for row in rows if name in row]) for name in ("loss", "eval_loss")}
+        result: RunResult = {
+            "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
+            "step": trainer.done,
+            "loss": _ends([row["loss"] for row in rows if "loss" in row]),
+            "eval_loss": _ends([row["eval_loss"] for row in rows if "eval_loss" in row]),
+        }
         record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume))
         return {"output": str(self.output), **result, **record.facts}
 
 
 class Interrupt:
-    """Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the step that is under way, the second at once."""
+    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the present step, the second at once."""
 
-    def __init__(self, show: Shown):
+    def __init__(self, show: FinetuneDisplay):
         self.show, self.asked, self.training = show, False, False
 
-    def told(self, number: int, frame: object) -> None:
+    def receive(self, number: int, frame: object) -> None:
         if self.asked or not self.show.training:
             raise KeyboardInterrupt
         self.asked = True
-        self.show.note("Finishing this step, then saving. Once more, and it stops at once.")
+        self.show.note("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
 
 
 def _instructions() -> str:
-    """Of the processor, as our library and torch use them: with others, sums are added up in another order."""
+    """The instruction sets that goldsmith and torch use here; others add up sums in another order."""
     import torch
 
     from ...core import native
@@ -267,7 +286,7 @@ def _instructions() -> str:
     return f"{ours}, {torch.backends.cpu.get_cpu_capability()} in torch"
 
 
-def _ends(values: list[float]) -> dict[str, float] | None:
+def _ends(values: list[float]) -> FirstAndLast | None:
     return {"first": values[0], "last": values[-1]} if values else None
 
 

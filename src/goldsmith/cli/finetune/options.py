@@ -1,39 +1,40 @@
-"""The options of `goldsmith finetune`. Nothing heavy is imported here, so that --help answers at once."""
+"""The options of `goldsmith finetune`; imports nothing heavy, so that --help answers at once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ..say import in_a_paragraph
-from ..waiting import shortly
+from ..openmp import spin_briefly
+from ..terminal import in_a_paragraph
 
 
-class Dtype(StrEnum):
+class TrainingDtypeOption(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
 
 
-class Schedule(StrEnum):
+class ScheduleOption(StrEnum):
     cosine = "cosine"
     linear = "linear"
     constant = "constant"
 
 
-class Document(StrEnum):
+class DocumentOption(StrEnum):
     blank = "blank"
     whole = "whole"
 
 
-class TrainOn(StrEnum):
+class TrainOnOption(StrEnum):
     completion = "completion"
     all = "all"
 
 
-class Format(StrEnum):
+class FormatOption(StrEnum):
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
@@ -45,7 +46,7 @@ class Format(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
+    """Add the command to the program, once."""
     if not any(command.name == "finetune" for command in app.registered_commands):
         app.command("finetune")(in_a_paragraph(finetune))
 
@@ -53,116 +54,126 @@ def register(app: typer.Typer) -> None:
 def finetune(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A folder in the layout of transformers, or the name of one on the hub."),
+        typer.Argument(
+            metavar="MODEL", help="A model folder in the transformers layout, or a name on the Hugging Face hub."
+        ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="Text (.txt, .md), or .jsonl with a row a line: text; prompt and completion; or messages.",
+            help="Text (.txt, .md), or .jsonl with one row per line: text; prompt and completion; or messages.",
             metavar="FILE",
             show_default=False,
         ),
     ],
     output: Annotated[
-        str, typer.Option(help="Adapter, log, page and checkpoints go here.", metavar="DIR")
+        str, typer.Option(help="Folder for the adapter, log, page and checkpoints.", metavar="DIR")
     ] = "finetuned",
     eval_data: Annotated[
-        Path | None, typer.Option(help="Held-out text, in the same forms, whose loss is followed.", metavar="FILE")
+        Path | None, typer.Option(help="Held-out data in the same formats, evaluated during training.", metavar="FILE")
     ] = None,
     document: Annotated[
-        Document, typer.Option(help="What a document is in a text file: what stands between blank lines, or all of it.")
-    ] = Document.blank,
+        DocumentOption,
+        typer.Option(help="How a text file is split into documents: at blank lines, or not at all."),
+    ] = DocumentOption.blank,
     train_on: Annotated[
-        TrainOn,
-        typer.Option(help="Tokens whose loss counts: completions and what the assistant says, or every token."),
-    ] = TrainOn.completion,
+        TrainOnOption,
+        typer.Option(help="Tokens to train on: completions and assistant messages, or all."),
+    ] = TrainOnOption.completion,
     format: Annotated[
-        Format,
-        typer.Option(help="How the experts' frozen weights are held; auto is bf16, or a checkpoint's own codes."),
-    ] = Format.auto,
+        FormatOption,
+        typer.Option(help="Format of the frozen experts in memory; auto: bf16, or the checkpoint's own quantization."),
+    ] = FormatOption.auto,
     group_size: Annotated[
         int | None,
-        typer.Option(help="Weights that share a scale (int8, int4, int4_asym). Default: the format's.", min=1),
+        typer.Option(help="Weights that share a scale (int8, int4, int4_asym). Default: depends on the format.", min=1),
     ] = None,
     rank: Annotated[int, typer.Option(help="Rank of the LoRA.", min=1)] = 8,
-    alpha: Annotated[float, typer.Option(help="LoRA is scaled by alpha / rank.")] = 16.0,
+    alpha: Annotated[float, typer.Option(help="The LoRA output is scaled by alpha / rank.")] = 16.0,
     targets: Annotated[
-        str, typer.Option(help="Projections of each expert that get LoRA.", metavar="LIST")
+        str, typer.Option(help="Projections of each expert that get a LoRA.", metavar="LIST")
     ] = "gate,up,down",
     shared_a: Annotated[
-        bool, typer.Option("--shared-a", help="gate and up share their A, as in peft's own training.")
+        bool, typer.Option("--shared-a", help="gate and up share one A matrix, as when peft trains.")
     ] = False,
-    dropout: Annotated[float, typer.Option(help="Dropout in front of the LoRA.")] = 0.0,
+    dropout: Annotated[float, typer.Option(help="Dropout on the input of the LoRA.")] = 0.0,
     lora_modules: Annotated[
         str,
         typer.Option(
-            help="Linear layers, or routers, that get LoRA as well, as q_proj,v_proj. Default: none.", metavar="LIST"
+            help="Other linear layers, or routers, that get a LoRA, for example q_proj,v_proj. Default: none.",
+            metavar="LIST",
         ),
     ] = "",
-    train_router: Annotated[
-        bool, typer.Option("--train-router", help="Train the routers' own weights as well.")
-    ] = False,
-    dtype: Annotated[Dtype, typer.Option(help="Of activations, and of weights that are not experts'.")] = Dtype.fp32,
-    seq_len: Annotated[int, typer.Option(help="Longest row, in tokens.", min=2)] = 512,
+    train_router: Annotated[bool, typer.Option("--train-router", help="Also train the routers' own weights.")] = False,
+    dtype: Annotated[
+        TrainingDtypeOption, typer.Option(help="Dtype of activations and of all weights except the experts'.")
+    ] = TrainingDtypeOption.fp32,
+    seq_len: Annotated[int, typer.Option(help="Maximum length of a row, in tokens.", min=2)] = 512,
     pack: Annotated[
-        bool, typer.Option("--pack/--no-pack", help="Put documents side by side in a row; they do not see each other.")
+        bool,
+        typer.Option("--pack/--no-pack", help="Pack several documents into a row; they do not attend to each other."),
     ] = True,
-    batch_size: Annotated[int, typer.Option(help="Rows in memory at a time.", min=1)] = 4,
-    grad_accum: Annotated[int, typer.Option(help="Batches whose gradients make one step.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows per batch.", min=1)] = 4,
+    grad_accum: Annotated[int, typer.Option(help="Batches per optimizer step.", min=1)] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate after warmup.")] = 2e-4,
     schedule: Annotated[
-        Schedule, typer.Option(help="Course of the rate after warmup, down to zero.")
-    ] = Schedule.cosine,
-    warmup: Annotated[float, typer.Option(help="Steps until the full rate; below 1, a share of all steps.")] = 0.03,
-    weight_decay: Annotated[float, typer.Option(help="Of AdamW.")] = 0.0,
-    max_grad_norm: Annotated[float, typer.Option(help="Longer gradients are shortened to this; 0: never.")] = 1.0,
-    steps: Annotated[int | None, typer.Option(help="Train for so many steps. Default: see --epochs.", min=1)] = None,
+        ScheduleOption, typer.Option(help="Learning rate schedule after warmup; cosine and linear end at zero.")
+    ] = ScheduleOption.cosine,
+    warmup: Annotated[float, typer.Option(help="Warmup steps; below 1, a share of all steps.")] = 0.03,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 0.0,
+    max_grad_norm: Annotated[float, typer.Option(help="Clip gradients to this norm; 0: never.")] = 1.0,
+    steps: Annotated[int | None, typer.Option(help="Number of steps. Default: see --epochs.", min=1)] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Go through the data so many times. Default: 1, without --steps.", min=1)
+        int | None, typer.Option(help="Passes over the data. Default: 1, without --steps.", min=1)
     ] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 50,
     eval_every: Annotated[
         int | None, typer.Option(help="Steps between evaluations. Default: a tenth of all steps.", min=1)
     ] = None,
-    keep: Annotated[int, typer.Option(help="Checkpoints that are kept.", min=1)] = 2,
+    keep: Annotated[int, typer.Option(help="Number of checkpoints to keep.", min=1)] = 2,
     checkpointing: Annotated[
-        bool, typer.Option("--checkpointing", help="Recompute activations in the backward instead of keeping them.")
+        bool, typer.Option("--checkpointing", help="Recompute activations in the backward pass to save memory.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the LoRA's beginning, the order of the data and dropout.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute. Default: torch's own.", min=1)] = None,
-    partitions: Annotated[int, typer.Option(help="Slices of each expert, one for each NUMA node.", min=1)] = 1,
-    device: Annotated[str, typer.Option(help="Where all is computed: cpu, or cuda, which takes --dtype bf16.")] = "cpu",
+    seed: Annotated[
+        int, typer.Option(help="Seed of the LoRA's initial weights, the order of the data, and dropout.")
+    ] = 0,
+    threads: Annotated[int | None, typer.Option(help="Number of CPU threads. Default: torch's choice.", min=1)] = None,
+    partitions: Annotated[int, typer.Option(help="Slices of each expert, one per NUMA node.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda; cuda needs --dtype bf16.")] = "cpu",
     resume: Annotated[
         str,
         typer.Option(
-            help="auto: go on from the last checkpoint in --output, if there is one; never: begin anew, and put away "
-            "what is there; or the folder of a checkpoint.",
+            help="auto: resume from the last checkpoint in --output, if there is one; never: start over, and move "
+            "earlier files aside; or the folder of a checkpoint.",
             metavar="auto|never|PATH",
         ),
     ] = "auto",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be trained and what memory it takes, and stop.")
+        bool, typer.Option("--dry-run", help="Show what would be trained and how much memory it needs, then stop.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON; all else goes to stderr.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON on stdout; everything else goes to stderr.")
+    ] = False,
 ) -> None:
-    """Fine-tune the experts of a mixture-of-experts model with LoRA; the result is an adapter for peft.
+    """Fine-tune the experts of a mixture-of-experts model with LoRA; writes an adapter for peft.
 
-    On the CPU frozen experts are held once, packed in any of the formats. After Ctrl-C, a crash or kill -9 the same
-    command goes on from the last checkpoint, and there ends with the same bits as without. Exit status: 0 trained to
-    the end, 1 the loss is not finite any more, 2 the command cannot be carried out, 130 interrupted.
+    On the CPU, frozen experts are kept in memory once, in any of the formats. After Ctrl-C, a crash or kill -9 the same
+    command resumes from the last checkpoint and ends with the same bits as an uninterrupted run. Exit status: 0
+    trained to the end, 1 the loss became NaN or Inf, 2 the command could not run, 130 interrupted.
     """
-    shortly()
+    spin_briefly()
     from .command import run
 
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name not in ("run", "dry_run", "json")}
-    raise typer.Exit(run(_plain(given), dry_run=dry_run, as_json=json))
+    values = {name: value for name, value in locals().items() if name not in ("run", "dry_run", "json")}
+    raise typer.Exit(run(_plain(values), dry_run=dry_run, as_json=json))
 
 
-def _plain(given: dict[str, Any]) -> dict[str, Any]:
-    """Words, numbers and tuples of them, as a run records them."""
-    for name in ("targets", "lora_modules"):
-        given[name] = tuple(word.strip() for word in given[name].split(",") if word.strip())
-    return {
+def _plain(values: Mapping[str, object]) -> dict[str, object]:
+    """Enums and paths as strings, comma-separated lists as tuples."""
+    plain = {
         name: value.value if isinstance(value, StrEnum) else str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
+        for name, value in values.items()
     }
+    for name in ("targets", "lora_modules"):
+        plain[name] = tuple(word.strip() for word in str(plain[name]).split(",") if word.strip())
+    return plain

@@ -1,4 +1,4 @@
-"""run.json and loss.html: what a run was asked for, what it counted, and what became of it."""
+"""run.json and loss.html: the options of a run, its counts and its result."""
 
 from __future__ import annotations
 
@@ -6,23 +6,75 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from ... import __version__
-from ..say import Problem, count
+from ..terminal import Problem, count
 
 if TYPE_CHECKING:
+    from ...hf.training.model.accounting import Accounting
+    from ...hf.training.options import Options
     from ...hf.training.records.journal import LogRow
 
 LOG, RUN, PAGE = "log.jsonl", "run.json", "loss.html"
+OTHERS = ("attention_lora", "router", "total")
+
+
+class DataFacts(TypedDict):
+    """The training data, counted."""
+
+    file: str
+    documents: int
+    rows: int
+    tokens: int
+    trained_tokens: int
+    shortened: int
+
+
+class MachineName(TypedDict):
+    """The device of a run, on which its speed depends."""
+
+    name: str
+    device: str
+    threads: int
+    cores: int
+
+
+class RunFacts(TypedDict):
+    """run.json without its result."""
+
+    options: dict[str, object]
+    versions: dict[str, str]
+    machine: MachineName
+    trained_parameters: dict[str, int]
+    expert_lora: dict[str, int]
+    format: str
+    bytes: dict[str, int]
+    data: DataFacts
+    steps: int
+
+
+class FirstAndLast(TypedDict):
+    first: float
+    last: float
+
+
+class RunResult(TypedDict, total=False):
+    """How a run ended, or that it still runs."""
+
+    status: str
+    step: int
+    error: str
+    loss: FirstAndLast | None
+    eval_loss: FirstAndLast | None
 
 
 class Record:
-    """The facts of one run, and the two files that show them; each is whole at any moment."""
+    """The facts of one run, and the two files that show them; a reader never sees half a file."""
 
-    def __init__(self, options: Any, data: dict[str, Any], accounting: Any, steps: int):
+    def __init__(self, options: Options, data: DataFacts, accounting: Accounting, steps: int):
         self.options, self.output = options, Path(options.output)
-        self.facts: dict[str, Any] = {
+        self.facts: RunFacts = {
             "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
             "versions": versions(),
             "machine": _machine(options.device),
@@ -34,7 +86,7 @@ class Record:
             "steps": steps,
         }
 
-    def write(self, result: dict[str, Any]) -> None:
+    def write(self, result: RunResult) -> None:
         from ...hf.training.records.checkpoints import replace
 
         try:
@@ -59,10 +111,10 @@ class Record:
         return numbers + [(name.replace("_lora", " LoRA"), f"{trained[name]:,}") for name in OTHERS]
 
     def _run(self) -> list[tuple[str, str]]:
-        said, options = self.facts["data"], self.options
+        data, options = self.facts["data"], self.options
         return [
             ("model", options.model),
-            ("data", f"{said['file']}, {count(said['documents'], 'document')}, {count(said['tokens'], 'token')}"),
+            ("data", f"{data['file']}, {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}"),
             ("LoRA", f"rank {options.rank}, alpha {options.alpha:g}, {', '.join(options.targets)}"),
             ("experts", self.facts["format"]),
             ("rate", f"{options.lr:g}, {options.schedule}"),
@@ -77,8 +129,7 @@ def versions() -> dict[str, str]:
     return {"goldsmith": __version__, **{name: version(name) for name in ("torch", "transformers", "peft")}}
 
 
-def _machine(device: str) -> dict[str, Any]:
-    """Where the run is: what its speed belongs to."""
+def _machine(device: str) -> MachineName:
     import torch
 
     from ...core.device import machine
@@ -87,6 +138,3 @@ def _machine(device: str) -> dict[str, Any]:
     on_gpu = device != "cpu" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if on_gpu else here.cpu
     return {"name": name, "device": device, "threads": torch.get_num_threads(), "cores": here.cores}
-
-
-OTHERS = ("attention_lora", "router", "total")

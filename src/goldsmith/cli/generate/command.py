@@ -1,4 +1,4 @@
-"""`goldsmith generate`: from the command line's words to text, and what is said of it."""
+"""`goldsmith generate`: one run, from the command-line options to text and statistics."""
 
 from __future__ import annotations
 
@@ -8,27 +8,35 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from ..say import Problem, console, ends_like_ctrl_c, put_json
-from .checks import check, prompts, stretched
-from .show import Shown
+from ..signals import terminate_like_ctrl_c
+from ..terminal import Problem, console, write_json
+from .arguments import GenerateArguments, check, prompts, stretched
+from .display import GenerateDisplay
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ...hf.offload.generation import Generation
+    from ...offload.attach import Offloaded
+    from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
 _KEYWORD = re.compile(r"\b(budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
 _FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
 
 
-def run(given: dict[str, Any]) -> int:
-    """The whole command; returns the exit status."""
-    texts = prompts(given)
-    check(given)
-    show = Shown(console(stderr=True), stream=given["stream"], as_json=given["json"])
-    command = Command(given, texts, show)
+def run(arguments: GenerateArguments) -> int:
+    """Run the command and return its exit status."""
+    texts = prompts(arguments)
+    check(arguments)
+    show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
+    command = GenerateRun(arguments, texts, show)
     status, problems = 0, list[Problem]()
     try:
-        with ends_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_in_words(show):
-            status = command.carry_out()  # where whoever reads the text has gone (`| head`) no more is made
+        with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
+            status = command.carry_out()  # BrokenPipeError: the reader has gone (`| head`), so generation stops
     except KeyboardInterrupt:
         show.interrupted(bool(command.made and command.made.tokens))
         status = INTERRUPTED
@@ -36,23 +44,23 @@ def run(given: dict[str, Any]) -> int:
         problems.append(problem)
     finally:
         problems += command.end()
-    if given["json"] and (command.made and command.made.tokens or not problems):
-        put_json(command.result())  # what was made, before what went wrong after it
+    if arguments.json and (command.made and command.made.tokens or not problems):
+        write_json(command.result())  # the text comes first, errors that followed it come after
     if problems:
         raise problems[0]
     return status
 
 
-class Command:
-    """One run: the model and its engine, the text, the figures."""
+class GenerateRun:
+    """One run: the model and its engine, the text, the statistics."""
 
-    def __init__(self, given: dict[str, Any], texts: list[str], show: Shown):
-        self.given, self.prompts, self.show = given, texts, show
-        self.held: Any = None
-        self.made: Any = None
-        self.error: dict[str, Any] | None = None
-        self._stats: dict[str, Any] = {}
-        self._explain: dict[str, Any] = {}
+    def __init__(self, arguments: GenerateArguments, texts: list[str], show: GenerateDisplay):
+        self.arguments, self.prompts, self.show = arguments, texts, show
+        self.offloaded: Offloaded | None = None
+        self.made: Generation | None = None
+        self.error: JsonObject | None = None
+        self._stats: JsonObject = {}
+        self._explain: JsonObject = {}
 
     def carry_out(self) -> int:
         from torch import OutOfMemoryError
@@ -65,54 +73,69 @@ class Command:
             from ...offload.guard.report import NumericsError
             from ...offload.settings import parse_budget
         except ImportError as error:
-            if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
+            if (
+                error.name is not None
+            ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
                 raise
             raise Problem(f"{error}.") from error
         _quiet()
-        given = self.given
+        arguments = self.arguments
         try:
-            parse_budget(given["budget"])
+            parse_budget(arguments.budget)
         except ValueError as error:
-            budget = given["budget"] if len(given["budget"]) <= 40 else f"{given['budget'][:40]}..."
+            budget = arguments.budget if len(arguments.budget) <= 40 else f"{arguments.budget[:40]}..."
             raise Problem(
-                f"--budget {budget!r} is no amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
+                f"--budget {budget!r} is not an amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
             ) from error
         try:
             with self.show.doing("reading the tokenizer"):
-                place = folder(given["model"])
+                place = folder(arguments.model)
                 config = _config(place)
                 tokenizer = text.tokenizer_of(place)
-                inputs = text.encoded(tokenizer, self.prompts, chat=given["chat"])
+                inputs = text.encoded(tokenizer, self.prompts, chat=arguments.chat)
             with self.show.doing("loading the model") as told:
                 rows, width = inputs["input_ids"].shape
                 self._check_length(config, width)
-                room = {"batch": rows, "max_length": width + given["max_new_tokens"]}
-                options = room | self._engine_options()
-                self.held = from_pretrained(place, store=given["store"], progress=told, **options)
-            if given["verify_store"]:
-                self._verify()
-            self._say_what_is_not_plain(width)
+                self.offloaded = from_pretrained(
+                    place,
+                    store=arguments.store,
+                    progress=told,
+                    batch=rows,
+                    max_length=width + arguments.max_new_tokens,
+                    cpu_format=arguments.format,
+                    exact=arguments.format == "auto",
+                    device=arguments.device,
+                    gpu_budget=arguments.budget,
+                    cache=arguments.cache,
+                    profile=arguments.profile if arguments.cache == "static" else None,
+                    prefill=int(arguments.prefill) if arguments.prefill.isdecimal() else arguments.prefill,
+                    guard=arguments.guard,
+                    threads=arguments.threads,
+                )
+            if arguments.verify_store:
+                self._verify(self.offloaded)
+            self._warn_about_differences(self.offloaded, width)
             self.made = text.Generation([])
-            with self._trace(), self.show.text(self.prompts) as written:
+            with self._trace(self.offloaded), self.show.text(self.prompts) as written:
                 text.generate(
-                    self.held.model, tokenizer, self.prompts, generation=self.made, inputs=inputs, on_piece=written,
-                    **{name: given[name] for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")},
+                    self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs,
+                    on_piece=written,
+                    max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, top_p=arguments.top_p,
+                    top_k=arguments.top_k, seed=arguments.seed,
                 )  # fmt: skip
         except NumericsError as error:
             self.error = error.report.to_dict()
             self.show.failed(str(error))
             return WRONG
         except text.NothingToDraw as error:
-            said = f"{error}."
+            message = f"{error}."
             if error.scaled:
-                raise Problem(f"--temperature {given['temperature']}: {said} Give a higher one, or 0.") from error
-            said = said[:1].upper() + said[1:]
-            if given["guard"] != "raise":
-                said += (
-                    f" --guard {given['guard']} was not to stop at a NaN or Inf; --guard raise says where it was born."
-                )
-            self.error = {"error": said}
-            self.show.failed(said)
+                raise Problem(f"--temperature {arguments.temperature}: {message} Give a higher one, or 0.") from error
+            message = message[:1].upper() + message[1:]
+            if arguments.guard != "raise":
+                message += f" --guard {arguments.guard} does not stop at a NaN or Inf; --guard raise names its origin."
+            self.error = {"error": message}
+            self.show.failed(message)
             return WRONG
         except RoutingError as error:
             self.error = {"error": str(error)}
@@ -120,8 +143,8 @@ class Command:
             return WRONG
         except (OutOfMemoryError, MemoryError) as error:
             raise Problem(
-                "There is too little memory: a smaller --budget, a shorter prompt, fewer prompts or --device cpu takes "
-                f"less. What was said: {str(error).partition('. ')[0].removesuffix('.')}."
+                "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less. The "
+                f"error: {str(error).partition('. ')[0].removesuffix('.')}."
             ) from error
         except BrokenPipeError:
             raise
@@ -132,29 +155,35 @@ class Command:
         return 0
 
     def end(self) -> list[Problem]:
-        """The figures of what was done, the profile, and the engine closed; what of it could not be written."""
-        if self.held is None:
+        """Print the statistics, write the profile, close the engine; returns the files that could not be written."""
+        offloaded = self.offloaded
+        if offloaded is None:
             return []
         problems = []
         with contextlib.suppress(KeyboardInterrupt):
             try:
-                self.held.engine.flush()
-            except (ArithmeticError, ValueError, RuntimeError, MemoryError) as error:  # of what was under way
+                offloaded.engine.flush()
+            except (
+                ArithmeticError,
+                ValueError,
+                RuntimeError,
+                MemoryError,
+            ) as error:  # errors of work that was still under way
                 self.show.failed(_sentence(error))
-            explained = self.held.explain()
-            self._stats, self._explain = self.held.stats().to_dict(), explained.to_dict()
-            if self.given["stats"] and self.made is not None:
+            explained = offloaded.explain()
+            self._stats, self._explain = offloaded.stats().to_dict(), explained.to_dict()
+            if self.arguments.stats and self.made is not None:
                 self.show.stats(self.made, self._stats, str(explained))
-            if self.given["profile"] is not None and self.given["cache"] != "static":
+            if self.arguments.profile is not None and self.arguments.cache != "static":
                 try:
-                    self._write_profile()
+                    self._write_profile(offloaded, self.arguments.profile)
                 except Problem as problem:
                     problems.append(problem)
-        self.held.close()
+        offloaded.close()
         return problems
 
-    def result(self) -> dict[str, Any]:
-        """What --json prints."""
+    def result(self) -> JsonObject:
+        """The object that --json prints."""
         outputs = [
             {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason}
             for o in (self.made.outputs if self.made else [])
@@ -163,65 +192,55 @@ class Command:
             "time_to_first_token": self.made.first_token if self.made else None,
             "tokens_per_s": self.made.tokens_per_s if self.made else None,
         }
-        found = {"outputs": outputs, "stats": times | self._stats, "explain": self._explain}
-        return found | ({"error": self.error} if self.error else {})
+        result: JsonObject = {"outputs": outputs, "stats": {**times, **self._stats}, "explain": self._explain}
+        return result | ({"error": self.error} if self.error else {})
 
-    def _engine_options(self) -> dict[str, Any]:
-        given = self.given
-        options = {name: given[name] for name in ("device", "cache", "guard", "threads")}
-        options |= {"gpu_budget": given["budget"], "cpu_format": given["format"]}
-        options["prefill"] = int(given["prefill"]) if given["prefill"].isdecimal() else given["prefill"]
-        options["exact"] = given["format"] == "auto"
-        if given["cache"] == "static":
-            options["profile"] = given["profile"]
-        return options
-
-    def _say_what_is_not_plain(self, width: int) -> None:
-        store, given = self.held.engine.store, self.given
+    def _warn_about_differences(self, offloaded: Offloaded, width: int) -> None:
+        store, arguments = offloaded.engine.store, self.arguments
         if not store.exact:
             self.show.note(
-                f"--format {given['format']} rounds the experts' weights (exact=False): the text may differ from the "
-                "plain model's."
+                f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
+                "the plain model's."
             )
-        most = getattr(self.held.model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None and width + given["max_new_tokens"] > most:
+        most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
             self.show.note(
-                f"A prompt has {tokens}, and with --max-new-tokens {given['max_new_tokens']:,} the text may "
-                f"become longer than the {most:,} that the model was made for."
+                f"A prompt has {tokens}: with --max-new-tokens {arguments.max_new_tokens:,} the text may exceed the "
+                f"{most:,} tokens that the model supports."
             )
 
     def _about(self, error: Exception) -> str:
-        """In a sentence, after the option that it is about: the model, if no other is named."""
-        text, store = _sentence(error), self.given["store"]
+        """The error as a sentence that begins with the option concerned, by default MODEL."""
+        text, store = _sentence(error), self.arguments.store
         if text.startswith("--"):
             return text
         file = getattr(error, "filename", None)
         if store is not None and file in (str(store), str(store.parent)):
             return f"--store {store}: {text}"
-        if file is not None and file == str(self.given["trace"]):
+        if file is not None and file == str(self.arguments.trace):
             return f"--trace {file} could not be written: {error.strerror or error}."  # type: ignore[attr-defined]
-        return f"MODEL {self.given['model']}: {text}"
+        return f"MODEL {self.arguments.model}: {text}"
 
     def _about_store(self, error: Exception) -> str:
         from ...offload.errors import StoreCorrupt
 
-        text, store = _sentence(error), self.given["store"]
+        text, store = _sentence(error), self.arguments.store
         where = f"--store {store}: " if store is not None and str(store) not in text else ""
-        way = " Delete it: the next run makes it anew." if isinstance(error, StoreCorrupt) else ""
+        way = " Delete it: the next run builds a new one." if isinstance(error, StoreCorrupt) else ""
         return f"{where}{text}{way}"
 
-    def _check_length(self, config: Any, width: int) -> None:
-        """Before the model is loaded: a prompt that it has no positions for would be hours of noise."""
+    def _check_length(self, config: PreTrainedConfig, width: int) -> None:
+        """Raise Problem before the model is loaded if a prompt is longer than its positions."""
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and width > most and not stretched(config):
             raise Problem(
-                f"A prompt has {width:,} tokens, and the model was made for at most {most:,} (max_position_embeddings "
-                "of its config.json): shorten the prompt."
+                f"A prompt has {width:,} tokens, but the model supports at most {most:,} (max_position_embeddings in "
+                "its config.json): shorten the prompt."
             )
 
-    def _verify(self) -> None:
-        store = self.held.engine.store
+    def _verify(self, offloaded: Offloaded) -> None:
+        store = offloaded.engine.store
         with self.show.doing("checking the store") as told:
             done = 0
             for layer in store.layers:
@@ -229,20 +248,20 @@ class Command:
                 done += store.num_experts(layer) * store.expert_nbytes(layer)
                 told(done, store.nbytes, f"checking the store, layer {layer}")
 
-    def _trace(self) -> Any:
-        return contextlib.nullcontext() if self.given["trace"] is None else self.held.trace(self.given["trace"])
+    def _trace(self, offloaded: Offloaded) -> contextlib.AbstractContextManager[object]:
+        path = self.arguments.trace
+        return contextlib.nullcontext() if path is None else offloaded.trace(path)
 
-    def _write_profile(self) -> None:
-        path = Path(self.given["profile"])
+    def _write_profile(self, offloaded: Offloaded, path: Path) -> None:
         try:
-            path.write_text(json.dumps(self.held.profile()) + "\n")
+            path.write_text(json.dumps(offloaded.profile()) + "\n")
         except OSError as error:
             raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
 
 
 @contextlib.contextmanager
-def _warnings_in_words(show: Shown) -> Iterator[None]:
-    """What goldsmith warns of is said as everything else is; --stats says it of a calibration on a busy machine."""
+def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
+    """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
     with warnings.catch_warnings():
         plain = warnings.showwarning
 
@@ -251,7 +270,7 @@ def _warnings_in_words(show: Shown) -> Iterator[None]:
             line: str | None = None,
         ) -> None:  # fmt: skip
             if category.__module__.startswith("goldsmith") or str(message).startswith("offload."):
-                show.note(_words(str(message)))
+                show.note(_as_options(str(message)))
             else:
                 plain(message, category, filename, lineno, file, line)
 
@@ -261,14 +280,14 @@ def _warnings_in_words(show: Shown) -> Iterator[None]:
 
 
 def _quiet() -> None:
-    """Figures and errors are all that is said beside the text."""
+    """Silence transformers: only statistics and errors are printed besides the text."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
-def _config(place: Path) -> Any:
+def _config(place: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     try:
@@ -278,18 +297,18 @@ def _config(place: Path) -> Any:
 
 
 def _sentence(error: BaseException) -> str:
-    """What an error says, without what a program would want of it: a number, the name of a function."""
+    """The text of an error as a sentence, without error numbers and function names."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
         if error.filename is not None and str(error.filename) not in text:
             text += f": {error.filename}"
-    text = _words(text) or type(error).__name__
+    text = _as_options(text) or type(error).__name__
     return text if text.endswith((".", "?", "!")) else text + "."
 
 
-def _words(text: str) -> str:
-    """Keywords of the functions as the options that they come from."""
+def _as_options(text: str) -> str:
+    """`text` with keyword arguments of functions written as command-line options."""
     text = (
         _FUNCTION.sub("", " ".join(text.split()))
         .replace("gpu_budget=", "budget=")

@@ -1,1 +1,1 @@
-"""`goldsmith verify`: plan, worker processes, progress, matrix."""
+"""`goldsmith verify`: choose cases, check them in worker processes, show the matrix of verdicts."""

@@ -1,0 +1,105 @@
+"""The cost of `assay.watch` when a small transformer is trained: `python -m benchmarks.assay.watch`.
+
+Variants take turns of ten steps, in reverse order every other round. The ratio is that of the medians; the last columns
+are the lowest and highest ratio of a round. A CPU is timed in CPU time of this process, which other work disturbs
+least; a GPU in wall time. --json FILE writes a row per variant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from goldsmith import assay
+
+VARIANTS = {
+    "off": None,
+    "operators and modules": {"norms": False},
+    "with norms": {},
+    "flags (sync=False)": {"norms": False, "sync": False},
+    "flags with norms": {"sync": False},
+    "every=10, with norms": {"every": 10},
+}
+
+
+def main() -> int:
+    arguments = _arguments()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(arguments.dim, 4, 4 * arguments.dim, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, arguments.layers, enable_nested_tensor=False).to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(arguments.batch, arguments.tokens, arguments.dim, device=device)
+    times: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for turn in range(arguments.rounds + 1):
+        for name, how in list(VARIANTS.items())[:: -1 if turn % 2 else 1]:
+            watch = contextlib.nullcontext() if how is None else assay.watch(model, **how)
+            with watch:
+                taken = [_step(model, optimizer, x) for _ in range(arguments.steps)]
+            if turn:  # the first round warms up
+                times[name] += [sum(taken) / len(taken)]
+    rows = [_row(name, times, arguments, device) for name in VARIANTS]
+    print(f"{'watch':<24}{'ms a step':>10}{'ratio':>8}{'from':>8}{'to':>8}")
+    for row in rows:
+        figures = "".join(f"{row[what]:>8.2f}" for what in ("ratio", "lowest", "highest"))
+        print(f"{row['watch']:<24}{row['median_ms']:>10.2f}{figures}")
+    first = rows[0]
+    print(
+        f"{first['machine']}, torch {first['torch']}, {first['threads']} thread(s); {arguments.layers} layers, dim "
+        f"{arguments.dim}, {arguments.batch} x {arguments.tokens} tokens; "
+        f"{first['clock']} time, medians of {arguments.rounds} rounds"
+    )
+    if arguments.json:
+        arguments.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return 0
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
+    clock = time.perf_counter if x.is_cuda else time.process_time
+    started = clock()
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return clock() - started
+
+
+def _row(name: str, times: dict[str, list[float]], arguments: argparse.Namespace, device: torch.device) -> dict:
+    ratios = [mine / off for mine, off in zip(times[name], times["off"], strict=True)]
+    median, off = (statistics.median(times[which]) for which in (name, "off"))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "watch": name, "median_ms": 1000 * median, "ratio": median / off,
+        "lowest": min(ratios), "highest": max(ratios), "machine": gpu or platform.machine(),
+        "clock": "wall" if gpu else "CPU", "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "dim": arguments.dim, "layers": arguments.layers, "tokens": arguments.batch * arguments.tokens,
+        "rounds": arguments.rounds,
+    }  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10, help="steps of a variant in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`python -m benchmarks.offload`: experts split over CPU and GPU at the sizes of real layers, beside their peers."""

@@ -1,0 +1,85 @@
+"""Rows of `python -m benchmarks.offload`: each figure with its conditions, and its share of two bounds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from goldsmith.cli.bench.rows import Conditions, rounded
+
+SCHEMA = 1
+PACKAGES = ("accelerate",)
+
+
+@dataclass(frozen=True)
+class OffloadRow:
+    """One timing of one way to compute a case, or figures of a case (as of op "offload.memory").
+
+    op        offload.calls: one call of the experts, layers in turn; offload.step: a forward of the model's layers;
+              offload.guard: calls with the guard, `ratio` over calls without; offload.memory: bytes and seconds;
+              offload.calibrate: seconds of measuring this machine
+    bound_us  the plan's prediction from calibrated costs; hardware_us: from the rates at which this machine reads
+              memory, copies and multiplies. A share is the bound over the median
+    overlap   the busiest lane's time over the whole; cpu, link, device_busy: the share of time that each was busy
+    on_cpu, copied, cached   average number of experts of a call in each lane
+    """
+
+    op: str
+    shape: str
+    case: str
+    sizes: dict[str, int]
+    dtype: str
+    format: str
+    peer: str
+    median_us: float | None = None
+    p10: float | None = None
+    p90: float | None = None
+    runs: int = 0
+    verified: bool | None = None
+    verified_by: str = ""
+    error: float | None = None
+    hit_rate: float | None = None
+    on_cpu: float | None = None
+    copied: float | None = None
+    cached: float | None = None
+    bound_us: float | None = None
+    bound_share: float | None = None
+    hardware_us: float | None = None
+    hardware_share: float | None = None
+    limiting: str | None = None
+    overlap: float | None = None
+    cpu: float | None = None
+    link: float | None = None
+    device_busy: float | None = None
+    ratio: float | None = None
+    ratio_p10: float | None = None
+    ratio_p90: float | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+    threads: int | None = None
+    machine: str = ""
+    device: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    date: str = ""
+    load: float | None = None  # load average before the run: the work of others
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {k: rounded(v) for k, v in asdict(self).items()}
+        fields["figures"] = {k: rounded(v) for k, v in self.figures.items()}
+        return {k: v for k, v in fields.items() if k == "commit" or v not in (None, "", {})}
+
+    def under(self, conditions: Conditions, host: str, load: float) -> OffloadRow:
+        """The row with the conditions of its run. `host` names CPU and GPU, because the experts use both."""
+        versions = dict(conditions.versions)
+        for package in PACKAGES:
+            try:
+                versions[package] = importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return replace(
+            self, machine=host, device=conditions.device, versions=versions, commit=conditions.commit,
+            date=conditions.date, load=load,
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""The options of `goldsmith bench`. Nothing heavy is imported here, so that --help answers at once.
+
+benchmarks/ of the repository builds the same command with peers and modules in it: `python -m benchmarks.bench`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..terminal import in_a_paragraph
+from .moved import CHECKOUT
+
+if TYPE_CHECKING:
+    from .subject import ModuleSubject, Peer
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU when there is one.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    if not any(command.name == "bench" for command in app.registered_commands):
+        app.command("bench")(in_a_paragraph(bench_command()))
+
+
+def bench_command(
+    peers: "Mapping[str, Peer] | None" = None, modules: "Mapping[str, type[ModuleSubject]] | None" = None
+) -> Callable[..., None]:
+    """The command for operators, and for these modules beside these peers."""
+    more = f", and modules made of them: {', '.join(modules)}" if modules else ""
+    what_help = f"Operators or families, as verify has them{more}. Default: all that have benchmarks."
+    against_help = f"none; peers are compared by `{CHECKOUT}`, in a checkout of the repository."
+    if peers:
+        against_help = (
+            f"Peers to time in the same run: {', '.join(peers)}, none. PEER:TEXT times the peer only where 'OP CASE "
+            "threads=N' contains the text (a peer that tunes itself takes minutes). Default: all installed."
+        )
+
+    def bench(
+        what: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=what_help, show_default=False)] = None,
+        against: Annotated[list[str] | None, typer.Option(help=against_help)] = None,
+        case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
+        backend: Annotated[
+            str | None, typer.Option(help="Time this backend only. Default: the one that auto takes.")
+        ] = None,
+        device: Device = None,
+        json: Annotated[
+            str | None,
+            typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE"),
+        ] = None,
+        seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
+        threads: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="CPU threads. Give it several times to time each count. 8:TEXT applies only where 'OP CASE' "
+                "contains the text. Default: torch's.",
+                metavar="N",
+            ),
+        ] = None,
+        no_verify: Annotated[
+            bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
+        ] = False,
+        proof: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Take proofs that `goldsmith verify --json FILE` wrote for this code on this machine.",
+                metavar="FILE",
+            ),
+        ] = None,
+        commit: Annotated[
+            str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
+        ] = "",
+    ) -> None:
+        """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
+        from .command import run
+        from .run import BenchRequest
+
+        request = BenchRequest(
+            names=tuple(what or ()),
+            peers=tuple(against) if against is not None else None,
+            cases=tuple(case or ()),
+            backend=backend,
+            device=device,
+            seconds=seconds,
+            verify=not no_verify,
+            proofs=tuple(proof or ()),
+            commit=commit,
+            threads=tuple(threads or ()),
+        )
+        raise typer.Exit(run(request, out=json, peers=peers, modules=modules))
+
+    return bench

@@ -1,0 +1,28 @@
+"""Output files of a diagnosis: checked before the work begins, and a failed write loses no result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..terminal import Problem
+
+
+def check_folder(path: Path) -> None:
+    """Raise Problem before the work if --out cannot be written; does not leave a new folder behind."""
+    from ...assay.support.output_folder import unwritable
+
+    why = unwritable(path)
+    if why:
+        raise Problem(f"--out {path} cannot be written: {why}.")
+
+
+def write_or_explain(what: object, write: Callable[[], object]) -> list[str]:
+    """Write, and return no sentence, or the one that says why it failed, so that the result is still shown."""
+    try:
+        write()
+    except OSError as error:
+        return [f"Cannot write {what}: {error.strerror or error}."]
+    except Exception as error:  # noqa: BLE001  safetensors has its own error for a full disk, for one
+        return [f"Cannot write {what}: {type(error).__name__}: {error}."]
+    return []

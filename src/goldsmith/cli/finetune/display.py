@@ -1,0 +1,207 @@
+"""Output of `goldsmith finetune`: the accounting before a run, its progress, and the files that it wrote."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from ..terminal import count, duration
+
+if TYPE_CHECKING:
+    from ...hf.training.model.accounting import Accounting
+    from ...hf.training.options import Options
+    from ...hf.training.records.journal import LogRow
+    from ...hf.training.run.plan import TrainingPlan
+    from .record import DataFacts, RunResult
+
+NOTHING = "Interrupted before the first step; nothing was trained."
+LINES = 10  # lines of progress in a log file, roughly
+
+
+class FinetuneDisplay:
+    """Prints progress and notes to `err`, tables and the result to `out`."""
+
+    def __init__(self, err: Console, out: Console):
+        self.err, self.out = err, out
+        self.training = False
+        self._progress: Progress | None = None
+        self._steps = self._first = self._last = 0
+        self._began = 0.0
+
+    def note(self, text: str) -> None:
+        self.err.print(f"[yellow]{_plain(folded(text))}[/]", soft_wrap=True)
+
+    def failed(self, text: str) -> None:
+        self.err.print(f"[red]{_plain(folded(text))}[/]", soft_wrap=True)
+
+    @contextmanager
+    def doing(self, task: str) -> Iterator[Callable[[int, int, str], None]]:
+        """Show on a terminal what takes long before the first step; yields a callback (done, total, name)."""
+        if not self.err.is_terminal:
+            yield lambda done, total, name: None
+            return
+        with self.err.status(task) as status:
+            yield lambda done, total, name: status.update(f"{task}: experts {done} of {total}")
+
+    # before
+
+    def data(self, data: DataFacts, plan: TrainingPlan, rows: int) -> None:
+        a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
+        text = (
+            f"{data['file']}: {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}, "
+            f"{data['trained_tokens']:,} of them trained on, in {count(rows, 'row')}; "
+            f"{count(plan.steps, 'step')} of {a_step} rows"
+        )
+        self.out.print(folded(text), markup=False, soft_wrap=True)
+
+    def accounting(self, accounting: Accounting, options: Options) -> None:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("trained parameters")
+        table.add_column("", justify="right")
+        for name, number in accounting.expert_lora.items():
+            table.add_row(f"expert LoRA, {name}", f"{number:,}")
+        for name in ("attention_lora", "router", "other"):
+            if accounting.trained[name] or name == "attention_lora":
+                table.add_row(name.replace("_lora", " LoRA"), f"{accounting.trained[name]:,}")
+        table.add_row("total, as in the optimizer", f"{accounting.trained['total']:,}", style="bold")
+        self.out.print(table)
+        self.out.print()
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        table.add_column("memory")
+        table.add_column("", justify="right")
+        for name, number in (
+            (f"experts, {accounting.format}", accounting.experts),
+            ("other frozen weights", accounting.frozen),
+            ("trained parameters", accounting.lora),
+            ("gradients and optimizer", accounting.optimizer),
+            (f"activations, {options.batch_size} x {options.seq_len:,} tokens (about)", accounting.activations),
+        ):
+            table.add_row(name, size(number))
+        table.add_row("free now, with the model loaded", size(accounting.free), style="dim")
+        self.out.print(table)
+        self._propose(accounting, options)
+
+    def _propose(self, accounting: Accounting, options: Options) -> None:
+        now = (options.batch_size, options.grad_accum)
+        if accounting.proposal is None and accounting.would_fit_alone(options.batch_size):
+            self.note(
+                f"Gradients and optimizer of {accounting.trained['total']:,} trained parameters leave no free memory "
+                "for a row; a smaller --rank or fewer --targets need less."
+            )
+        elif accounting.proposal is None:
+            self.note(
+                f"One row of {options.seq_len:,} tokens does not fit into the free memory; "
+                "--checkpointing, a smaller --seq-len or --format int4 need less."
+            )
+        elif accounting.proposal[0] < now[0]:
+            self.note(
+                f"A batch of {now[0]} rows does not fit into the free memory: use --batch-size "
+                f"{accounting.proposal[0]} --grad-accum {accounting.proposal[1]}, which gives the same result "
+                "up to rounding."
+            )
+        elif accounting.proposal[0] > now[0]:
+            text = (
+                f"Memory allows --batch-size {accounting.proposal[0]} --grad-accum {accounting.proposal[1]}: the same "
+                "rows per step, but each expert's weights are read less often."
+            )
+            self.out.print(f"[dim]{folded(text)}[/]", soft_wrap=True)
+
+    # while it trains
+
+    def begins(self, steps: int, done: int) -> None:
+        if done > steps:
+            self.note(
+                f"{count(done, 'step')} are done already, and only {steps:,} were requested: nothing is left to train, "
+                f"and the adapter is that of step {done:,}."
+            )
+        elif done == steps:
+            self.note(f"All {steps:,} steps are done already.")
+        elif done:
+            self.note(f"Resuming after step {done:,} of {steps:,}.")
+
+    @contextmanager
+    def progress(self, steps: int, done: int) -> Iterator[None]:
+        self._steps, self._first, self._last, self._began = steps, done, done, time.monotonic()
+        self.training = True
+        try:
+            if not self.err.is_terminal:
+                yield
+                return
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[text]}"),
+                console=self.err,
+                transient=True,
+            )
+            with self._progress:
+                self._progress.add_task("", total=steps, completed=done, text="")
+                yield
+        finally:
+            self.training = False
+            self._progress = None
+
+    def row(self, row: LogRow) -> None:
+        """Show a row of the log; without a terminal about LINES rows in all."""
+        if "loss" not in row:
+            self._print(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}")
+            return
+        self._last = row["step"]
+        done = self._last - self._first
+        left = (time.monotonic() - self._began) / max(1, done) * (self._steps - self._last)
+        text = f"loss {row['loss']:.4f}, {row['tokens_per_s']:,.0f} tokens/s, {duration(left)} left"
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=self._last, text=text)
+        elif done == 1 or self._last == self._steps or self._last % max(1, self._steps // LINES) == 0:
+            self._print(f"step {self._last:,} of {self._steps:,}: {text}")
+
+    def stopped(self, again: str) -> None:
+        """Say that the run was interrupted in the middle of a step; `again` describes the command that resumes it."""
+        text = f"Stopped at once; {again} resumes from the last checkpoint." if self._steps else NOTHING
+        self.note(text)
+
+    def _print(self, text: str) -> None:
+        self.err.print(f"[dim]{text}[/]", soft_wrap=True)
+
+    # after
+
+    def ended(self, result: RunResult, steps: int, output: Path, again: str) -> None:
+        if not result["step"]:
+            self.note(NOTHING)
+            return
+        for words, ends in (("loss", result["loss"]), ("loss on held-out text", result["eval_loss"])):
+            if ends:
+                self.out.print(f"{words} {ends['first']:.4f} -> {ends['last']:.4f}")
+        for word, name in (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl")):
+            self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)
+        if result["status"] == "interrupted":
+            command = again[0].upper() + again[1:]
+            self.note(f"Stopped after step {result['step']:,} of {steps:,}. {command} resumes from there.")
+
+
+def size(number: int) -> str:
+    """Bytes in the largest binary unit that fits."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,} B"
+
+
+def folded(text: str) -> str:
+    """`text` folded at the width of the terminal or of COLUMNS, at most 100; a path is never cut."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")

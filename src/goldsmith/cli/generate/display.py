@@ -1,0 +1,157 @@
+"""Output of `goldsmith generate`: progress while the store is built, the text as it grows, statistics on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from ..terminal import duration, write_stdout
+
+if TYPE_CHECKING:
+    from ...hf.offload.generation import Generation
+    from ..json_types import JsonObject
+
+LINES = 10.0  # seconds between lines of progress in a log file
+
+
+class GenerateDisplay:
+    """Prints the text to stdout and everything else to `err`."""
+
+    def __init__(self, err: Console, *, stream: bool | None, as_json: bool):
+        self.err, self.as_json = err, as_json
+        self.stream = not as_json if stream is None else stream
+
+    def note(self, text: str) -> None:
+        self.err.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+
+    def failed(self, text: str) -> None:
+        self.err.print(f"[red]{escape(text)}[/]", soft_wrap=True)
+
+    def interrupted(self, there_is_text: bool) -> None:
+        self.note("Interrupted." if there_is_text else "Interrupted before the first token; nothing is lost.")
+
+    @contextmanager
+    def doing(self, task: str) -> Iterator[Callable[[int, int | None, str], None]]:
+        """Show progress of a long task; yields a callback (bytes done, bytes in all or None, part)."""
+        if not self.err.is_terminal:
+            yield ProgressLines(self.err).update
+            return
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), ByteCount(binary_units=True),
+            TimeRemainingColumn(), console=self.err, transient=True,
+        ) as bar:  # fmt: skip
+            number = bar.add_task(task, total=None)
+
+            def update(done: int, total: int | None, part: str) -> None:
+                bar.update(number, description=escape(part or task), completed=done, total=total)
+
+            yield update
+
+    @contextmanager
+    def text(self, prompts: Sequence[str]) -> Iterator[Callable[[int, str], None]]:
+        """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order."""
+        if self.as_json:
+            yield lambda row, piece: None
+            return
+        page = BatchText(len(prompts), live=self.stream)
+        try:
+            yield page.add
+        finally:
+            page.end()
+
+    def stats(self, made: Generation, stats: JsonObject, explanation: str) -> None:
+        """Print the statistics of a run, and what would make it faster."""
+        rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
+        if made.first_token is not None:
+            rows.append(("time to first token", f"{made.first_token:.3f} s"))
+        if made.tokens_per_s is not None:
+            rows.append(("tokens per second", f"{made.tokens_per_s:.1f}"))
+        experts = {lane: cast("int", stats.get(f"experts_{lane}", 0)) for lane in ("cpu", "copied", "cached")}
+        rows.append(("experts by lane", ", ".join(f"{lane} {number:,}" for lane, number in experts.items())))
+        cache = experts["cached"] or stats.get("uploads")
+        rows.append(("hit rate", _share(_number(stats, "hit_rate")) if cache else "- (nothing was in the cache)"))
+        rows.append(("bytes to the GPU, back", f"{_bytes(stats, 'bytes_h2d')}, {_bytes(stats, 'bytes_d2h')}"))
+        rows.append(("bytes read from store", _bytes(stats, "bytes_store_read")))
+        rows.append(("share of the bound", _share(_number(stats, "bound_share"))))
+        rows.append(("limiting lane", str(stats.get("limiting") or "none")))
+        for name, value in rows:
+            self.err.print(f"{name:23} {value}", soft_wrap=True, markup=False)
+        self.err.print(explanation, soft_wrap=True, markup=False)
+
+
+class ByteCount(DownloadColumn):
+    """Bytes done and in all; empty if there are none to count."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.total is not None or task.completed else Text()
+
+
+class ProgressLines:
+    """Progress for a log file: a line every LINES seconds."""
+
+    def __init__(self, err: Console):
+        self._err, self._last = err, time.monotonic()
+
+    def update(self, done: int, total: int | None, part: str) -> None:
+        if time.monotonic() - self._last >= LINES:
+            self._last = time.monotonic()
+            of = f" of {size(total)}" if total else ""
+            self._err.print(f"{part}: {size(done)}{of}", soft_wrap=True, markup=False)
+
+
+class BatchText:
+    """The texts of a batch on stdout, one after another; several texts are numbered."""
+
+    def __init__(self, rows: int, *, live: bool):
+        self._texts = [""] * rows
+        self._live = live
+        if live:
+            self._head(0)
+
+    def add(self, row: int, piece: str) -> None:
+        self._texts[row] += piece
+        if row == 0 and self._live:
+            self._write(piece)
+
+    def end(self) -> None:
+        for row, text in enumerate(self._texts):
+            if row or not self._live:
+                self._head(row)
+                self._write(text)
+            self._write("\n")
+
+    def _head(self, row: int) -> None:
+        if len(self._texts) > 1:
+            self._write(f"--- {row + 1} of {len(self._texts)}\n")
+
+    def _write(self, text: str) -> None:
+        write_stdout(text)
+
+
+def size(number: int | None) -> str:
+    """Bytes in the largest binary unit that fits."""
+    if number is None:
+        return "-"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,} B"
+
+
+def _number(stats: JsonObject, name: str) -> float | None:
+    return cast("float | None", stats.get(name))
+
+
+def _bytes(stats: JsonObject, name: str) -> str:
+    return size(cast("int | None", stats.get(name)))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

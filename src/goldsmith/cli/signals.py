@@ -1,0 +1,37 @@
+"""Signal handlers that last for one `with` block."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SignalHandler = Callable[[int, FrameType | None], None]
+
+
+@contextmanager
+def handle_signals(handler: SignalHandler, *numbers: int) -> Iterator[None]:
+    """Call `handler` on these signals inside the block, except on those already ignored (nohup, a shell's `&`)."""
+    before: dict[int, SignalHandler | int | None] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: the handler was not installed by Python
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handled in before.items():
+            signal.signal(number, handled)
+
+
+@contextmanager
+def terminate_like_ctrl_c() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP inside the block, so that finished work is kept as after Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    with handle_signals(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield

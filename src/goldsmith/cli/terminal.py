@@ -1,0 +1,95 @@
+"""Output to the terminal: results on stdout, everything else on stderr, each error in one paragraph."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+
+P = ParamSpec("P")
+T = TypeVar("T")
+USAGE = 2  # exit status: the command could not run
+
+
+class Problem(Exception):
+    """A mistake that the user can fix; the text is one paragraph for stderr."""
+
+
+def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a command: prints a `Problem` as one paragraph, without a traceback, and exits with status 2."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except Problem as problem:
+            print_paragraph(str(problem))
+            raise typer.Exit(USAGE) from None
+
+    return wrapped
+
+
+def print_paragraph(text: str) -> None:
+    """Print one paragraph to stderr, folded at the terminal's width, or at 100 columns if that is narrower."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 100)
+    # a long name (a path, say) may overflow its line, but is never cut
+    typer.echo(textwrap.fill(visible(text), width, break_long_words=False, break_on_hyphens=False), err=True)
+
+
+def visible(text: str) -> str:
+    """`text` with control characters escaped: a message may quote what a user's module raised."""
+    if all(c.isprintable() or c in "\t\n" for c in text):
+        return text
+    from ..assay.support import printable as escaping  # rarely needed, and it loads torch
+
+    return escaping.visible(text)
+
+
+def write_stdout(text: str) -> None:
+    """Write text to stdout and flush. Raises Problem if that fails, and BrokenPipeError if the reader has gone."""
+    if sys.stdout is None:
+        raise Problem("stdout is closed: nothing can be written to it.")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError, ValueError):  # gives Python's own flush at exit a place to write to
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise Problem(f"stdout cannot be written to: {error.strerror or error}.") from error
+
+
+def write_json(result: object) -> None:
+    """Write one line of JSON to stdout; does nothing if the reader has gone."""
+    with contextlib.suppress(BrokenPipeError):
+        write_stdout(json.dumps(result) + "\n")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console; in a file or pipe it writes plain text, 100 columns wide, so that tables keep their shape."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 100
+    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=False)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+def count(n: int, word: str) -> str:
+    return f"{n:,} {word}{'' if n == 1 else 's'}"

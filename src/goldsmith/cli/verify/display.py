@@ -1,0 +1,226 @@
+"""Output of `goldsmith verify`: progress, the matrix of verdicts, failing cases, and a closing sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
+from ...assay.report.results import QUALITY, Finding
+from ..terminal import count, duration
+from .outcome import VerifyOutcome
+from .proof import INTERRUPTED, PROCESS, Proof
+
+WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
+WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
+MISDECLARED = "[yellow]declared wrongly[/]"
+CASES_SHOWN = 3
+
+
+class _Left(ProgressColumn):
+    """Time left, estimated from the cost of the finished cases rather than from their number."""
+
+    def render(self, task: Task) -> Text:
+        if not task.completed or task.elapsed is None or task.total is None:
+            return Text("")
+        left = task.elapsed * (task.total - task.completed) / task.completed
+        return Text(f"about {duration(left)} left" if left >= 1 else "")
+
+
+class VerifyProgress:
+    """A progress bar on a terminal; in a log, one line per finished proof."""
+
+    def __init__(self, console: Console, proofs: Sequence[Proof]) -> None:
+        self.console, self.proofs = console, proofs
+        self.cases = sum(len(p.jobs) for p in proofs)
+        self.done = 0
+        self.progress = Progress(
+            TextColumn("{task.fields[now]}", style="dim"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+            _Left(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task(
+            "", total=sum(job.cost for p in proofs for job in p.jobs), now="starting workers", done=""
+        )
+
+    def __enter__(self) -> VerifyProgress:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def finished(self, proof: Proof, cost: float, now: str) -> None:
+        self.done += 1
+        width = max(24, min(44, self.console.width - 80))
+        self.progress.update(
+            self.task, advance=cost, now=now[:width].ljust(width), done=f"{self.done}/{self.cases} cases"
+        )
+        if proof.complete and not self.console.is_terminal:
+            self.console.print(_line(proof), markup=True)
+
+
+def _line(proof: Proof) -> str:
+    entry = proof.entry()
+    word = WORDS[entry.verdict] if entry.report is not None else _absence(entry)
+    seconds = sum(r.seconds for r in proof.reports)
+    cases = judged_cases(entry.report) if entry.report is not None else len(proof.jobs)
+    return f"{word}  {escape(proof.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
+
+
+def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    table.add_column("operator" if any(e.backend for e in entries) else "target", no_wrap=True)
+    table.add_column("backend", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("error / bound", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    last = ""
+    for entry in entries:
+        operator = "" if entry.operator == last else f"[bold]{escape(entry.operator)}[/]"
+        last = entry.operator
+        backend = escape(entry.backend) + (f" [dim]({modes[entry.name]})[/]" if modes.get(entry.name) else "")
+        if entry.report is None:
+            table.add_row(operator, backend, _absence(entry), "", "", "")
+            continue
+        right = sum(s in ("ok", "quality") for s in case_states(entry.report).values())
+        table.add_row(
+            operator,
+            backend,
+            WORDS[entry.verdict],
+            f"{right}/{judged_cases(entry.report)}",
+            number(worst_ratio(entry.report)),
+            duration(entry.report.seconds),
+        )
+    return table
+
+
+def _absence(entry: Entry) -> str:
+    """The word shown when there is no verdict."""
+    if entry.misdeclared:
+        return MISDECLARED
+    return WORDS["partial" if INTERRUPTED in entry.reason else "absent"]
+
+
+def left_out(proofs: Sequence[Proof]) -> list[str]:
+    """One sentence that counts, over all proofs, the cases that a run of this size leaves out."""
+    numbers: dict[str, int] = {}
+    for proof in proofs:
+        for cases, text in proof.left_out:
+            numbers[text] = numbers.get(text, 0) + cases
+    parts = [f"{cases:,} {text}" for text, cases in numbers.items()]
+    return [f"Not run: {'; '.join(parts)}."] if parts else []
+
+
+def problems(console: Console, outcome: VerifyOutcome) -> None:
+    """Print mistakes in declarations, and why the run ended early."""
+    for text in dict.fromkeys([*(p.problem for p in outcome.proofs if p.problem), outcome.broken]):
+        if text:
+            console.print(f"\n[yellow]{escape(text)}[/]")
+
+
+def remarks(entries: Sequence[Entry]) -> list[str]:
+    """The lines below the matrix: what did not run, with each reason once, quality findings, and notes."""
+    reasons: dict[str, list[str]] = {}
+    notes: dict[str, int] = {}
+    poor = 0
+    for entry in entries:
+        if entry.misdeclared:
+            continue  # `problems` prints these
+        if entry.report is None:
+            reasons.setdefault(entry.reason, []).append(entry.name)
+            continue
+        poor += any(f.rung == QUALITY for f in entry.report.findings)
+        skipped: dict[str, int] = {}
+        for note in entry.report.notes:
+            if note.id in NOT_JUDGED:
+                skipped[note.text] = skipped.get(note.text, 0) + 1
+        for name in {n.id for n in entry.report.notes} - set(NOT_JUDGED):
+            notes[name] = notes.get(name, 0) + 1
+        for reason, times in skipped.items():
+            reasons.setdefault(reason, []).append(f"{entry.name}, {count(times, 'case')}")
+    lines = [f"Not run: {reason} ({'; '.join(names)})." for reason, names in reasons.items()]
+    if poor:
+        lines.append(
+            f"Within bounds, but less accurate than an honest implementation: {count(poor, 'proof')} (see the report)"
+        )
+    if notes:
+        listed = ", ".join(f"{name.replace('_', ' ')} ({number})" for name, number in sorted(notes.items()))
+        lines.append(f"Notes, which are not faults (number of proofs): {listed}")
+    return lines
+
+
+def failures(console: Console, entries: Sequence[Entry]) -> None:
+    """Print the surest finding of up to three cases of each failing proof, and how many more there are."""
+    for entry in entries:
+        if not entry.failed or entry.report is None:
+            continue
+        first: dict[str, Finding] = {}
+        for finding in ranked(entry.report):
+            first.setdefault(finding.case, finding)
+        console.print()
+        console.print(f"{WORDS[entry.verdict]}  [bold]{escape(entry.name)}[/]")
+        for case, finding in list(first.items())[:CASES_SHOWN]:
+            where = f"case {case}, " if case else ""
+            body = f"[dim]{escape(where)}probe {finding.probe}, {finding.rung}[/]\n{escape(finding.text)}"
+            console.print(Padding(body, (0, 0, 0, 2)))
+        cases, more = len(first) - CASES_SHOWN, len(entry.report.findings) - min(len(first), CASES_SHOWN)
+        if more > 0:
+            others = f", also in {count(cases, 'other case')}" if cases > 0 else ""
+            console.print(f"  [dim]and {count(more, 'further finding')}{others}; --html FILE shows them[/]")
+
+
+def conclusion(outcome: VerifyOutcome) -> str:
+    """The last line: how many proofs failed, were interrupted, or could not be made."""
+    entries = outcome.entries
+    made = [e for e in entries if e.report is not None]
+    failed = [e for e in made if e.failed]
+    unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
+    misdeclared = sum(e.misdeclared for e in entries)
+    absent = len(entries) - len(made) - misdeclared
+    cases = sum(judged_cases(e.report) for e in made if e.report)
+    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
+    if absent and not unfinished:
+        counted += f"; {count(absent, 'proof')} cannot run on this machine"
+    if misdeclared:
+        counted += f"; {count(misdeclared, 'target')} declared wrongly"
+    if outcome.interrupted:
+        counted += "; interrupted"
+    elif outcome.broken:
+        counted += "; ended early, because no worker process was left"
+    if failed:
+        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+    if unfinished or outcome.broken or misdeclared:
+        return f"[yellow]No failures among the finished proofs[/] [dim]({counted})[/]"
+    if not made:
+        return "[yellow]Nothing was proved: none of the requested backends can run here[/]"
+    return f"[bold green]All proofs passed[/] [dim]({counted})[/]"
+
+
+def _deaths(failed: Sequence[Entry]) -> str:
+    """The proofs whose process ended, and how, in words."""
+    deaths = []
+    for entry in failed:
+        ends = [f for f in entry.report.findings if f.probe == PROCESS] if entry.report else []
+        if ends:
+            more = f" and {count(len(ends) - 1, 'other case')}" if len(ends) > 1 else ""
+            how = (
+                re.split(" while |, which ", ends[0].text)[0]
+                .removeprefix("the process ")
+                .removeprefix("the candidate ")
+            )
+            deaths.append(f"{entry.name} {how} in case {ends[0].case}{more}")
+    return escape(": " + "; ".join(deaths)) if deaths else ""

@@ -1,0 +1,170 @@
+"""Tasks of a worker process of `goldsmith verify`: list the proofs that names stand for; check one case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from ...assay.checks import NO_MEMORY, check
+from ...assay.declare.case import Case
+from ...assay.declare.target import Target
+from ...assay.report.check_report import Report
+from ...assay.report.html.maps import shrink
+from ...assay.report.html.view import NOT_JUDGED, shown_maps
+from ...assay.report.results import UNJUDGED, ErrorMap
+from ...assay.support import memory_errors
+from ...core.device import machine
+from ...core.op import Op
+from ...core.tracing import TargetError
+from ..placement import device_of, place
+from ..targets import ResolvedName, UnknownName, find, load_targets, op_target
+from .selection import Choice, choose, choose_own
+
+if TYPE_CHECKING:
+    from ..json_types import MachineFacts
+    from ..workers.messages import CheckReply, CheckRequest, PlanReply, PlanRequest, ProofMessage
+
+TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
+BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
+
+
+class VerifyTasks:
+    """Answers requests; keeps the targets of its worker, so that each is declared once."""
+
+    def __init__(self) -> None:
+        self.targets: dict[tuple[str, int, str], Target] = {}
+
+    def answer(self, request: PlanRequest | CheckRequest) -> PlanReply | CheckReply:
+        return self.plan(request) if request["do"] == "plan" else self.check(request)
+
+    def plan(self, request: PlanRequest) -> PlanReply:
+        """Every proof that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
+        try:
+            resolved = find(request["names"])
+            proofs = [proof for named in resolved for proof in self._proofs(named, request)]
+        except (UnknownName, TargetError) as error:
+            return {"problem": str(error)}
+        known = sorted({b for named in resolved if named.op for b in named.op.backends})
+        if request["backend"] and known and request["backend"] not in known:
+            return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
+        return {"proofs": proofs, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
+
+    def _proofs(self, named: ResolvedName, request: PlanRequest) -> list[ProofMessage]:
+        size, dtype = request["size"], request["dtype"]
+        if named.target is not None:
+            choice = choose_own(named.target, size, dtype)
+            return [_proof(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
+        op = named.op
+        if op is None:
+            raise ValueError(f"{named.name} is neither an operator nor a target")
+        proofs = []
+        for backend in (b for b in op.backends if request["backend"] in (None, b)):
+            device, reason = place(op, backend, request)
+            interpreted = backend == "triton" and machine().interpreter
+            choice = Choice([], []) if reason else choose(op, backend, device, interpreted, size, dtype)
+            if not reason and not choice.jobs:
+                reason = f"none of its cases applies to {dtype or 'this device'}"
+            how = "interpreter" if interpreted else ""
+            proofs.append(_proof(op.name, backend, device, choice, how, reason or "", op.name))
+        return proofs
+
+    def check(self, request: CheckRequest) -> CheckReply:
+        """Check one case on one backend: a report, or the reason why it cannot run."""
+        device, dtype = request["device"], getattr(torch, request["dtype"])
+        try:
+            target = self._target(request)
+            case = target.case(request["case"])
+            reason = self._case_reason(request, case, dtype, device)
+            if reason is not None:
+                return {"skipped": reason}
+            probes = request["probes"] or "default"
+            report = check(target, case, dtype=dtype, device=device, seed=request["seed"], probes=probes, raises=False)
+        except TargetError as error:
+            return {"problem": f"{request['name']}: {error}"}
+        except Exception as error:
+            if not memory_errors.out_of_memory(error):
+                raise
+            return {"memory": memory_errors.told(error)}
+        finally:
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()  # other workers share the GPU
+        shortage = report.environment.get(NO_MEMORY)
+        if shortage and report.verdict == UNJUDGED:
+            return {"memory": shortage}
+        interpreted = bool(report.environment.get("interpreted"))
+        shown = with_small_maps(one_case(report, request["label"]))
+        reply: CheckReply = {"report": shown.to_json(), "interpreted": interpreted}
+        if shortage and report.ok:
+            reply["memory"] = shortage
+        return reply
+
+    def _target(self, request: CheckRequest) -> Target:
+        key = (request["source"], request["index"], request["backend"])
+        if key not in self.targets:
+            if ":" in request["source"]:
+                self.targets[key] = load_targets(request["source"])[request["index"]]
+            else:
+                self.targets[key] = op_target(Op.get(request["source"]), request["backend"], device=request["device"])
+        return self.targets[key]
+
+    def _case_reason(self, request: CheckRequest, case: Case, dtype: torch.dtype, device: str) -> str | None:
+        if ":" in request["source"]:
+            return None
+        op = Op.get(request["source"])
+        arguments = case.build(dtype, device, request["seed"])
+        tensors = [arguments.get(name) for name in op.inputs]
+        return op.why_not(request["backend"], *tensors, **{o: arguments[o] for o in op.options})
+
+
+def _proof(
+    operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
+) -> ProofMessage:
+    return {
+        "operator": operator,
+        "backend": backend,
+        "device": device,
+        "jobs": [job.to_json() for job in choice.jobs],
+        "left_out": choice.left_out,
+        "how": how,
+        "reason": reason,
+        "source": source,
+        "index": index,
+    }
+
+
+def one_case(report: Report, label: str) -> Report:
+    """The report under one case name: results of the float32 run of a 16-bit case are marked as such."""
+    if report.ok or report.verdict == UNJUDGED:
+        if any(note.id in NOT_JUDGED and note.case == label for note in report.notes):
+            return replace(report, cases=[label])  # only its float32 run was judged, which was not requested
+
+    maps: dict[str, ErrorMap] = {}
+    for m in report.maps.values():  # the plain run comes first; a later map replaces only one without errors
+        key = f"{label} {m.tensor}"
+        if key not in maps or (m.bad and not maps[key].bad):
+            maps[key] = m if m.case == label else replace(m, case=label, run=TWIN)
+    return replace(
+        report,
+        cases=[label],
+        maps=maps,
+        findings=[f if f.case == label else replace(f, case=label, text=f"{f.text} ({TWIN})") for f in report.findings],
+        notes=[replace(n, case=label) for n in report.notes],
+        rows=[r if r.case == label else replace(r, case=label, run=TWIN) for r in report.rows],
+    )
+
+
+def with_small_maps(report: Report) -> Report:
+    """The report with only the maps that the page draws, at the resolution that it draws."""
+    count, cells = (1, GOOD_CELLS) if report.ok else (BAD_MAPS, BAD_CELLS)
+    return replace(report, maps={key: _reduced_map(m, cells) for key, m in shown_maps(report, count).items()})
+
+
+def _reduced_map(m: ErrorMap, cells: int) -> ErrorMap:
+    def coarse(grid: list[list[float]]) -> list[list[float]]:
+        return [[float(f"{v:.4g}") for v in row] for row in shrink(grid, cells)]
+
+    return replace(
+        m, golden=coarse(m.golden), candidate=coarse(m.candidate), error_over_limit=coarse(m.error_over_limit)
+    )

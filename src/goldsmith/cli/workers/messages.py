@@ -1,0 +1,145 @@
+"""The messages between a command and its workers: one JSON object a line in either direction."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from ..json_types import JsonObject, MachineFacts
+
+
+class PlacementRequest(TypedDict):
+    """Where candidates should run: `--device`, or None, and `--interpret`."""
+
+    device: str | None
+    interpret: bool
+
+
+class PlanRequest(PlacementRequest):
+    """List the proofs behind these names."""
+
+    do: Literal["plan"]
+    names: list[str]
+    backend: str | None
+    dtype: str | None
+    size: str
+
+
+class JobMessage(TypedDict):
+    """`verify.selection.Job` as JSON."""
+
+    case: str
+    dtype: str
+    label: str
+    probes: list[str] | None
+    cost: float
+
+
+class CheckRequest(JobMessage):
+    """Check one case of one proof."""
+
+    do: Literal["check"]
+    proof: int
+    source: str
+    index: int
+    name: str
+    backend: str
+    device: str
+    seed: int
+
+
+class DiagnosisRequest(PlacementRequest):
+    """Diagnose a target, or replay a bundle."""
+
+    do: Literal["diagnose", "replay"]
+    name: str
+    backend: str | None
+    case: str | None
+    dtype: str | None
+    budget: float | None
+    seed: int
+    out: str | None
+    bundle: str | None
+    html: str | None
+    json: bool
+
+
+WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest
+
+
+class ProofMessage(TypedDict):
+    """`verify.proof.Proof` as JSON, before any of its jobs ran."""
+
+    operator: str
+    backend: str
+    device: str
+    jobs: list[JobMessage]
+    left_out: list[tuple[int, str]]
+    how: str
+    reason: str
+    source: str
+    index: int
+
+
+class CandidateRun(TypedDict, total=False):
+    """A run of the candidate; `seconds` is the time it was given, if it was ended for taking longer."""
+
+    case: str
+    probe: str
+    run: str
+    seed: int
+    seconds: float
+
+
+class ProgressMessage(CandidateRun, total=False):
+    """An import that begins, a run that begins (with the findings so far), or the end of either."""
+
+    importing: str
+    runs: int
+    found: list[JsonObject]
+    over: int
+
+
+class FailureReply(TypedDict, total=False):
+    """A mistake of the user's, what the candidate raised to end the program, or a failure of the assay itself."""
+
+    problem: str
+    ended: str
+    where: str
+    broken: str
+    trace: str
+
+
+class PlanReply(FailureReply, total=False):
+    proofs: list[ProofMessage]
+    machine: MachineFacts
+    device: str
+
+
+class CheckReply(FailureReply, total=False):
+    """A report, or why there is none; `memory`: memory ran out, with or without a report."""
+
+    report: JsonObject
+    interpreted: bool
+    skipped: str
+    memory: str
+
+
+class DiagnosisReply(FailureReply, total=False):
+    """The text to print, the pages written, and what could not be written (`lost`)."""
+
+    text: str
+    lost: list[str]
+    verdict: str
+    answer: str
+    partial: str
+    interrupted: bool
+    pages: list[str]
+    json: JsonObject | None
+
+
+class WorkerReply(PlanReply, CheckReply, DiagnosisReply, total=False):
+    """Any reply; `ready` and `progress` come without one being due."""
+
+    id: int
+    ready: bool
+    progress: ProgressMessage
