@@ -215,7 +215,7 @@ def test_results_of_different_sizes_do_not_become_one_picture(tmp_path):
     curves = [sys.executable, str(ROOT / "examples" / "loss_curves.py")]
     done = subprocess.run([*curves, "16.json", "32.json", "lm.svg"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and not (tmp_path / "lm.svg").exists()
-    assert done.stderr == "loss_curves: the results differ in dim: they do not belong into one picture\n"
+    assert done.stderr == "loss_curves: the results differ in dim: one picture cannot show them\n"
 
 
 def test_the_page_shows_what_the_seeds_say_together(tmp_path, monkeypatch):
