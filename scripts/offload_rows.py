@@ -129,7 +129,8 @@ def conditions(shown: list[dict]) -> Iterator[str]:
         busy = f" load {max(loads):.1f} before the run;" if loads else ""
         yield (
             f"{machine};{busy} {named}; commit {commit}; {date}; CPU lane of {', '.join(map(str, sorted(threads)))} "
-            f"threads; wall time in milliseconds until the device has finished; median ± half of p10..p90."
+            f"threads; wall time in milliseconds until the device has finished, ways in turns; "
+            "median ± half of p10..p90."
         )
 
 
