@@ -24,7 +24,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kernelfault import catalogue, figures, terminal  # noqa: E402
 from benchmarks.kernelfault.baseline_names import RULES  # noqa: E402
-
 from recorded_commands import today  # noqa: E402
 
 Table = Callable[[list[str], list[list[str]]], str]

@@ -20,8 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for benchmark
 os.environ["TRITON_INTERPRET"] = "1"  # so that kernels answer on a machine without a GPU
 
 import torch
-from benchmarks.bench import app as bench
-from benchmarks.offload.command import app as offload
 from typer.models import ArgumentInfo
 
 import finetune
@@ -32,6 +30,8 @@ import offload_rows
 import router_peers
 import speed_cpu
 import strategies
+from benchmarks.bench import app as bench
+from benchmarks.offload.command import app as offload
 from goldsmith import Op
 from goldsmith.assay.declare.case import Case
 from goldsmith.cli import app

@@ -79,7 +79,7 @@ def test_the_peak_of_a_training_is_its_own(trained):
     assert all(peaks[name, 0] > 4 * 4 * trained["result"][name]["params"] for name in ("mhc", "plain"))
 
 
-def test_the_peak_is_what_tensors_take_at_a_time(example, monkeypatch):
+def test_the_peak_is_the_most_bytes_of_tensors_at_a_time(example, monkeypatch):
     def train(args, first, second, stop, tell):
         assert args.steps == 2
         kept = torch.zeros(first)
@@ -218,7 +218,7 @@ def test_results_of_different_sizes_do_not_become_one_picture(tmp_path):
     assert done.stderr == "loss_curves: the results differ in dim: one picture cannot show them\n"
 
 
-def test_the_page_shows_what_the_seeds_say_together(tmp_path, monkeypatch):
+def test_the_page_shows_the_differences_per_seed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import language_model
 
