@@ -153,7 +153,7 @@ def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, 
 
 def test_files_that_are_no_proofs_are_refused(tmp_path):
     assert "cannot be read: No such file" in words(timed(tmp_path / "none.json").stderr)
-    for text, said in (("{", "not JSON"), ("[]", "not what this version's")):
+    for text, said in (("{", "not JSON"), ("[]", "not a file of this version's")):
         (tmp_path / "bad.json").write_text(text)
         result = timed(tmp_path / "bad.json")
         assert result.exit_code == 2 and said in words(result.stderr)
