@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from goldsmith.cli.bench.timing import Timing
-from goldsmith.offload.budget import _ROWS, SPARE, STAGING
-from goldsmith.offload.calibrate import Calibration
-from goldsmith.offload.costs import Costs
+from goldsmith.offload.calibration.calibration import Calibration
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.statistics import Counts
+from goldsmith.offload.memory.budget import _ROWS, SPARE, STAGING
+from goldsmith.offload.observe.statistics import Counts
+from goldsmith.offload.planning.costs import Costs
 
 from . import hardware, rules
 from .clock import take_turns

@@ -10,9 +10,9 @@ import torch
 from goldsmith.cli.bench.ceilings import megabytes_beyond_caches
 from goldsmith.cli.bench.timing import clock
 from goldsmith.core import native
-from goldsmith.offload.costs import Costs
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.plan import plan, predict_stream
+from goldsmith.offload.planning.costs import Costs
+from goldsmith.offload.planning.plan import plan, predict_stream
 
 PRODUCTS = ("amx_bf16", "dot_bf16", "fma")
 SIDE = 4096  # of the square matrices multiplied on a GPU

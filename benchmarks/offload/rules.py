@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from goldsmith.offload.cache import Cache, most_used_first
-from goldsmith.offload.call import Assignment
-from goldsmith.offload.costs import Costs
+from goldsmith.offload.memory.cache import Cache, most_used_first
+from goldsmith.offload.planning.assignment import Assignment
+from goldsmith.offload.planning.costs import Costs
 
 Rule = Callable[..., Assignment]
 HALF = 0.5  # the CPU's share of the experts that are not on the device, under the fixed ratio

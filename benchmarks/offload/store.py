@@ -7,8 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from goldsmith.offload.contents import surveyed
-from goldsmith.offload.store import ExpertStore
+from goldsmith.offload.store.expert_store import ExpertStore
+from goldsmith.offload.store.source_key import fingerprint_and_key
 
 from .rows import OffloadRow
 from .shapes import Layers
@@ -32,8 +32,8 @@ def rows(layers: Layers) -> Iterator[OffloadRow]:
     finally:
         again.unlink(missing_ok=True)
     layers.say("hashing, comparing and reading through")
-    figures["key_s"] = _seconds(lambda: surveyed(OP, source, description, whole=True))
-    figures["find_s"] = _seconds(lambda: surveyed(OP, source, description, whole=False))
+    figures["key_s"] = _seconds(lambda: fingerprint_and_key(OP, source, description, whole=True))
+    figures["find_s"] = _seconds(lambda: fingerprint_and_key(OP, source, description, whole=False))
     if layers.store.exact:
         figures["compare_s"] = _seconds(lambda: layers.store.check_source(source, whole=True))
     figures["verify_s"] = _seconds(layers.store.verify)

@@ -24,10 +24,10 @@ from torch import Tensor
 from goldsmith.cli.bench.experts import MoeSubject
 from goldsmith.cli.bench.subject import Prepared, Subject, Variant
 from goldsmith.core import native
-from goldsmith.experts._common import FACTORS, TARGETS
+from goldsmith.experts._conventions import FACTORS, TARGETS
 from goldsmith.experts.benchmarks import DRAWN
-from goldsmith.experts.formats import Codes
-from goldsmith.experts.layout import Layout, read_matrix
+from goldsmith.experts.packed.formats import Codes
+from goldsmith.experts.packed.layout import Layout, read_matrix
 
 NAME = "kt-kernel"
 VARIANTS = ("avx512_bf16", "amx")  # variants with training kernels

@@ -65,7 +65,7 @@ def _experts(subject: MoeSubject, implementation: str) -> tuple[nn.Module, list[
 def _with_peft(subject: MoeSubject, experts: nn.Module) -> tuple[nn.Module, list[Tensor]]:
     import peft
 
-    from goldsmith.hf.adapters import join, to_peft
+    from goldsmith.hf.adapter.layout import join, to_peft
 
     rank, scaling = subject.entry.sizes["r"], subject.scaling
     whole = nn.Module()
