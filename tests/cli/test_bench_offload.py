@@ -166,7 +166,7 @@ def test_fiddlers_rule_puts_each_expert_where_it_alone_is_quicker(tmp_path):
     (["cals"], "no part 'cals'; there are: calls, steps, guard, memory"),
     (["--shape", "gpt"], "no shape 'gpt'; there are: qwen3, v2-lite, tiny"),
     (["--format", "int3"], "no format 'int3'"),
-    (["--folder", "/nosuch"], "2 layers of tiny found no room: [Errno 2] No such file or directory"),
+    (["--folder", "/nosuch"], "2 layers of tiny do not fit: [Errno 2] No such file or directory"),
 ])  # fmt: skip
 def test_unknown_parts_and_shapes_are_refused_in_a_paragraph(words, said):
     result, _ = bench(*words)
