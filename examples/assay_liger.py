@@ -1,12 +1,12 @@
-"""Somebody else's kernels on the assay: Liger-Kernel's hyper-connections and SwiGLU, declared as a user would.
+"""Checks Liger-Kernel's hyper-connections and SwiGLU with the assay, declared as a user would declare them.
 
     python examples/assay_liger.py                    # no GPU: through Triton's interpreter, at small sizes
     python examples/assay_liger.py --device cuda      # on the GPU, also at real sizes and in bfloat16
     python examples/assay_liger.py --html liger.html --json liger.json --only post_res
 
-Needs liger-kernel (0.8.5 is what docs/liger.md reports on). Below: what each function should compute, in plain torch
-(the goldens); on what it is tried (the cases); the targets; three faults put into a copy of Liger's mhc.py, which a
-check has to find; and, on a GPU, a rounding taken out of another copy. Exit status 0 when every verdict is expected.
+Needs liger-kernel (docs/liger.md reports on 0.8.5). The file has goldens in plain torch, cases, targets, three faults
+that are put into a copy of Liger's mhc.py and that a check must find, and, for a GPU, an edit that removes a rounding.
+Exit status 0 where every verdict is the expected one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from goldsmith.assay import stage
 N = 4  # streams
 M = N * (N + 2)  # coefficients of a token: pre, post, res
 
-# ---- goldens: what the functions compute
+# ---- goldens
 
 
 def pre_golden(x, h_pre):
@@ -40,8 +40,8 @@ def post_res_golden(x, f, h_post, h_res):
     """y[o] = sum_i h_res[o, i] x[i] + h_post[o] f"""
     mixed = h_res.unsqueeze(-1) * x.unsqueeze(-3)
     injected = h_post.unsqueeze(-1) * f.unsqueeze(-2)
-    # one sum, since a kernel may begin with any of the five terms: mixed.sum(-2) + injected would promise that it ends
-    # with the last, and a bound that rests on this was missed by 5 % in 1 of 1.5 million elements on an H100
+    # one sum, because a kernel may add the five terms in any order: mixed.sum(-2) + injected would fix the last one,
+    # and the bound for that order was exceeded by 5 % in 1 of 1.5 million elements on an H100
     return torch.cat([mixed, injected.unsqueeze(-2)], -2).sum(-2)
 
 
@@ -67,7 +67,7 @@ def swiglu_golden(a, b):
     return a * torch.sigmoid(a) * b
 
 
-# ---- cases: on what they are tried
+# ---- cases
 
 
 def draw_pre(make, T, C):
@@ -94,7 +94,7 @@ def draw_swiglu(make, T, C):
 
 
 def targets(mhc: ModuleType, swiglu: ModuleType, device: str) -> dict[str, assay.Target]:
-    """Liger's functions, from the given modules (Liger's own, or edited copies), held to the goldens above."""
+    """Targets of Liger's functions, from these modules (Liger's own or edited copies), with the goldens above."""
 
     def coefficients(x, phi, b, alpha_pre, alpha_post, alpha_res, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult):
         options = (True, tmax, rms_eps, pre_eps, sinkhorn_eps, post_mult)  # allow_fp32 comes first
@@ -102,8 +102,8 @@ def targets(mhc: ModuleType, swiglu: ModuleType, device: str) -> dict[str, assay
 
     gpu = device.startswith("cuda")
     sizes = {"T": [0, 1, 13, 300], "C": [40, 1280]} if gpu else {"T": [0, 5], "C": [40, 100]}
-    # in the interpreter every half-step of Sinkhorn takes a millisecond a token: fewer of them, and one width (its 400
-    # columns are two blocks of Liger's 256, the second not full)
+    # in the interpreter each half-step of Sinkhorn takes a millisecond per token, so there are fewer, and one width
+    # (its 400 columns are two blocks of Liger's 256, the second not full)
     mixing = {**sizes, "iterations": 20} if gpu else {"T": [0, 5], "C": [100], "iterations": 5}
     dtypes = (torch.float32, torch.bfloat16) if gpu else (torch.float32,)
     parts = {"pre": (0, N), "post": (N, 2 * N), "res": (2 * N, M)}
@@ -135,7 +135,7 @@ def targets(mhc: ModuleType, swiglu: ModuleType, device: str) -> dict[str, assay
 
 # ---- edits of a copy
 
-# name -> (which target has to fail, what stands in Liger's mhc.py, what takes its place)
+# name -> (target that must fail, text in Liger's mhc.py, its replacement)
 FAULTS = {
     "addend_dropped": ("coefficients", "gx = acc + x_f * factor[:, None]", "gx = acc"),
     "narrowed_block": (
@@ -150,7 +150,7 @@ FAULTS = {
     ),
 }
 
-# what Liger's coefficients lose in bfloat16: a gradient is rounded to phi's dtype before it is multiplied
+# the loss of Liger's coefficients in bfloat16: a gradient is rounded to phi's dtype before the product
 MENDS = {
     "gradient_not_rounded": (
         "coefficients",
@@ -171,7 +171,7 @@ MENDS = {
 
 
 def edited(module: ModuleType, folder: Path, old: str, new: str, times: int | None = 1) -> ModuleType:
-    """A copy of the module, in which `new` stands for `old`; the original is left alone."""
+    """A copy of the module with `new` in place of `old`; the original stays as it is."""
     source = Path(module.__file__).read_text()
     if not source.count(old) or times not in (None, source.count(old)):
         raise SystemExit(f"assay_liger: this liger-kernel is not 0.8.5: {old.strip()!r} is not where it was")
@@ -187,8 +187,11 @@ def edited(module: ModuleType, folder: Path, old: str, new: str, times: int | No
 
 
 def expected(name: str, report: assay.Report) -> bool:
-    """Liger's hyper-connections pass, but for one gradient rounded in bfloat16, which is tried on a GPU alone; SwiGLU's
-    backward writes over its saved inputs, and in bfloat16 its y is rounded twice; every fault is found."""
+    """Whether the verdict is the expected one.
+
+    Liger's hyper-connections pass, except one gradient that is rounded in bfloat16 (checked on a GPU only). SwiGLU
+    fails: its backward overwrites saved inputs, and in bfloat16 its y is rounded twice. Every fault is found.
+    """
     wrong = [f for f in report.findings if f.rung != "QUALITY"]
     if name == "swiglu":
         over = [f for f in wrong if f.probe in ("alias", "second_call")]
@@ -200,7 +203,7 @@ def expected(name: str, report: assay.Report) -> bool:
 
 
 def summary(name: str, report: assay.Report) -> str:
-    """One or two lines: the verdict and what it rests on first."""
+    """One or two lines: the verdict, and the first finding."""
     verdict = f"{name:28} {report.verdict.upper():5} {report.seconds:6.1f} s"
     verdict += "" if expected(name, report) else "   NOT EXPECTED"
     return verdict + "".join(f"\n    {f.rung}  {f.tensor}: {f.text}" for f in report.findings[:1])
@@ -219,9 +222,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             "--device cuda: torch sees no CUDA device here; without the option the kernels run in Triton's interpreter"
         )
     if args.device == "cpu" and (gpu := sorted(set(args.only or ()) & set(MENDS))):
-        fail(
-            f"--only {' '.join(gpu)}: this edit is of bfloat16 products, which are tried on a GPU alone: --device cuda"
-        )
+        fail(f"--only {' '.join(gpu)}: this edit changes bfloat16 products, which run on a GPU only: --device cuda")
     if importlib.util.find_spec("liger_kernel") is None:
         fail("needs Liger-Kernel: pip install liger-kernel==0.8.5")
     return args
@@ -235,7 +236,7 @@ def fail(reason: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.device == "cpu":
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, with Liger
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when Liger imports it
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton")  # the assay feeds NaN on purpose
     from liger_kernel.ops import mhc, swiglu
 
@@ -254,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
                 target = targets(module, swiglu, args.device)[name]
                 reports[label] = assay.check(target, device=args.device, raises=False)
                 print(summary(label, reports[label]), flush=True)
-                if args.json:  # after each, so that what is finished is kept when the rest is not
+                if args.json:  # after each target, so that an interrupted run keeps its results
                     result = {"versions": versions, "machine": machine}
                     result["reports"] = {label: report.to_json() for label, report in reports.items()}
                     result["expected"] = {label: expected(label, report) for label, report in reports.items()}

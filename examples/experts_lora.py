@@ -1,12 +1,12 @@
-"""LoRA on a model's experts from end to end: convert, train, save, load in stock peft, generate.
+"""LoRA on the experts of a model: convert, train, save, load in stock peft, generate.
 
     python examples/experts_lora.py                            a small random Qwen3-MoE, made here
-    python examples/experts_lora.py examples/shakespeare-moe   one that has learnt something; or a folder of your own
+    python examples/experts_lora.py examples/shakespeare-moe   a trained model, or a folder of your own
     python examples/experts_lora.py MODEL --format int4        its experts in 4 bits
     python examples/experts_lora.py --steps 5 --out DIR
 
-The text is a few lines of Hamlet, read as bytes, or through the tokenizer of MODEL. What is saved is a plain peft
-adapter: the last part needs nothing of goldsmith.
+The text is a few lines of Hamlet, as bytes or through the tokenizer of MODEL. The saved adapter is plain peft: the last
+part does not need goldsmith.
 """
 
 import argparse
@@ -28,7 +28,7 @@ And by opposing end them."""
 
 
 def plain_model(name: str | None) -> torch.nn.Module:
-    """The model as transformers has it: MODEL, or a random one. In float32, since peft rounds W + BA to the dtype."""
+    """MODEL, or a random model, in transformers; in float32, because peft rounds W + BA to the dtype."""
     if name is not None:
         return AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ def plain_model(name: str | None) -> torch.nn.Module:
 
 
 def converted(name: str | None, options: argparse.Namespace) -> torch.nn.Module:
-    """The same with packed experts and LoRA. A folder is streamed: its experts never exist as floats."""
+    """The model with packed experts and LoRA. A folder is streamed, so its experts never exist as floats."""
     lora = {"rank": options.rank, "alpha": 2 * options.rank}
     if name is None:
         return hf.convert(plain_model(None), format=options.format, lora=lora)
@@ -65,7 +65,9 @@ def train(model: torch.nn.Module, tokens: torch.Tensor, steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", metavar="MODEL", help="folder of a transformers MoE model")
-    parser.add_argument("--format", default="auto", help="of the packed experts (default: bf16, or the codes of MODEL)")
+    parser.add_argument(
+        "--format", default="auto", help="format of the packed experts (default: bf16, or the codes of MODEL)"
+    )
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, help="folder for the adapter (default: a temporary one)")
@@ -86,7 +88,7 @@ def main() -> None:
     hf.save_adapter(model, folder)
     print(f"saved: {folder}")
 
-    with warnings.catch_warnings():  # peft 0.21 says that it ignores rank_pattern for parameters, and applies it
+    with warnings.catch_warnings():  # peft 0.21 warns that it ignores rank_pattern for parameters, but applies it
         warnings.filterwarnings("ignore", "The following .*_pattern keys")
         stock = PeftModel.from_pretrained(plain_model(options.model), folder)
     with torch.no_grad():

@@ -1,10 +1,10 @@
 """Draws the JSON of mhc_lm.py as SVG, without any package: `python examples/loss_curves.py lm.json lm.svg`.
 
-Several results of one size, `python examples/loss_curves.py build/mhc_lm/*.json lm.svg`, become one picture.
+Several results of one size share a picture: `python examples/loss_curves.py build/mhc_lm/*.json lm.svg`.
 
 A line is the mean over the seeds; its band goes from the lowest to the highest seed. Left: training loss, a running
 mean over a twentieth of the steps. Right: validation loss. Both leave out the first tenth of the training, where all
-fall alike.
+curves fall alike.
 """
 
 import json
@@ -25,20 +25,30 @@ svg { font: 13px system-ui, sans-serif; } text { fill: #24292f; } .ground { fill
 """
 
 Points = list[tuple[int, float]]
-SIZE = ("dim", "layers", "heads", "n", "seq", "batch", "steps", "lr", "bytes")  # what one picture has in common
+SIZE = (
+    "dim",
+    "layers",
+    "heads",
+    "n",
+    "seq",
+    "batch",
+    "steps",
+    "lr",
+    "bytes",
+)  # conditions that all results of a picture share
 
 
 def merged(results: list[dict]) -> dict:
-    """One result with the runs of all, which must be of one size and on one text."""
+    """One result with the runs of all; they must have one size and one text."""
     sizes = [{name: result["conditions"][name] for name in SIZE} for result in results]
     differing = [name for name in SIZE if len({size[name] for size in sizes}) > 1]
     if differing:
-        raise ValueError(f"the results differ in {', '.join(differing)}: they do not belong into one picture")
+        raise ValueError(f"the results differ in {', '.join(differing)}: one picture cannot show them")
     return results[0] | {"runs": [run for result in results for run in result["runs"]]}
 
 
 def by_model(runs: list[dict]) -> dict[str, list[dict]]:
-    """Runs by what is compared, "plain" last, each in the order of its seeds."""
+    """Runs by model, "plain" last, in the order of seeds."""
     names = {id(run): f"mhc ({run['init']})" if run["residual"] == "mhc" else "plain" for run in runs}
     order = sorted(runs, key=lambda run: (run["residual"] == "plain", run["seed"]))
     return {name: [r for r in order if names[id(r)] == name] for name in dict.fromkeys(names[id(r)] for r in order)}
@@ -58,7 +68,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def panel(title: str, curves: dict[str, list[Points]], left: float, width: float, unigram: float) -> list[str]:
-    """One plot: curves[name] has one list of points a seed."""
+    """One plot; curves[name] has a list of points per seed."""
     # a training that diverged ends the curve at its last finite loss
     curves = {name: [[p for p in seed if math.isfinite(p[1])] for seed in seeds] for name, seeds in curves.items()}
     every = [p for seeds in curves.values() for points in seeds for p in points] or [(0, 0.0)]
@@ -86,7 +96,7 @@ def panel(title: str, curves: dict[str, list[Points]], left: float, width: float
             f'<text class="note" x="{b[0]}" y="{a[1]}" dy="-5" text-anchor="end">byte frequencies alone</text>'
         )
     for colour, seeds in zip(COLOURS * len(curves), curves.values(), strict=False):
-        rows = list(zip(*seeds, strict=False))  # runs that Ctrl-C cut short end the common part
+        rows = list(zip(*seeds, strict=False))  # the shortest run ends the band and the mean
         lower = [at(row[0][0], min(v for _, v in row)) for row in rows]
         upper = [at(row[0][0], max(v for _, v in row)) for row in rows]
         mean = [at(row[0][0], sum(v for _, v in row) / len(row)) for row in rows]

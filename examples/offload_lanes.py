@@ -1,7 +1,8 @@
-"""Draws what the lanes did, from a trace of goldsmith.offload: python examples/offload_lanes.py t.json lanes.svg
+"""Draws the work of the lanes from a trace of goldsmith.offload: python examples/offload_lanes.py t.json lanes.svg
 
-A trace comes from `with held.trace("t.json"):` or `goldsmith generate --trace t.json`. One forward of the model is
-drawn (--forward 0 is the prompt, 1 the first token after it), a row for each lane; what each lane was busy is printed.
+A trace comes from `with held.trace("t.json"):` or `goldsmith generate --trace t.json`. It draws one
+forward of the model (--forward 0 is the prompt, 1 the first token after it) with a row per lane, and prints how long
+each lane was busy.
 """
 
 import argparse
@@ -14,7 +15,7 @@ LEFT, WIDTH, HEIGHT, TOP = 70, 900, 30, 34
 
 
 def forwards(path: Path) -> list[list[dict]]:
-    """The spans of each forward: a new one begins where the layers' numbers do not rise."""
+    """The spans of each forward; a new forward begins where the layer number does not rise."""
     events = json.loads(path.read_text())["traceEvents"]
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     spans = [{**e, "lane": lanes[e["tid"]]} for e in events if e["ph"] == "X"]

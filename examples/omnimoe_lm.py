@@ -1,8 +1,8 @@
-"""A small language model on bytes with very many tiny experts, beside a dense one of as many active parameters.
+"""A small language model on bytes with very many tiny experts, and a dense one with as many active parameters.
 
-Both are the same decoder (RMSNorm, causal attention with rotary positions) with the same seed and batches. In place of
-SwiGLU one has `router.OmniMoE` (or `router.PEER`): a token's k experts, its shared expert and its router together have
-as many parameters as the dense model's SwiGLU. Reported are loss, held-out loss, and how evenly experts are used.
+Both are the same decoder (RMSNorm, causal attention with rotary positions) with the same seed and batches. One has
+`router.OmniMoE` (or `router.PEER`) instead of SwiGLU: a token's k experts, its shared expert and its router together
+have as many parameters as the dense model's SwiGLU. The output is loss, held-out loss, and the use of experts.
 
     python examples/omnimoe_lm.py                               15 seconds of a CPU core: this project's own text
     python examples/omnimoe_lm.py --data my_book.txt --steps 400 --balance 0.01                 a file, or a folder
@@ -38,7 +38,7 @@ class SwiGLU(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed layer, which keeps what it selected for whoever measures."""
+    """The routed layer; it keeps its selection for the measurement."""
 
     def __init__(self, args: argparse.Namespace):
         super().__init__()
@@ -56,7 +56,7 @@ class Experts(nn.Module):
         return y
 
     def active(self) -> int:
-        """Parameters that a token meets: all but the tables, and its own rows of those."""
+        """Active parameters of a token: everything but the tables, and its own rows of them."""
         tables = {"w_in", "w_out"}
         own = sum(p.numel() for name, p in self.layer.named_parameters() if name not in tables)
         listed = self.layer.k * getattr(self.layer, "heads", 1)
@@ -64,7 +64,7 @@ class Experts(nn.Module):
 
 
 def peer_heads(k: int) -> int:
-    """Of four experts each; of all k when there are fewer."""
+    """The number of heads: four experts each, or one head with fewer."""
     return max(1, k // 4)
 
 
@@ -107,7 +107,7 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
     )
     draw = torch.Generator().manual_seed(args.seed)
     losses, evenness = [], []
-    every = max(1, args.steps // 20)  # a look at the loss waits for the device, so few are taken on the way
+    every = max(1, args.steps // 20)  # reading the loss waits for the device, so it is read seldom
     used = [None] * len(model.experts)
     started = told = time.perf_counter()
     for step in range(args.steps):
@@ -144,14 +144,14 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
 
 
 def means(losses: list[float]) -> list[tuple[int, float]]:
-    """At most two hundred points, each the mean of the steps since the one before."""
+    """At most two hundred points, each the mean of the steps since the last point."""
     size = -(-len(losses) // 200)
     groups = [losses[i : i + size] for i in range(0, len(losses), size)]
     return [(min((i + 1) * size, len(losses)), sum(group) / len(group)) for i, group in enumerate(groups)]
 
 
 def svg(runs: dict[str, dict]) -> str:
-    """Losses above; below, of each layer of experts, the share that was used and KL from uniform."""
+    """A plot of the losses, and a plot per layer of experts: share used, and KL from uniform."""
     routed = next(iter(runs.values()))["usage"]
     steps = len(next(iter(runs.values()))["loss"])
     panels = [("loss, nats per byte", [(name, means(run["loss"])) for name, run in runs.items()])]
@@ -228,7 +228,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} {getattr(args, name)}: at least 1 is needed")
     root = math.isqrt(args.experts)
     if root * root != args.experts:
-        parser.error(f"--experts {args.experts}: wanted a square; the nearest are {root**2} and {(root + 1) ** 2}")
+        parser.error(f"--experts {args.experts}: expected a square; the nearest are {root**2} and {(root + 1) ** 2}")
     if args.k > args.experts:
         parser.error(f"--k {args.k}: there are only {args.experts} experts (--experts)")
     if args.layer == "peer":
@@ -236,7 +236,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--k {args.k}: --layer peer has heads of four experts; take 1, 2, 3, or a multiple of 4")
     for name in ("lr", "balance"):
         if not 0 <= getattr(args, name) < math.inf:
-            parser.error(f"--{name} {getattr(args, name)}: wanted a finite number of at least 0")
+            parser.error(f"--{name} {getattr(args, name)}: expected a finite number of at least 0")
     if args.data is not None and not Path(args.data).exists():
         parser.error(f"--data {args.data}: there is no such file or folder")
     if args.dim % (2 * args.heads):
@@ -248,12 +248,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     on = args.device
     if torch.device(on).type == "cpu":
-        # products as small as the default's wait for their threads where other work takes the cores: on two of these,
-        # at a load of 5, 20 steps were 10,015 tokens/s with one thread and 495 with two, and the same digits
+        # on a busy machine small products wait for their threads: on two cores at a load of 5, 20 steps ran at 10,015
+        # tokens/s with one thread and at 495 with two, with the same digits
         torch.set_num_threads(args.threads)
         on += f", {torch.get_num_threads()} thread" + "s" * (torch.get_num_threads() > 1)
-    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat
-    torch.utils.deterministic.fill_uninitialized_memory = False  # would write every new tensor once more
+    torch.use_deterministic_algorithms(True)  # without it, attention's backward on a GPU does not repeat bit for bit
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would write every new tensor twice
     text, least = read_text(args.data), 20 * (args.seq + 1)
     if len(text) < least:
         raise SystemExit(f"omnimoe_lm: --data has {len(text)} bytes of text; --seq {args.seq} needs at least {least}")

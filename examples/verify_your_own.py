@@ -1,8 +1,8 @@
-"""Your own kernel on the assay: a Triton RMSNorm, right and wrong.
+"""Checks a kernel of your own with the assay: a Triton RMSNorm, right and wrong.
 
     python examples/verify_your_own.py
     goldsmith verify examples.verify_your_own:target        # from the project's folder; exit status 0
-    goldsmith verify examples.verify_your_own:wrong         # exit status 1, and the report says what and where
+    goldsmith verify examples.verify_your_own:wrong         # exit status 1; the report has the mistake and its place
 
 Without a GPU the kernels run through Triton's interpreter, and without Triton the same steps run in plain torch.
 """
@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
-# ---- what it should compute: a few lines of plain torch, called with float64 copies of the very inputs
+# ---- the golden: a few lines of plain torch, called with float64 copies of the inputs
 
 
 def golden(x, w, eps):
@@ -31,7 +31,7 @@ def golden(x, w, eps):
     return x_hat * w
 
 
-# ---- on what it is tried: every combination of the sizes is a case
+# ---- the cases: one per combination of sizes
 
 
 @assay.case(T=[0, 1, 13, 128], D=[32, 100], why="no token, one, a tail of rows, many; a power of two and not")
@@ -109,7 +109,7 @@ if __name__ == "__main__":
     warnings.filterwarnings(
         "ignore", category=RuntimeWarning, module="triton"
     )  # the assay feeds NaN and Inf on purpose
-    print(assay.check(target, device=device))  # all that a test needs: it raises with the report when the kernel fails
+    print(assay.check(target, device=device))  # all that a test needs: it raises with the report where the kernel fails
     report = assay.check(wrong, device=device, raises=False)
     print(report)
     sys.exit(report.ok)

@@ -1,9 +1,9 @@
-"""Runs the diagnoses that docs/case-studies.md shows, and puts what they print into it.
+"""Runs the diagnoses of docs/case-studies.md, and writes their output into the page.
 
     python scripts/case_studies.py [STORY ...]
 
-A story is a fault of KernelFault, such as `M04`; none: all of them, which takes minutes. In the page, the block of a
-command that is marked as made by this script holds its output; the table of the long log has a row for each of SEEN.
+A story is a fault of KernelFault, such as `M04`; without one, all of them run, which takes minutes. The script fills
+the blocks of commands that are marked as made by it, and the table of the long log, which has a row per entry of SEEN.
 """
 
 import os
@@ -46,8 +46,8 @@ def main(wanted: list[str]) -> int:
     rows = {line.split(" | ")[2].strip("`"): line for line in TABLE.search(text)[2].splitlines()[2:]}
     for number, seen, key in SEEN:
         if not wanted or key.split()[0] in wanted or key not in rows:
-            said, reason = told(key)
-            rows[key] = f"| {number} | {seen} | `{key}` | {said} | {reason} |"
+            sentence, reason = summary(key)
+            rows[key] = f"| {number} | {seen} | `{key}` | {sentence} | {reason} |"
         print(rows[key], flush=True)
     head = [f"| {' | '.join(HEAD)} |", "|" + " --- |" * len(HEAD)]
     lines = "\n".join([*head, *(rows[key] for _, _, key in SEEN)])
@@ -60,7 +60,7 @@ def _asked(command: str, wanted: list[str]) -> bool:
 
 
 def shown(command: str) -> str:
-    """What the command prints, without how long it took."""
+    """The output of the command without its duration."""
     words = command.split()
     done = run([sys.executable, *words[1:]])
     print(f"$ {command}\n{done}", flush=True)
@@ -68,7 +68,7 @@ def shown(command: str) -> str:
 
 
 def shortened(said: str) -> str:
-    """Without the map, and with `...` for stages that are right or not named, and for causes that fit less well."""
+    """The output without the map and the other causes, and with `...` for stages that are right or not judged."""
     said = re.sub(r"(\n {7}[#.]+)+\n {7}\(# wrong.*?\)", "", said, flags=re.S)
     said = re.sub(r"\nOther causes\n.*?\n(?=\n)", "", said, flags=re.S)
     said = re.sub(r"(\n\S.* (ok|not judged)\b)+", "\n...", said)
@@ -76,8 +76,8 @@ def shortened(said: str) -> str:
     return re.sub(r"(\n\.\.\.)+", "\n...", re.sub(r"\n{3,}", "\n\n", said)).strip() + "\n"
 
 
-def told(key: str) -> tuple[str, str]:
-    """(the first sentence of a fault's diagnosis, the first reason for it), in one line each."""
+def summary(key: str) -> tuple[str, str]:
+    """(first sentence of a fault's diagnosis, first reason for it), a line each."""
     parts = [" ".join(part.split()) for part in re.split(r"\n\n", run([sys.executable, str(ONE), key]))]
     why = next((p for p in parts if p.startswith("Why - ")), "")
     reason = re.split(r" - | Try: ", why.removeprefix("Why - "))[0]

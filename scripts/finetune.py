@@ -1,4 +1,4 @@
-"""What `goldsmith finetune` did, as committed beside docs/finetune.md, and as its table and picture.
+"""Results of `goldsmith finetune`: keeps them in docs/finetune, and makes their table and pictures.
 
     goldsmith finetune ... --output DIR
     python scripts/finetune.py DIR --keep docs/finetune/NAME.json     also docs/images/finetune-NAME.svg
@@ -25,7 +25,7 @@ Table = Callable[[list[str], list[list[str]]], str]
 
 
 def reduced(folder: Path) -> dict:
-    """The parts of a run's folder that the page shows."""
+    """The results of a run that the page shows."""
     run = json.loads((folder / "run.json").read_text())
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     kept = {
@@ -38,7 +38,7 @@ def reduced(folder: Path) -> dict:
 
 
 def svg(run: dict) -> str:
-    """The picture of one run: the loss of each step, and that on held-out text."""
+    """The picture of one run: training loss of each step, and loss on held-out text."""
     title = f"{run['machine']['name']}, {_on(run)}, torch {run['versions']['torch']}"
     curves = {"each step": [run["loss"]], "held-out text": [run["eval_loss"]]}
     height = HEIGHT + 22 * len(curves) + 24
@@ -56,7 +56,7 @@ def svg(run: dict) -> str:
 
 
 def runs(table: Table) -> str:
-    """One row a run, and the picture of each with its conditions."""
+    """A table with a row per run, and each run's picture with its conditions."""
     kept = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
     titles = ["run", "held-out loss before", "after", "training loss", "trained", "of the experts"]
     rows = [

@@ -1,4 +1,4 @@
-"""Tables of docs/kernelfault.md, from benchmarks/results/kernelfault.json and from the faults themselves.
+"""Tables of docs/kernelfault.md, from benchmarks/results/kernelfault*.json and from the faults.
 
 python -m benchmarks.kernelfault --json benchmarks/results/kernelfault.json
 python -m benchmarks.kernelfault --quick --seeds 1 --clean 0 --baselines \\
@@ -6,8 +6,8 @@ python -m benchmarks.kernelfault --quick --seeds 1 --clean 0 --baselines \\
 python -m benchmarks.kernelfault --author stranger --seeds 1 --json benchmarks/results/kernelfault_strangers_1.json
 python scripts/tables.py
 
-The last file is of the one run before any rule was changed for these faults, and is not made again. The usual rules are
-asked in a run of their own, where the first one did not ask them: they take as long again.
+kernelfault_strangers_N.json is from the one run before any rule was changed for batch N, and is never made again. The
+usual rules have a run of their own, because they take as long as everything else.
 """
 
 import json
@@ -24,7 +24,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kernelfault import catalogue, figures, terminal  # noqa: E402
 from benchmarks.kernelfault.baseline_names import RULES  # noqa: E402
-
 from recorded_commands import today  # noqa: E402
 
 Table = Callable[[list[str], list[list[str]]], str]
@@ -51,7 +50,7 @@ def _written(host: catalogue.Host) -> str:
 
 
 def strangers(table: Table) -> str:
-    """First sight of kernels by a stranger to the rules, batch by batch, beside the rates of the whole."""
+    """First results on kernels by a stranger, batch by batch, and the rates of all kernels."""
     found = sorted(RESULTS.parent.glob(FIRST_SIGHT), key=lambda path: int(path.stem.rpartition("_")[2]))
     batches = [json.loads(path.read_text()) for path in found]
     titles = {key: title for key, title in terminal.TITLES.items() if key != "params"}
@@ -68,23 +67,23 @@ def strangers(table: Table) -> str:
     accused, alarms = (_pooled([found[key] for found in batches]) for key in ("accused", "twins"))
     lines = [
         f"- Right but unusual rewritings that were accused: {terminal.percent(accused)}.",
-        f"- The kernels as they should be that failed: {terminal.percent(alarms)}.",
-        f"- First causes with a score of 0.9 or more that were right: {terminal.percent(_sure(batches))}.",
-        f"- What stood first where the cause was wrong: {_instead(batches)}.",
+        f"- Kernels without a fault that failed: {terminal.percent(alarms)}.",
+        f"- First causes with a score of at least 0.9 that were right: {terminal.percent(_sure(batches))}.",
+        f"- Wrong first causes: {_instead(batches)}.",
     ]
     lines += [f"- Batch {i}: {conditions(found)}".rstrip() for i, found in enumerate(batches, 1)]
     return table(["first sight", *titles.values()], rows) + "\n" + "".join(f"{line}\n" for line in lines)
 
 
 def _sure(batches: list[dict]) -> dict:
-    """How often a first cause was right that was told with a score of 0.9 or more."""
+    """How often a first cause with a score of at least 0.9 was right."""
     bins = [(round(share * n), n) for found in batches for low, share, n in found["calibration"]["development"]
             if low >= 0.9]  # fmt: skip
     return figures.rate(sum(hits for hits, _ in bins), sum(n for _, n in bins))
 
 
 def _instead(batches: list[dict]) -> str:
-    """The wrong first causes, most frequent first."""
+    """The wrong first causes, the most frequent ones first."""
     misses = [miss for found in batches for miss in found["misses"]]
     firsts = Counter((miss["said"] or [["nothing"]])[0][0] for miss in misses)
     return ", ".join(f"`{id}` {n}" for id, n in firsts.most_common())
@@ -99,7 +98,7 @@ def _pooled(rates: list[dict]) -> dict:
 
 
 def rates(table: Table) -> str:
-    """What was found, with its conditions."""
+    """Rates of detection and diagnosis, with their conditions."""
     found = results()
     rows = []
     for name, group in found["rates"].items():
@@ -109,8 +108,8 @@ def rates(table: Table) -> str:
     accused, clean, twins, report = found["accused"], found["clean"], found["twins"], found["report"]
     lines = [
         f"Right kernels drawn at random that failed: {terminal.percent(clean)}." if clean["of"] else "",
-        f"The same kernels without a fault that failed: {terminal.percent(twins)}.",
-        f"Ties, goldens at fault and right rewritings that were accused: {accused['hits']} of {accused['of']}.",
+        f"Kernels without a fault that failed: {terminal.percent(twins)}.",
+        f"Ties, faulty goldens and right rewritings that were accused: {accused['hits']} of {accused['of']}.",
         f"A diagnosis took {report['median_seconds']:.1f} s (median), 90 % at most {report['p90_seconds']:.1f} s.",
         "" if report["small"] is None else f"The case it shows has {100 * report['small']:.1f} % of the size (median).",
         *costs(found),
@@ -138,7 +137,7 @@ def conditions(found: dict) -> str:
 
 
 def baselines(table: Table) -> str:
-    """The usual rules on the same kernels, with their conditions where they were asked in another run."""
+    """The usual rules on the same kernels, with the conditions of their run where it was another one."""
     found = results()
     apart = not found["baselines"]
     found = json.loads(BASELINES.read_text()) if apart else found
@@ -153,7 +152,7 @@ def baselines(table: Table) -> str:
 
 
 def faults(table: Table) -> str:
-    """A row for each fault of the catalogue, over all its kernels."""
+    """A row per fault id, over all its kernels."""
     grouped = defaultdict(list)
     for f in results()["by_fault"]:
         grouped[f["id"][:3]].append(f)
@@ -169,16 +168,16 @@ def faults(table: Table) -> str:
 
 
 def confusion(table: Table) -> str:
-    """What stood first, cause by cause."""
+    """Which causes came first, by true cause."""
     rows = []
     for truth, said in results()["confusion"].items():
         others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)
         wrong = ", ".join(f"{id} {n}" for n, id in others)
         rows.append([f"`{truth}`", f"{said.get(truth, 0)} of {sum(said.values())}", wrong])
-    return table(["the cause is", "stood first", "what stood there instead"], rows)
+    return table(["true cause", "came first", "causes that came first instead"], rows)
 
 
 def amended(table: Table) -> str:
-    """Entries that were changed after a run, with the reason."""
+    """Faults whose truth was changed after a run, with the reason."""
     rows = [[f.id, f"`{f.host.name}`", f.backend, f.amended] for f in catalogue.faults() if f.amended]
     return table(["id", "kernel", "backend", "what was changed, and why"], rows)

@@ -1,11 +1,11 @@
-"""What examples/mhc_lm.py measured, as committed beside docs/mhc-language-model.md, and as its tables and pictures.
+"""Results of examples/mhc_lm.py: keeps them in docs/language-model, and makes their tables and pictures.
 
     sh examples/mhc_lm_large.sh
     python scripts/language_model.py build/mhc_lm/*.json --keep docs/language-model/h100.json   50 kB of 500
     python scripts/tables.py                                                                    writes the tables
 
 Each file of docs/language-model is one comparison, on one machine; its picture is docs/images/language-model-NAME.svg.
-`--alone` adds results of trainings that had the machine to themselves: the speeds of the others are not comparable.
+`--alone` adds trainings that had the machine to themselves; only their speeds are comparable.
 """
 
 import argparse
@@ -27,7 +27,7 @@ Table = Callable[[list[str], list[list[str]]], str]
 
 
 def reduced(results: list[dict], alone: list[dict]) -> dict:
-    """The parts of the example's results that the page shows; curves thinned to what a picture can hold."""
+    """The results that the page shows, with fewer points per curve."""
     whole = merged(results)
     runs = []
     for run in whole["runs"]:
@@ -46,7 +46,7 @@ def kept() -> dict[str, dict]:
 
 
 def losses(table: Table) -> str:
-    """One section a comparison: conditions, picture, table, and the differences seed by seed."""
+    """A section per comparison: conditions, picture, table, and differences per seed."""
     return "\n".join(_section(name, result, table) for name, result in kept().items()) or "No comparison yet.\n"
 
 
@@ -82,7 +82,7 @@ def _section(name: str, result: dict, table: Table) -> str:
 
 
 def _differences(groups: dict[str, list[dict]]) -> list[str]:
-    """What the seeds say together: validation of each model minus that of the plain one with the same seed."""
+    """The differences of validation loss from the plain model with the same seed."""
     plain = {run["seed"]: run["val_loss"] for run in groups.get("plain", [])}
     lines = []
     for model, runs in groups.items():
@@ -100,7 +100,7 @@ def _verdict(apart: list[float]) -> str:
         return f"Lower with every one of {len(apart)} seeds."
     if all(value > 0 for value in apart):
         return f"Higher with every one of {len(apart)} seeds."
-    return "The seeds do not agree in sign: no difference is shown."
+    return "The seeds do not agree in sign: this shows no difference."
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""What examples/assay_liger.py found, as committed beside docs/liger.md, and as its tables.
+"""Results of examples/assay_liger.py: keeps them in docs/liger, and makes their tables.
 
     python examples/assay_liger.py --json all.json
     python scripts/liger.py all.json docs/liger/cpu.json     keeps what the tables need: 20 kB of 900
     python scripts/tables.py                                 writes the tables
 
-Each file of docs/liger is from one machine. Where time there is short, the example runs several times, `--only` some
-of its targets, and all of its files are given: scripts/liger.py one.json two.json docs/liger/h100.json.
+Each file of docs/liger is from one machine. Where time is short, run the example several times, each `--only` for some
+targets, and give all files: scripts/liger.py one.json two.json docs/liger/h100.json.
 """
 
 import json
@@ -118,7 +118,7 @@ def _reason(report: dict) -> str:
 
 
 def _short(text: str) -> str:
-    """The first two clauses: what is wrong, and where."""
+    """The first two clauses of a finding: the mistake and its place."""
     return "; ".join(text.split("; ")[:2]).replace("|", "\\|")
 
 
@@ -128,7 +128,7 @@ def _conditions(run: dict) -> str:
 
 
 def joined(parts: list[dict]) -> dict:
-    """Runs of some targets each, as one; of a target that was run twice the later run."""
+    """Several runs as one; the later run counts for a target in both."""
     for part in parts[1:]:
         for what in ("machine", "versions"):
             if part[what] != parts[0][what]:

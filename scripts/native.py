@@ -1,11 +1,11 @@
-"""Builds the native library, when its sources have changed since: by their content, not by their date.
+"""Builds the native library where the content of its sources has changed.
 
     python scripts/native.py            into src/goldsmith/lib, where the package looks for it
     python scripts/native.py address    into build/native-address, with AddressSanitizer and UBSan, for the tests
     python scripts/native.py thread     into build/native-thread, with ThreadSanitizer, AMX's tiles in plain C++
     python scripts/native.py tiles      into build/native-tiles, with AMX's tiles computed in plain C++
 
-Prints where the library is. Uses the standard library alone; cmake and ninja come from .venv or from the system.
+Prints the path of the library. Needs only the standard library; cmake and ninja come from .venv or from the system.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ VARIANTS = {
 
 
 class Failed(Exception):
-    """The library could not be built; the text says what to do."""
+    """The build failed; the message says what to do."""
 
 
 def supported() -> bool:
@@ -36,7 +36,7 @@ def supported() -> bool:
 
 
 def sources() -> dict[str, str]:
-    """What the library is made from, by content; and where, since a build folder cannot be moved."""
+    """Hashes of the library's sources, and the checkout's path, because a build folder cannot move."""
     paths = [ROOT / "CMakeLists.txt", *sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp"))]
     found = {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return {"": str(ROOT)} | found
@@ -66,14 +66,14 @@ def build(variant: str = "release") -> Path:
     build_folder, at = folder(variant), place(variant)
     build_folder.parent.mkdir(exist_ok=True)
     with open(f"{build_folder}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits, then finds the work done
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two builds at once, the second waits and finds the work done
         if fresh(variant):
             return at
         now, before = sources(), built_from(variant)
         if before.get("") != now[""]:
             shutil.rmtree(build_folder, ignore_errors=True)
         for name, content in now.items():
-            if name and before.get(name) != content:  # ninja goes by dates: what has changed is given a new one
+            if name and before.get(name) != content:  # ninja compares dates, so changed files get a new one
                 os.utime(ROOT / name)
         run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", *VARIANTS[variant])
         run("cmake", "--build", build_folder)
@@ -83,7 +83,7 @@ def build(variant: str = "release") -> Path:
 
 
 def run(tool: str, *arguments: object) -> None:
-    """Runs a tool of .venv's or the system's; its output is shown when it fails."""
+    """Run a tool from .venv or the system, and show its output where it fails."""
     path = os.pathsep.join([str(ROOT / ".venv/bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which(tool, path=path)
     if found is None:

@@ -16,7 +16,7 @@ Case = dict[str, dict]  # peer -> row
 
 
 def cases(op: str) -> dict[tuple, Case]:
-    """(machine, shape, case, format) -> the rows of the newest run of it."""
+    """(machine, shape, case, format) -> the rows of its newest run."""
     found: dict[tuple, Case] = {}
     for row in rows():
         if row["op"] == op:
@@ -57,7 +57,7 @@ def calls(table: Table) -> str:
 
 
 def constants(shown: list[dict]) -> str:
-    """The rates that plans were made with, and the hardware's; of each shape the last."""
+    """The rates that the plans used, and those of the hardware, from the last run of each shape."""
     last = {row["shape"]: row["figures"] for row in shown if row["peer"] == OURS and "figures" in row}
     text = ""
     for shape, f in last.items():
@@ -129,12 +129,13 @@ def conditions(shown: list[dict]) -> Iterator[str]:
         busy = f" load {max(loads):.1f} before the run;" if loads else ""
         yield (
             f"{machine};{busy} {named}; commit {commit}; {date}; CPU lane of {', '.join(map(str, sorted(threads)))} "
-            f"threads; wall time in milliseconds, the device waited for, ways taking turns; median ± half of p10..p90."
+            f"threads; wall time in milliseconds until the device has finished, ways in turns; "
+            "median ± half of p10..p90."
         )
 
 
 def time(row: dict | None) -> str:
-    """Milliseconds and their spread."""
+    """The median in milliseconds, and its spread."""
     if row is None or "median_us" not in row:
         return "-"
     median = row["median_us"] / 1e3
@@ -142,7 +143,7 @@ def time(row: dict | None) -> str:
 
 
 def against(row: dict | None, ours: dict) -> str:
-    """Milliseconds, and how many times ours."""
+    """The median in milliseconds, and its ratio to goldsmith's."""
     if row is None or "median_us" not in row:
         return "-"
     return f"{row['median_us'] / 1e3:.3g} ({row['median_us'] / ours['median_us']:.2g}x)"

@@ -87,8 +87,10 @@ def draw(path: CodePath) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{escape(path.title)}</title><style>{STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#8c959f"/></marker></defs>',
+        (
+            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7"'
+            ' orient="auto"><path d="M0 0L8 4L0 8z" fill="#8c959f"/></marker></defs>'
+        ),
     ]
     for (x0, y0), (x1, y1) in pairwise([centre(i) for i in range(len(path.steps))]):
         side, down = (WIDTH / 2 + 2) * ((x1 > x0) - (x1 < x0)), (HEIGHT / 2 + 2) * (y1 > y0)

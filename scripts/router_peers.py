@@ -1,4 +1,4 @@
-"""The router's operators beside their peers: of each the newest run of `goldsmith bench` that timed both."""
+"""The router's operators and their peers, from the newest run of `python -m benchmarks.bench` that timed both."""
 
 import json
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from strategies import milliseconds
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 OPS = ("router.product_topk", "router.atomic_experts")
-STRATEGIES = ("dense",)  # forced ones are in a table of their own
+STRATEGIES = ("dense",)  # forced strategies have a table of their own
 NOTHING = "No measurement is in benchmarks/results yet; `python -m benchmarks.bench router --out FILE.jsonl`.\n"
 Table = Callable[[list[str], list[list[str]]], str]
 
 
 def beside_peers(table: Table, device: str) -> str:
-    """A table for each machine of that kind."""
+    """A table per machine of this kind."""
     runs: dict[tuple, dict[str, dict]] = {}
     for row in (json.loads(line) for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text().splitlines()):
         if row["op"] in OPS and row["device"] == device and row["mode"] in ("cold", "wall") and row["median_us"]:
@@ -23,7 +23,7 @@ def beside_peers(table: Table, device: str) -> str:
                 place = row["op"], row["case"], row["dtype"], row["direction"]
                 runs.setdefault((run, place), {})[row["peer"]] = row
     newest: dict[str, dict[tuple, tuple[dict, dict]]] = {}
-    for ((machine, *_), place), rows in runs.items():  # a later run takes an earlier one's place
+    for ((machine, *_), place), rows in runs.items():  # a later run replaces an earlier one
         for peer in [name for name in rows if name != "goldsmith" and "goldsmith" in rows]:
             newest.setdefault(machine, {})[(*place, peer)] = rows["goldsmith"], rows[peer]
     text = [one_machine(table, machine, pairs) for machine, pairs in newest.items()]

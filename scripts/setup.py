@@ -1,6 +1,6 @@
-"""Creates .venv, installs goldsmith into it and builds the native library; at once when nothing has changed since.
+"""Creates .venv, installs goldsmith into it and builds the native library, where anything has changed.
 
-Called by setup.sh with a Python that has been checked. Uses the standard library alone.
+setup.sh calls it with a Python that it has checked. Needs only the standard library.
 """
 
 import fcntl
@@ -58,14 +58,14 @@ def prepare() -> None:
 def main() -> int:
     os.chdir(Path(__file__).resolve().parent.parent)
     with open(".setup.lock", "w") as lock, ThreadPoolExecutor(1) as beside:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits, then finds the work done
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of two makes at once, the second waits and finds the work done
         print_, library = fingerprint(), None
         missing = not (STAMP.exists() and STAMP.read_text() == print_ and runs(PYTHON))
         if missing:
             prepare()
         if native.supported() and not native.fresh():
             print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
-            library = beside.submit(native.build)  # pip has one processor busy, and the network
+            library = beside.submit(native.build)  # pip uses one processor and the network
         if missing:
             pip("--no-build-isolation", "--editable", ".[dev,hf]")
             STAMP.write_text(print_)
@@ -80,5 +80,5 @@ if __name__ == "__main__":
     except native.Failed as error:
         sys.exit(f"\ngoldsmith: {error}\n")
     except KeyboardInterrupt:
-        print("\ngoldsmith: interrupted; run make again, and it goes on from here.\n", file=sys.stderr)
+        print("\ngoldsmith: interrupted; run make again, and it continues from here.\n", file=sys.stderr)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""Tables of what `goldsmith bench` measured of the experts on CPUs, and of their memory: from benchmarks/results."""
+"""Tables of the experts' times and memory on CPUs, from benchmarks/results."""
 
 import json
 import re
@@ -19,19 +19,19 @@ NOTHING = "No measurement is in benchmarks/results yet.\n"
 
 
 def speed(table: Table) -> str:
-    """A table for each machine: the newest timing of each case, direction and thread count, with peers of its run."""
+    """A table per machine: the newest timing of each case, direction and thread count, with the peers of its run."""
     machines: dict[str, dict[tuple, dict[str, dict]]] = {}
     for row in rows():
         places = machines.setdefault(row["machine"], {})
         place = tuple(row[key] for key in ("op", "case", "threads", "direction"))
         if row["peer"] == "goldsmith":
-            places[place] = {}  # a later run takes the earlier one's place, peers and all
+            places[place] = {}  # a later run replaces an earlier one, with its peers
         if place in places:
             places[place][row["peer"]] = row
     return "\n".join(of_machine(table, name, places) for name, places in machines.items()) or NOTHING
 
 
-ASKED = {  # milliseconds, of DeepSeek-V2-Lite's layer on the 16 cores: what was aimed at before anything was written
+ASKED = {  # milliseconds for DeepSeek-V2-Lite's layer on 16 cores: the targets set before any code was written
     ("train[v2-lite,T=2048,bf16]", "forward"): "14",
     ("train[v2-lite,T=2048,bf16]", "backward"): "22",
     ("train[v2-lite,T=256,bf16]", "forward"): "9",
@@ -43,7 +43,7 @@ RUNS_OF, LAST_RUNS = "16 cores", 4
 
 
 def runs(table: Table) -> str:
-    """Ours beside kt-kernel in each of the last runs that have both: no run is chosen."""
+    """goldsmith and kt-kernel in every one of the last runs that have both."""
     found, commits = _beside_kt_kernel()
     wanted = list(commits)[-LAST_RUNS:]
     lines = [
@@ -55,7 +55,7 @@ def runs(table: Table) -> str:
 
 
 def short(table: Table) -> str:
-    """The last of those runs, training alone."""
+    """The last of those runs, only training."""
     found, commits = _beside_kt_kernel()
     last = list(commits)[-1]
     lines = [
@@ -74,7 +74,7 @@ def _pair(times: dict[str, float]) -> list[str]:
 
 
 def _beside_kt_kernel() -> tuple[dict[tuple[str, str], dict[str, dict[str, float]]], dict[str, str]]:
-    """Medians of DeepSeek-V2-Lite's layer: (case, direction) -> commit -> peer, and each commit's day, in order."""
+    """Medians of DeepSeek-V2-Lite's layer: (case, direction) -> commit -> peer; and the date of each commit."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     commits: dict[str, str] = {}
     for row in rows():
@@ -87,7 +87,7 @@ def _beside_kt_kernel() -> tuple[dict[tuple[str, str], dict[str, dict[str, float
 
 
 def _beside(times: dict[str, float]) -> str:
-    """Ours, kt-kernel's, and how many times as fast ours is."""
+    """goldsmith's time, kt-kernel's, and their ratio."""
     if len(times) < 2:
         return "-"
     ours, theirs, ratio = _pair(times)
@@ -114,7 +114,7 @@ def of_machine(table: Table, machine: str, places: dict[tuple, dict[str, dict]])
 
 
 def milliseconds(row: dict | None) -> str:
-    """The median, the spread as half the distance from the 10th to the 90th percentile, and the error."""
+    """The median, the spread (half the distance from the 10th to the 90th percentile) and the error."""
     if row is None or row["median_us"] is None:
         return "-"
     median = row["median_us"] / 1e3
@@ -124,10 +124,10 @@ def milliseconds(row: dict | None) -> str:
 
 
 def proved(row: dict) -> str:
-    """ "yes" where the proof was whole, otherwise the number of its cases.
+    """ "yes" where the proof has all cases, otherwise the number of its cases.
 
-    A run of `goldsmith verify` on a CPU takes every case in one dtype and one case, for them all, in the others. `bench
-    --proof` took that one until 23 November 2026, without a word of how many there are ("49 of 49 cases" since).
+    `goldsmith verify` on a CPU takes every case in one dtype, and one case in the others. Until 23 November 2026 `bench
+    --proof` accepted that one case, and did not write how many there are (since then: "49 of 49 cases").
     """
     if row["verified"] and re.search(r", 1 cases, .*\(", row.get("verified_by", "")):
         return "1 case"
@@ -135,7 +135,7 @@ def proved(row: dict) -> str:
 
 
 def conditions(machine: str, shown: list[dict]) -> list[str]:
-    """A line for each run: its versions, its date, and the ceilings that were measured in it."""
+    """A line per run: its versions, date and measured ceilings."""
     runs: dict[tuple, list[dict]] = {}
     for row in shown:
         runs.setdefault((row["date"], row["commit"], json.dumps(row["versions"])), []).append(row)
@@ -159,7 +159,7 @@ def conditions(machine: str, shown: list[dict]) -> list[str]:
 
 
 def memory(table: Table) -> str:
-    """What forward and backward of a layer keep in memory beside its weights."""
+    """Memory of a layer's forward and backward, and of its weights."""
     path = RESULTS / "experts_memory.json"
     if not path.exists():
         return NOTHING

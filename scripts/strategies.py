@@ -1,4 +1,4 @@
-"""Which strategy of router.atomic_experts is the quicker, from the rows of `goldsmith bench router.atomic_experts`."""
+"""Which strategy of router.atomic_experts is faster, from rows of `goldsmith bench router.atomic_experts`."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ NAMES = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 class Place(NamedTuple):
-    """What two strategies were timed at."""
+    """The size and machine at which two strategies were timed."""
 
     device: str
     machine: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 def measured(path: Path = RESULTS) -> dict[Place, Times]:
-    """In the order of machine, N / k and tokens: the sizes that both were timed at."""
+    """The sizes at which both were timed, by machine, N / k and tokens."""
     found: dict[Place, Times] = {}
     for file in sorted(path.glob("*.jsonl")):
         for row in map(json.loads, file.read_text().splitlines()):
@@ -57,7 +57,7 @@ def milliseconds(microseconds: float) -> str:
 
 
 def gather_or_dense(table: Table) -> str:
-    """The rule, and a table of the rows of each machine that it comes from."""
+    """The rule, and a table per machine of the rows that it comes from."""
     rule = [[NAMES[d], f"{at.tokens:,}", f"N / {at.one_in}", every(at.dtypes)] for d, at in DENSE.items()]
     text = table(["device", "dense from as many tokens", "and from k =", "in"], rule)
     machines: dict[tuple, list[tuple[Place, Times]]] = {}

@@ -1,9 +1,9 @@
 """Writes the generated tables into the documents, between their markers.
 
     python scripts/tables.py            brings every document up to date
-    python scripts/tables.py --check    changes nothing; exit status 1 and the documents' names when one is not
+    python scripts/tables.py --check    changes nothing; exit status 1, and names, where documents are out of date
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end -->`, NAME being one of the functions in TABLES.
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`, where NAME is a key of TABLES.
 """
 
 import json
@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for benchmarks
-os.environ["TRITON_INTERPRET"] = "1"  # so that a machine without a GPU can say what the kernels take
+os.environ["TRITON_INTERPRET"] = "1"  # so that kernels answer on a machine without a GPU
 
 import torch
-from benchmarks.bench import app as bench
-from benchmarks.offload.command import app as offload
 from typer.models import ArgumentInfo
 
 import finetune
@@ -32,6 +30,8 @@ import offload_rows
 import router_peers
 import speed_cpu
 import strategies
+from benchmarks.bench import app as bench
+from benchmarks.offload.command import app as offload
 from goldsmith import Op
 from goldsmith.assay.declare.case import Case
 from goldsmith.cli import app
@@ -52,7 +52,7 @@ def fill(text: str) -> str:
 
 
 def support() -> str:
-    """Which backend takes what, asked of the backends themselves, with every operator's own cases."""
+    """What each backend supports, as it answers itself for every operator's cases."""
     rows, refusals, backends = [], {}, ("reference", "triton", "native", "cuda_grouped")
     for _, op in sorted(Op.all().items()):
         if op.internal:
@@ -79,12 +79,12 @@ def support() -> str:
 
 
 def refused(op: Op, backend: str, dtype: str) -> Iterator[tuple[Case, str | None]]:
-    """Each small case with why the backend would not take it, or None."""
+    """(small case, the backend's reason to refuse it, or None)."""
     for case in op.cases:
         if "large" not in case.tags:
             given = case.build(getattr(torch, dtype))
             tensors, options = [given.get(name) for name in op.inputs], {name: given[name] for name in op.options}
-            if backend == "cuda_grouped":  # a machine without a GPU can say what it would take
+            if backend == "cuda_grouped":  # it answers on a machine without a GPU too
                 yield case, op.backend(backend).unsupported(dict(zip(op.inputs, tensors, strict=True)), options)
             else:
                 yield case, op.why_not(backend, *tensors, **options)
@@ -95,7 +95,7 @@ NAMES = {"goldsmith": "ours", "eager": "torch eager", "compile": "torch.compile"
 
 
 def speed() -> str:
-    """The whole connection, forward and backward, at training sizes."""
+    """mhc.connection, forward and backward, at training sizes."""
     return speed_table(lambda row: row["op"] == "mhc.connection" and row["case"].startswith("train"))
 
 
@@ -104,7 +104,7 @@ def speed_all() -> str:
 
 
 def speed_table(wanted: Callable[[dict], bool]) -> str:
-    """One table for each machine, of each operator the newest rows, their conditions on the lines below."""
+    """A table per machine with each operator's newest rows, and their conditions below."""
     runs: dict[str, dict[tuple, list[dict]]] = {}
     for path in sorted(RESULTS.glob("*.jsonl")):
         for line in path.read_text().splitlines():
@@ -116,7 +116,7 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
                 runs.setdefault(row["machine"], {}).setdefault(when, []).append(row)
     text = ""
     for machine, dated in runs.items():
-        newest: dict[str, str] = {}  # the day of each operator's last rows; of one day the last in the files count
+        newest: dict[str, str] = {}  # the date of each operator's last rows; of one day, later lines count
         for (date, *_), rows in dated.items():
             newest |= {row["op"]: max(date, newest.get(row["op"], "")) for row in rows}
         text += one_machine([r for rows in dated.values() for r in rows if r["date"] == newest[r["op"]]], machine)
@@ -128,7 +128,7 @@ def speed_table(wanted: Callable[[dict], bool]) -> str:
 
 def one_machine(rows: list[dict], machine: str) -> str:
     places: dict[tuple, dict[str, dict]] = {}
-    for row in rows:  # a later run of a measurement takes the earlier one's place, peers and all: ratios are of one run
+    for row in rows:  # a later run replaces an earlier one with its peers, because ratios are of one run
         place = (row["op"], row["case"], row["dtype"], row["direction"], row["mode"])
         found = places.setdefault(place, {})
         if any(run_of(other) != run_of(row) for other in found.values()):
@@ -155,7 +155,7 @@ def run_of(row: dict) -> tuple:
 
 
 def microseconds(row: dict | None) -> str:
-    """The median, and the spread as half the distance from the 10th to the 90th percentile, in percent."""
+    """The median, and half the distance from the 10th to the 90th percentile in percent."""
     if row is None:
         return "-"
     median = row["median_us"]
@@ -164,7 +164,7 @@ def microseconds(row: dict | None) -> str:
 
 
 def conditions(rows: list[dict], machine: str) -> Iterator[str]:
-    """One line for each set of versions and commit that the rows come from."""
+    """A line per set of versions and commit."""
     for run in dict.fromkeys(run_of(row) for row in rows):
         date, commit, versions = run
         named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
@@ -178,7 +178,7 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
 
 
 def commands() -> str:
-    """Every command with its arguments and options, read from the signatures that its --help is made from."""
+    """Every command with its arguments and options, from the signatures that make its --help."""
     text = ""
     shown = [command for command in app.registered_commands if not command.hidden]
     for command in [*shown, *bench.registered_commands, *offload.registered_commands]:
@@ -195,7 +195,7 @@ def commands() -> str:
                 many = "..." if any(get_origin(k) is list for k in (kind, *get_args(kind))) else ""
                 usage.append(about.metavar if parameter.default is Parameter.empty else f"[{about.metavar}]{many}")
             else:
-                # beside Annotated, typer takes the first name for a default
+                # with Annotated, typer takes the first name for a default
                 given = [n for n in (about.default, *(about.param_decls or ())) if str(n).startswith("-")]
                 flags = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
                 on = flags.partition("/")[0] if parameter.default is True else parameter.default
@@ -209,7 +209,7 @@ def commands() -> str:
 
 
 def value(kind: object, metavar: str | None) -> str:
-    """What stands after an option: its metavar, or what its type takes."""
+    """The text after an option: its metavar, or one for its type."""
     kinds = [k for k in get_args(kind) or (kind,) if k is not type(None)]
     if bool in kinds:
         return ""
@@ -227,7 +227,7 @@ def one_line(text: str) -> str:
 
 
 def assay_rates() -> str:
-    """False alarms and escapes of the assay, from the rows of `python -m benchmarks.assay.rates`."""
+    """False alarms and misses of the assay, from the rows of `python -m benchmarks.assay.rates`."""
     path = RESULTS / "assay_rates.json"
     if not path.exists():
         return "No measurement is in benchmarks/results yet.\n"
@@ -235,7 +235,7 @@ def assay_rates() -> str:
     caught = found["wrong_checks"] - found["escapes"]
     highest, lowest = found["false_alarm_rate_95"][1], found["detection_rate_95"][0]
     rows = [
-        ["right kernels drawn at random, sums in random legal orders", f"{found['clean_runs']:,}"]
+        ["right kernels drawn at random, with sums in random legal orders", f"{found['clean_runs']:,}"]
         + [f"{found['false_alarms']} fail; at most {highest:.2%} with 95 % confidence"],
         [f"{found['wrong_kernels']} wrong kernels, each under several seeds", f"{found['wrong_checks']:,}"]
         + [f"{caught} fail; at least {lowest:.1%} with 95 % confidence"],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from goldsmith.cli.bench.timing import Timing
-from goldsmith.offload.calibrate import Calibration
+from goldsmith.offload.calibration.calibration import Calibration
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.memory.budget import _ROWS, SPARE, STAGING
 from goldsmith.offload.observe.statistics import Counts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from goldsmith.offload.calibrate import Calibration
+from goldsmith.offload.calibration.calibration import Calibration
 from goldsmith.offload.store.expert_store import ExpertStore
 
 from .calls import FEW, OURS, TURNS, engine_for

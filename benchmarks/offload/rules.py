@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from goldsmith.offload.memory.cache import Cache, most_used_first
-from goldsmith.offload.planning.call import Assignment
+from goldsmith.offload.planning.assignment import Assignment
 from goldsmith.offload.planning.costs import Costs
 
 Rule = Callable[..., Assignment]

@@ -17,11 +17,12 @@ from rich.console import Console
 
 from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
 from goldsmith.cli.bench.rows import Conditions
-from goldsmith.cli.terminal import Problem, console
+from goldsmith.cli.say import Problem, console
 from goldsmith.core import native
 from goldsmith.core.device import machine
 from goldsmith.experts.packed.formats import FORMATS
-from goldsmith.offload.calibrate import Calibration, calibrate
+from goldsmith.offload.calibrate import calibrate
+from goldsmith.offload.calibration.calibration import Calibration
 
 from . import calls, guard, steps, store, tables
 from .rows import OffloadRow

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from goldsmith import offload
-from goldsmith.offload.calibrate import Calibration
+from goldsmith.offload.calibration.calibration import Calibration
 from goldsmith.offload.memory.budget import _ROWS, SPARE, STAGING
 
 from .calls import COMPARED, FEW, OURS, TURNS, WARM

@@ -138,7 +138,7 @@ def test_a_failure_without_a_cause_or_numbers_has_a_page_too():
 
 
 def test_names_from_users_are_text_and_never_markup():
-    text = page.render(samples.hostile_diagnosis(), command=samples.EVIL, conditions=[samples.EVIL])
+    text = diagnosis_page.render(samples.hostile_diagnosis(), command=samples.EVIL, conditions=[samples.EVIL])
     assert "<script" not in text and "alert(&#39;x&#39;)" in text
     assert samples.EVIL in Reader(text).said()
 

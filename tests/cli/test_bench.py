@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
+
 from benchmarks import bench
 from benchmarks.bench import MODULES, PEERS
 from benchmarks.modules.connection import Connection
-from typer.testing import CliRunner
-
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
@@ -107,7 +107,7 @@ def error_of_the_reference(name, case):
     return float((got.double() - golden).norm() / golden.norm())
 
 
-def test_the_error_is_that_of_the_first_result_and_is_not_said_where_it_means_nothing():
+def test_the_error_is_of_the_first_result_and_none_where_it_means_nothing():
     golden = torch.tensor([3.0, 4.0], dtype=torch.float64)
     made = Variant("ours", lambda: (torch.tensor([3.0, 5.0]), torch.tensor([9.0])), [])
     assert prover.relative_error(golden, made) == 0.2
@@ -115,7 +115,7 @@ def test_the_error_is_that_of_the_first_result_and_is_not_said_where_it_means_no
     assert prover.relative_error(None, made) is None and prover.relative_error(golden * 0, made) is None
 
 
-def test_what_the_assay_rejects_is_not_timed(monkeypatch):
+def test_an_operator_that_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "x_next exceeds its rounding bound", "a")
     monkeypatch.setattr(
         prover.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
@@ -125,7 +125,7 @@ def test_what_the_assay_rejects_is_not_timed(monkeypatch):
     assert "mhc.post on reference was not timed: x_next exceeds its rounding bound" in words(result.stderr)
 
 
-def test_what_could_not_be_proved_at_all_is_not_timed(monkeypatch):
+def test_an_operator_without_a_proof_is_not_timed(monkeypatch):
     def nothing(request, say):
         return VerifyOutcome([Proof("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
 
@@ -135,7 +135,7 @@ def test_what_could_not_be_proved_at_all_is_not_timed(monkeypatch):
     assert "nothing could be proved: none of its cases applies" in words(result.stderr)
 
 
-def test_a_real_proof_goes_before_a_timing(tmp_path):
+def test_a_real_proof_precedes_a_timing(tmp_path):
     file = tmp_path / "new" / "rows.jsonl"
     result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", to=file)
     assert result.exit_code == 0, result.output
@@ -149,7 +149,7 @@ def test_without_a_proof_the_rows_say_so():
     assert (row["verified"], row["verified_by"]) == (None, "not verified (--no-verify)")
 
 
-def test_a_composite_is_proved_here_and_timed(monkeypatch):
+def test_a_module_is_verified_in_this_process_and_timed(monkeypatch):
     tried = []
     monkeypatch.setattr(
         prover, "check", lambda target, case, **options: tried.append((target.name, case.name)) or Report("x")
@@ -162,7 +162,7 @@ def test_a_composite_is_proved_here_and_timed(monkeypatch):
     assert ours["error"] == pytest.approx(eager["error"], rel=0.2)
 
 
-def test_a_composite_that_the_assay_rejects_is_not_timed(monkeypatch):
+def test_a_module_that_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "phi.grad is wrong", "a")
     monkeypatch.setattr(prover, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
     result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "none")
@@ -198,7 +198,7 @@ def test_a_peer_that_breaks_is_a_row_and_ends_nothing():
     assert "broken did not run: ImportError" in words(result.stderr)
 
 
-def test_our_own_breaking_at_a_size_is_told_and_ends_nothing_else(monkeypatch):
+def test_a_failure_of_ours_at_one_size_is_reported_and_other_operators_go_on(monkeypatch):
     ours = Subject.ours
 
     def sometimes(subject, backend):
@@ -218,7 +218,7 @@ def test_our_own_breaking_at_a_size_is_told_and_ends_nothing_else(monkeypatch):
     )
 
 
-def test_a_peer_that_is_missing_is_said_in_words():
+def test_a_missing_peer_is_reported_with_its_reason():
     absent = SimpleNamespace(NAME="liger", missing=lambda: "liger-kernel is not installed", prepare=None)
     program = bench.program({"liger": absent}, {})
     result = run("mhc.expand", "--case", "T=1,D=4096", "--no-verify", program=program)
@@ -240,7 +240,7 @@ def test_times_of_the_interpreter_are_refused(monkeypatch):
     assert result.exit_code == 2 and "times of Triton's interpreter mean nothing" in result.stderr
 
 
-def test_on_a_cpu_only_sizes_that_a_cpu_can_hold_are_taken_unless_named():
+def test_a_cpu_times_small_sizes_unless_a_case_is_named():
     def cases(**options):
         request = command.BenchRequest(names=("mhc.post",), **options)
         return [planned.entry.name for planned in command._subjects(request, command._names(request, {}), "cpu", {})]
@@ -289,7 +289,7 @@ def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypat
     assert wrong.exit_code == 2 and "--threads 0: expected a whole number" in words(wrong.stderr)
 
 
-def test_the_commit_is_asked_of_git_unless_it_is_given():
+def test_the_commit_comes_from_git_unless_it_is_given():
     assert Conditions.here("cpu", "abc").commit == "abc"
     assert len(Conditions.here("cpu").commit.rstrip("+")) in (0, *range(7, 13))
 
@@ -302,7 +302,7 @@ def test_bench_inputs_are_drawn_on_the_device_and_repeat():
     assert first.integers(0, 9, 6).dtype == torch.int64
 
 
-def test_the_composite_of_pre_and_post_is_held_to_the_same_bytes_as_its_parts():
+def test_the_connection_counts_the_same_bytes_as_pre_and_post():
     post = {entry.name: entry for entry in Op.get("mhc.post").bench}
     pre = {entry.name: entry for entry in Op.get("mhc.pre").bench}
     for entry in Connection.entries():

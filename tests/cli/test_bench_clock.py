@@ -25,7 +25,7 @@ def test_floor_and_share_come_from_the_copy_rate_of_the_run():
     assert timed(Timing(40.0, 36.0, 44.0, 5), None, copy)["share_of_ceiling"] is None
 
 
-def test_the_floor_is_that_of_bytes_or_of_products_whichever_takes_longer():
+def test_the_floor_is_the_longer_of_bytes_and_products():
     ceiling = Ceiling("read", 50.0, "fma", 10.0)
     assert ceiling.floor(1000, 100) == (20.0, "read") and ceiling.floor(1000, 300) == (30.0, "fma")
     figures = timed(Timing(40.0, 36.0, 44.0, 5), 1000, ceiling, flop=300)
@@ -53,7 +53,7 @@ def test_a_slow_variant_has_few_turns(monkeypatch):
     assert CpuClock().compare({"slow": lambda: None}, 0.01)["slow"].runs == timing.SLOW_ROUNDS
 
 
-def test_what_a_call_needs_before_it_is_not_timed(monkeypatch):
+def test_the_call_before_a_prepared_call_is_not_timed(monkeypatch):
     now, seen = [0.0], []
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
 
@@ -70,7 +70,7 @@ def test_what_a_call_needs_before_it_is_not_timed(monkeypatch):
     assert seen == ["before", "call"] * 2
 
 
-def test_a_missing_instruction_is_no_ceiling_and_each_is_measured_once_for_a_number_of_threads(monkeypatch):
+def test_a_missing_instruction_sets_no_ceiling_and_each_rate_is_measured_once_per_thread_count(monkeypatch):
     asked = []
 
     def measure(what, *, threads, seconds, megabytes):
@@ -142,7 +142,7 @@ def test_a_gpu_timing_sees_the_call_alone_after_the_queue_is_filled_and_the_cach
     assert straw.log[-10:] == turn
 
 
-def test_a_sample_that_the_host_was_late_for_is_taken_again(straw, monkeypatch):
+def test_a_sample_whose_call_was_queued_late_is_repeated(straw, monkeypatch):
     clock = object.__new__(CudaClock)
     clock.device, clock.flush = torch.device("cpu"), SimpleNamespace(zero_=lambda: None)
     host = iter([0.0, 1.0, 1.0, 1.00001])  # a second too late, then 10 us after the stream fell asleep

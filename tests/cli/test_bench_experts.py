@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.peers import ALL, kt_kernel
 
+from benchmarks.peers import ALL, kt_kernel
 from goldsmith import assay, experts
 from goldsmith.cli.bench import command, prover
 from goldsmith.cli.bench.experts import COMPARED, MoeInt8Subject, MoeSubject, SlotsSubject
@@ -42,7 +42,7 @@ def hold(subject, result):
 
 
 @pytest.mark.parametrize("packed", ["", "int4", "fp8_block"])
-def test_what_is_timed_has_lora_and_gives_all_its_gradients(monkeypatch, packed):
+def test_the_timed_layer_has_lora_and_returns_all_gradients(monkeypatch, packed):
     subject = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 5, packed, 4), "cpu")
     ours = subject.ours("reference")
     shapes = [tuple(leaf.shape) for leaf in ours.leaves]
@@ -53,7 +53,7 @@ def test_what_is_timed_has_lora_and_gives_all_its_gradients(monkeypatch, packed)
     hold(subject, lambda: subject.golden())
 
 
-def test_a_token_visits_other_experts_at_every_call_until_all_were_visited(monkeypatch):
+def test_a_token_uses_other_experts_at_every_call_until_all_were_used(monkeypatch):
     for kind, name in ((MoeSubject, "experts.moe"), (SlotsSubject, "experts.slots")):
         monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
         made = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is SlotsSubject)
@@ -86,7 +86,7 @@ def test_the_bytes_of_a_case_are_those_of_its_base():
         assert case.forward_bytes == pytest.approx(base.nbytes / 64 * 8, rel=0.01)
 
 
-def test_products_in_8_bits_are_compared_with_those_of_the_activations_as_they_are():
+def test_the_error_in_int8_is_against_unrounded_activations():
     small = next(case for case in benchmarks.INT8 if case.name == "decode[small,T=256,int4]")
     assert small.products == ("vnni", "amx_int8") and not small.optional
     entry = replace(small, sizes={**small.sizes, "T": 8}, build=lambda **_: few)
@@ -148,7 +148,7 @@ def test_codes_go_to_kt_kernel_in_its_encoding():
     assert given.tolist() == [[0xF9, 0x87]] and same is halves
 
 
-def test_kt_kernel_is_left_out_in_words(monkeypatch):
+def test_a_missing_kt_kernel_is_reported_with_its_reason(monkeypatch):
     monkeypatch.setattr(kt_kernel.importlib.util, "find_spec", lambda name: None)
     assert "pip install --no-deps kt-kernel" in kt_kernel.missing()
     monkeypatch.setattr(kt_kernel.importlib.util, "find_spec", lambda name: object())

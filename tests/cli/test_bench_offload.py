@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
-from benchmarks.offload import calls, clock, command, guard, rules, run, shapes, steps
 from typer.testing import CliRunner
 
+from benchmarks.offload import calls, clock, command, guard, rules, run, shapes, steps
 from goldsmith.cli.bench.timing import Timing
 from goldsmith.core import native
 from goldsmith.core.device import machine
@@ -109,7 +109,7 @@ def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch
     assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in said
 
 
-def test_what_a_calibration_takes_is_a_row_of_its_own(monkeypatch):
+def test_the_time_of_a_calibration_is_a_row(monkeypatch):
     def busy(store, **_):
         time.sleep(0.01)
         return Calibration(stores.costs(store), {}, {}, "none", others=0.25)
@@ -124,7 +124,7 @@ def test_what_a_calibration_takes_is_a_row_of_its_own(monkeypatch):
     assert result.exit_code == 0 and re.search(r"calibrate +[0-9.]+ s", result.stdout)
 
 
-def test_what_a_store_takes_is_told_without_a_calibration(monkeypatch):
+def test_the_times_of_a_store_need_no_calibration(monkeypatch):
     monkeypatch.setattr(run, "calibrate", None)
     _, (row,) = bench("store")
     figures = row["figures"]
@@ -151,7 +151,7 @@ def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
     assert result.exit_code == 1 and rows and not any(row["verified"] for row in rows)
 
 
-def test_fiddlers_rule_takes_what_is_quicker_alone(tmp_path):
+def test_fiddlers_rule_puts_each_expert_where_it_alone_is_quicker(tmp_path):
     store = stores.build(tmp_path / "a.store")
     even = stores.costs(store)  # CPU and link are alike, but what is copied is computed as well
     assert rules.fiddlers_cpu([1, 0, 1, 5], frozenset({3}), even) == {0, 2}
@@ -166,14 +166,14 @@ def test_fiddlers_rule_takes_what_is_quicker_alone(tmp_path):
     (["cals"], "no part 'cals'; there are: calls, steps, guard, memory"),
     (["--shape", "gpt"], "no shape 'gpt'; there are: qwen3, v2-lite, tiny"),
     (["--format", "int3"], "no format 'int3'"),
-    (["--folder", "/nosuch"], "2 layers of tiny found no room: [Errno 2] No such file or directory"),
+    (["--folder", "/nosuch"], "2 layers of tiny do not fit: [Errno 2] No such file or directory"),
 ])  # fmt: skip
-def test_what_there_is_not_is_refused_in_a_paragraph(words, said):
+def test_unknown_parts_and_shapes_are_refused_in_a_paragraph(words, said):
     result, _ = bench(*words)
     assert result.exit_code == 2 and said in " ".join(result.stderr.split())
 
 
-def test_a_busy_machine_is_said_and_stands_in_the_rows(monkeypatch):
+def test_a_busy_machine_is_reported_and_its_load_is_in_the_rows(monkeypatch):
     monkeypatch.setattr(run.os, "getloadavg", lambda: (7.5, 0.0, 0.0))
     result, rows = bench("memory", "--tokens", "1")
     assert "Others use this machine (load 7.5)" in " ".join(result.stderr.split())

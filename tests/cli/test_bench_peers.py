@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.peers import embedding_bag, gather, topk, topk_compiled
 
+from benchmarks.peers import embedding_bag, gather, topk, topk_compiled
 from goldsmith import assay
 from goldsmith.cli.bench.prover import relative_error
 from goldsmith.cli.bench.subject import OURS, Subject
@@ -39,7 +39,7 @@ def test_peers_compute_tiny_experts(peer, case, monkeypatch):
     assay.check(assay.Target(candidate, golden, cases=given), probes=("values", "ensemble"))
 
 
-def test_what_is_timed_has_both_tables():
+def test_the_timed_cases_have_both_tables():
     timed = subject("gelu")
     assert timed.tensors["w_in"] is not None
     for variant in (timed.ours("reference"), embedding_bag.prepare(timed), gather.prepare(timed)):

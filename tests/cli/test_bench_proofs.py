@@ -52,7 +52,7 @@ def test_a_proof_from_a_file_stands_for_one_in_the_run(monkeypatch, proof):
         assert len(cases) == sum("large" not in case.tags for case in Op.get("mhc.expand").cases) > 1
 
 
-def test_what_it_does_not_speak_of_is_proved_as_ever(proof):
+def test_an_operator_that_the_file_does_not_cover_is_proved_in_the_run(proof):
     (row,) = rows(run("mhc.post", "--case", "T=1,D=4096", "--against", "none", "--proof", str(proof)))
     assert row["verified"] is True and "json" not in row["verified_by"]
 
@@ -65,7 +65,7 @@ def fewer(proof, tmp_path, cases, name="fewer.json", **more):
     return file
 
 
-def test_some_of_the_cases_are_no_proof_and_the_command_for_the_rest_is_said(proof, tmp_path):
+def test_some_of_the_cases_are_no_proof_and_the_message_has_the_command_for_the_rest(proof, tmp_path):
     whole = len(json.loads(proof.read_text())["proofs"][0]["report"]["cases"])
     file = fewer(proof, tmp_path, slice(1))
     result = timed(file)
@@ -153,7 +153,7 @@ def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, 
 
 def test_files_that_are_no_proofs_are_refused(tmp_path):
     assert "cannot be read: No such file" in words(timed(tmp_path / "none.json").stderr)
-    for text, said in (("{", "not JSON"), ("[]", "not what this version's")):
+    for text, said in (("{", "not JSON"), ("[]", "not a file of this version's")):
         (tmp_path / "bad.json").write_text(text)
         result = timed(tmp_path / "bad.json")
         assert result.exit_code == 2 and said in words(result.stderr)

@@ -67,7 +67,7 @@ def test_ligers_swiglu_writes_its_gradients_over_its_inputs(example, modules):
     assert not example.expected("swiglu", report)  # any other finding is not excused by these
 
 
-def test_ligers_swiglu_passes_in_float32_where_what_it_writes_over_is_declared(example, modules):
+def test_ligers_swiglu_passes_in_float32_where_the_overwritten_inputs_are_declared(example, modules):
     target = example.targets(*modules, DEVICE)["swiglu"]
     declared = dataclasses.replace(target, mutates=("a", "b"), dtypes=(torch.float32,))
     report = assay.check(declared, last_case(declared), device=DEVICE, raises=False)
@@ -103,7 +103,7 @@ def test_the_command_writes_every_report_with_the_versions(tmp_path):
     assert "PASS" in done.stdout and done.stderr == ""
 
 
-def test_a_missing_gpu_is_said_in_one_sentence():
+def test_a_missing_gpu_is_reported_in_one_sentence():
     if DEVICE == "cuda":
         pytest.skip("there is a GPU here")
     done = run("--device", "cuda")
@@ -113,7 +113,7 @@ def test_a_missing_gpu_is_said_in_one_sentence():
     )
 
 
-def test_runs_of_some_functions_each_are_joined_if_they_are_of_one_machine():
+def test_runs_of_different_functions_are_joined_if_they_are_from_one_machine():
     spec = importlib.util.spec_from_file_location("liger_tables", EXAMPLE.parents[1] / "scripts" / "liger.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)

@@ -20,7 +20,7 @@ def run(*arguments):
     return done.stdout
 
 
-def test_the_loss_falls_and_stock_peft_goes_on_from_the_files(tmp_path):
+def test_the_loss_falls_and_stock_peft_continues_from_the_files(tmp_path):
     out = run("--format", "fp32", "--out", tmp_path / "adapter")
     losses = [float(value) for value in re.findall(r"step +\d+  loss ([\d.]+)", out)]
     assert len(losses) == 20 and losses[-1] < losses[0] - 0.3

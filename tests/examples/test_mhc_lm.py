@@ -79,7 +79,7 @@ def test_the_peak_of_a_training_is_its_own(trained):
     assert all(peaks[name, 0] > 4 * 4 * trained["result"][name]["params"] for name in ("mhc", "plain"))
 
 
-def test_the_peak_is_what_tensors_take_at_a_time(example, monkeypatch):
+def test_the_peak_is_the_most_bytes_of_tensors_at_a_time(example, monkeypatch):
     def train(args, first, second, stop, tell):
         assert args.steps == 2
         kept = torch.zeros(first)
@@ -215,10 +215,10 @@ def test_results_of_different_sizes_do_not_become_one_picture(tmp_path):
     curves = [sys.executable, str(ROOT / "examples" / "loss_curves.py")]
     done = subprocess.run([*curves, "16.json", "32.json", "lm.svg"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and not (tmp_path / "lm.svg").exists()
-    assert done.stderr == "loss_curves: the results differ in dim: they do not belong into one picture\n"
+    assert done.stderr == "loss_curves: the results differ in dim: one picture cannot show them\n"
 
 
-def test_the_page_shows_what_the_seeds_say_together(tmp_path, monkeypatch):
+def test_the_page_shows_the_differences_per_seed(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import language_model
 

@@ -37,7 +37,7 @@ def example(monkeypatch):
     return module
 
 
-def test_what_it_writes_is_a_model_that_transformers_reads(example, tmp_path):
+def test_transformers_reads_the_written_model(example, tmp_path):
     example.run(tmp_path / "new" / "moe")
     model, tokenizer = (
         kind.from_pretrained(tmp_path / "new" / "moe") for kind in (AutoModelForCausalLM, AutoTokenizer)
@@ -69,7 +69,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(example, tmp_path, mo
         example.run(tmp_path / "stopped", steps=5)
 
 
-def test_the_best_of_the_states_that_were_tried_is_written(example, tmp_path, monkeypatch):
+def test_the_state_with_the_lowest_loss_is_written(example, tmp_path, monkeypatch):
     losses, seen, real = [3.0, 1.0, 2.0], [], example.validate
 
     def validate(model, tokens, args):

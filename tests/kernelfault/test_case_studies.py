@@ -4,8 +4,8 @@ import importlib.util
 import re
 
 import pytest
-from benchmarks.kernelfault import catalogue
 
+from benchmarks.kernelfault import catalogue
 from repo.tree import ROOT
 
 PAGE = (ROOT / "docs" / "case-studies.md").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def test_the_causes_of_all_five_logs_are_shown():
     assert {"M01", "M04", "M05", "M06", "M11", "M12", "M19", "M32"} <= ids
 
 
-def test_maps_and_what_is_right_are_left_out_of_what_is_shown():
+def test_the_page_leaves_out_maps_and_right_stages():
     table = "a    1   ok\nb        not judged\ny    9    9  culprit"
     said = f"FAIL  y\n\n{table}\n\nWhere\n       #.\n       (# wrong, . right)\n\nCase"
     assert script().shortened(said) == "FAIL  y\n\n...\ny    9    9  culprit\n\nWhere\n\nCase\n"

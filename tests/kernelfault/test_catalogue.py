@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.kernelfault import catalogue
 
+from benchmarks.kernelfault import catalogue
 from goldsmith.assay.diagnosis import rules
 from repo.tree import ROOT
 
@@ -17,7 +17,7 @@ FAULTS = catalogue.faults()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.key)
-def test_every_edit_fits_once_and_leaves_what_can_be_read(fault):
+def test_every_edit_fits_once_and_leaves_python_that_parses(fault):
     source = (ROOT / fault.file).read_text(encoding="utf-8")
     wrong = catalogue.applied(source, fault)
     assert wrong != source
@@ -53,14 +53,14 @@ def test_a_copy_leaves_the_host_as_it_is(shipped, tmp_path):
     assert (ROOT / fault.file).read_text(encoding="utf-8") == before
 
 
-def test_what_does_not_exist_is_said_with_what_does():
+def test_an_unknown_name_is_refused_with_the_names_that_exist():
     with pytest.raises(catalogue.CatalogueError, match="no host 'nobody'; there are: .*router"):
         catalogue.select(host="nobody")
     with pytest.raises(catalogue.CatalogueError, match="no fault 'M99'; there are: .*M04"):
         catalogue.select(fault="M99")
 
 
-def test_edits_that_no_longer_fit_are_all_told_before_anything_runs(monkeypatch):
+def test_all_edits_that_no_longer_fit_are_reported_before_anything_runs(monkeypatch):
     fault, other = catalogue.faults()[:2]
     stale = replace(fault, edits=(("this text is not there", ""),))
     said = catalogue.unfit([stale, other])

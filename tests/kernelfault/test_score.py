@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
+
 from benchmarks import intervals
 from benchmarks.kernelfault import calibration, catalogue, figures, page, runner
-
 from goldsmith.assay.diagnosis import rank
 from repo.tree import ROOT
 
@@ -40,7 +40,7 @@ def row(key, verdict="fail", stage=None, causes=(), **more):
     }  # fmt: skip
 
 
-def test_a_fault_is_found_with_its_stage_and_cause_a_tie_and_a_golden_at_fault_are_not_accused(tmp_path):
+def test_a_fault_is_found_with_stage_and_cause_but_a_tie_and_a_faulty_golden_are_not_accused(tmp_path):
     what = plan("M03 router_scatter torch", "M01 router torch", "M15 rmsnorm torch")
     kept = run(what, tmp_path / "rows.jsonl", workers=2)
     found = {r["fault"]: r for r in kept.rows if "seed" in r}
@@ -51,7 +51,7 @@ def test_a_fault_is_found_with_its_stage_and_cause_a_tie_and_a_golden_at_fault_a
     assert (summary["accused"]["hits"], summary["accused"]["of"]) == (0, 2)
 
 
-def test_a_run_that_was_cut_off_goes_on_and_does_nothing_twice(tmp_path):
+def test_an_interrupted_run_continues_and_repeats_nothing(tmp_path):
     path = tmp_path / "rows.jsonl"
     what = plan("M03 router_scatter torch", quick=False)
     whole = run(what, path)
@@ -66,7 +66,7 @@ def test_a_run_that_was_cut_off_goes_on_and_does_nothing_twice(tmp_path):
     assert path.read_text() == before
 
 
-def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tmp_path, monkeypatch):
+def test_kept_rows_depend_on_the_assay_and_on_their_own_kernel(tmp_path, monkeypatch):
     what = plan("M04 mhc_backward torch", "M16 mhc_pre reference", "M03 router_scatter torch", clean=2)
     right_kernels = "benchmarks/assay/right_kernels"
     tree = tmp_path / "tree"
@@ -102,7 +102,7 @@ def test_what_is_kept_depends_on_the_assay_and_on_the_kernel_that_a_row_is_of(tm
         assert changed(other) == [False] * 5
 
 
-def test_rows_of_a_host_as_it_was_are_done_again_and_those_of_another_assay_are_refused(tmp_path):
+def test_rows_of_a_changed_host_are_repeated_and_rows_of_another_assay_are_refused(tmp_path):
     what = plan("M03 router_scatter torch")
     kept = runner.KeptRows(tmp_path / "rows.jsonl")
     assert kept.belongs("one") and not runner.KeptRows(kept.path).belongs("another")
@@ -190,7 +190,7 @@ def test_figures_are_plain_json():
     assert math.isclose(summary["rates"]["development"]["stage"]["share"], 1.0)
 
 
-def test_what_is_not_there_is_said_in_one_sentence():
+def test_an_unknown_host_is_refused_in_one_sentence():
     done = subprocess.run([*SCORE, "--host", "nobody"], capture_output=True, text=True, env=os.environ, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.startswith("no host 'nobody'; there are: ")

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from benchmarks.kernelfault import catalogue, targets
 
+from benchmarks.kernelfault import catalogue, targets
 from goldsmith import assay
 from repo.tree import ROOT
 
@@ -32,7 +32,7 @@ def test_a_right_rewriting_is_not_accused(fault, tmp_path):
         assay.check(made, case)
 
 
-def test_an_author_selects_and_one_that_does_not_exist_is_told():
+def test_an_author_selects_faults_and_an_unknown_one_is_refused():
     ours, theirs = catalogue.select(author="goldsmith"), catalogue.select(author="stranger")
     assert {f.host.name for f in theirs} == {h.name for h in HOSTS}
     assert len(ours) + len(theirs) == len(catalogue.faults())
@@ -41,7 +41,7 @@ def test_an_author_selects_and_one_that_does_not_exist_is_told():
         catalogue.select(author="nobody")
 
 
-def test_first_sight_is_of_every_fault_of_theirs_once():
+def test_first_results_have_every_fault_of_a_stranger_once():
     rows = [fault for path in FIRST_SIGHT for fault in json.loads(path.read_text())["by_fault"]]
     seen = [f"{row['id']} {row['host']} {row['backend']}" for row in rows]
     assert sorted(seen) == sorted(f.key for f in catalogue.select(author="stranger"))

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from benchmarks.modules import ALL as MODULES
 
+from benchmarks.modules import ALL as MODULES
 from repo.markdown import Failure, agrees, blocks, run_document
 from repo.test_exports import modules
 from repo.tree import ROOT, files, shown

@@ -22,7 +22,7 @@ def test_generated_tables_are_up_to_date():
     assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/tables.py`"
 
 
-def test_every_name_of_every_option_is_in_the_table_of_its_command():
+def test_every_option_is_in_the_table_of_its_command():
     typer = pytest.importorskip("typer", reason="comes with the extra cli")
     from goldsmith.cli import app
 
@@ -67,11 +67,11 @@ def test_peers_are_compared_within_one_run_only(speed):
     assert "| 100 ±" in text and "50.0" not in text and "commit later" in text and "commit abc" not in text
 
 
-def test_what_could_not_be_verified_says_so(speed):
+def test_a_row_that_failed_verification_says_so(speed):
     assert "**no**" in speed({"verified": False})
 
 
-def test_only_a_whole_proof_is_a_yes(speed):
+def test_only_a_proof_of_all_cases_counts_as_verified(speed):
     for by, said in (
         ("goldsmith verify, 1 cases, bfloat16 (v.json)", "1 case"),  # one that stands for others, out of a file
         ("goldsmith verify, 1 cases, bfloat16", "yes"),  # all there are, in the run

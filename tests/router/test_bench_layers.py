@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from benchmarks.modules.product_key_layers import PeerLayer, ProductKeyMemory, formula
 from benchmarks.peers import published, topk
-
 from goldsmith import Op, assay, router
 from goldsmith.cli.bench.subject import Subject
 

@@ -15,7 +15,7 @@ def calibrate(
     """The costs of this store's experts on this machine: cached, or measured now
 
     Measuring takes about 4.5 seconds with an H100, and 6 to 22 for the first time in a process, which compiles and
-    imports (rows offload.calibrate of `goldsmith bench offload`).
+    imports (rows offload.calibrate of `python -m benchmarks.offload`).
 
     Measures the CPU's kernel at 1 to 240 tokens per expert, copies, the device's kernel at 1 to 512 tokens, the CPU's
     kernel while copies run, and latencies: the overhead of a call on each lane, and the least time of a call that uses
