@@ -62,7 +62,7 @@ class Command:
             from ...hf.offload.loading import folder
             from ...offload.attach import from_pretrained
             from ...offload.errors import RoutingError, StoreError
-            from ...offload.report import NumericsError
+            from ...offload.guard.report import NumericsError
             from ...offload.settings import parse_budget
         except ImportError as error:
             if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed

@@ -13,9 +13,9 @@ from torch.utils.hooks import RemovableHandle
 
 from ...experts import PackedExperts
 from ...offload.engine import Engine
-from ...offload.folder import cached_store
-from ...offload.settings import chosen_device, not_sent
-from ...offload.store import ExpertStore
+from ...offload.settings import chosen_device, pickling_error
+from ...offload.store.cache_folder import cached_store
+from ...offload.store.expert_store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
 from ..experts_spec import SharedOptions
 from .budget import automatic
@@ -63,7 +63,7 @@ class EngineCall:
         return self  # a copy of the model computes through the same engine
 
     def __reduce__(self) -> NoReturn:
-        raise not_sent()
+        raise pickling_error()
 
 
 class _KeepsDevice:
@@ -141,7 +141,7 @@ class Attached:
         return self  # the hooks of a copied model use the same engine
 
     def __reduce__(self) -> NoReturn:
-        raise not_sent()
+        raise pickling_error()
 
     def _begin_forward(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Tells the engine the batch size and length, so that the guard can report which token a row is."""

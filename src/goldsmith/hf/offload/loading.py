@@ -13,10 +13,10 @@ from torch import nn
 from ...core.shapes import check_choice, kind
 from ...experts import PackedExperts
 from ...experts.formats import FORMATS
-from ...offload.contents import files_of
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
-from ...offload.store import ExpertStore
+from ...offload.store.expert_store import ExpertStore
+from ...offload.store.source_key import files_of
 from ..checkpoint.experts import packed_from
 from ..checkpoint.loading import load_other_weights
 from ..checkpoint.reader import ModelCheckpoint

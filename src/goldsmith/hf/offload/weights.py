@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...offload.store import ExpertStore
+from ...offload.store.expert_store import ExpertStore
 from ..checkpoint.experts import STACKED, check_all_known, names_by_expert
 from ..checkpoint.reader import ModelCheckpoint
 from ..experts_spec import ExpertsSpec

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....offload.store import ExpertStore
-from ....offload.transport import Transport
+from ....offload.memory.transport import Transport
+from ....offload.store.expert_store import ExpertStore
 
 Sizes = dict[str, int | None]
 VOCABULARY = 1024  # what is timed takes embeddings: tokens are only read where one is chosen
