@@ -20,7 +20,7 @@ from offload.test_device import Simulation
 def held(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     model = models.model("qwen3_moe", dtype=torch.float32)
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.attach"], "Engine", Simulation)
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.attachment"], "Engine", Simulation)
     with torch.no_grad(), attach.offload(model, device="cpu", gpu_budget="24MiB", lanes="mixed") as held:
         yield held
 

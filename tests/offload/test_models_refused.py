@@ -98,7 +98,7 @@ def test_another_class_with_the_same_interface_is_accepted_after_a_trial():
 @pytest.mark.parametrize(
     "cls, text",
     [
-        (ScaledExperts, "ScaledExperts computes something else than silu experts"),
+        (ScaledExperts, "ScaledExperts does not compute a weighted sum of silu"),
         (UngatedExperts, "UngatedExperts cannot be computed here: has_gate=False"),
         (PreActivated, "PreActivated cannot be computed here: _apply_gate is overridden"),
     ],
@@ -145,14 +145,14 @@ def test_two_experts_modules_in_a_layer_or_no_number_are_refused():
     with pytest.raises(UnsupportedModel, match="two experts modules in layer 0"):
         layers_of(model)
     bare = models.experts_of(models.model("mixtral"))
-    with pytest.raises(UnsupportedModel, match="ModuleDict: experts names 0 numbers, wanted one"):
+    with pytest.raises(UnsupportedModel, match="ModuleDict: experts contains 0 numbers, wanted one"):
         layers_of(nn.ModuleDict({"experts": bare}))
 
 
 def test_an_invalid_folder_or_a_missing_tensor_is_named(tmp_path):
     for name, text in (
         (tmp_path / "nosuch", "there is no folder"),
-        ("nobody/nothing", "no copy of a model of this name"),
+        ("nobody/nothing", "no copy of a hub model"),
         (tmp_path, "no config.json"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -184,8 +184,8 @@ def test_a_gpu_too_small_for_the_rest_of_the_model_is_refused_before_the_build(m
     model, device = models.model("mixtral"), torch.device("cuda")
     needed = dense_bytes(model)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 80 * 2**30))
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.load"], "chosen_device", lambda given: device)
-    with pytest.raises(ValueError, match='what is no expert takes .* GiB free: give device="cpu", or a GPU with more'):
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.loading"], "chosen_device", lambda given: device)
+    with pytest.raises(ValueError, match='everything but the experts .* GiB free: give device="cpu"'):
         offload(model, store=tmp_path / "s", device="cuda")
     assert not (tmp_path / "s").exists() and not any(p.is_meta for p in model.parameters())
     experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name)
@@ -206,7 +206,7 @@ def test_a_cache_folder_that_cannot_be_created_names_the_variable(monkeypatch, t
 def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     model = models.model("mixtral")
     for wrong, kind, text in (
-        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted the folder of a model"),
+        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted a model's folder"),
         (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
         (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
         (lambda: offload(model, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
@@ -222,7 +222,7 @@ def test_a_non_model_and_an_already_offloaded_model_are_refused():
         offload(models.config("mixtral"))
     model = models.model("mixtral")
     with offload(model):
-        with pytest.raises(ValueError, match="experts are in a store already: detach"):
+        with pytest.raises(ValueError, match="experts are already in a store: detach"):
             offload(model)
     for wrong, text in (
         ({"cpu_format": "q4"}, "cpu_format='q4' is unknown; choose one of: 'auto', 'fp32'"),
