@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from goldsmith.experts._native_abi import Call
+from goldsmith.experts._native_abi import NativeCall
 from goldsmith.offload.lanes import cpu_lane
 from goldsmith.offload.lanes.kernels import Kernels
 from offload import stores
@@ -65,7 +65,9 @@ def test_the_lane_keeps_its_inputs_alive_until_the_end(cpu, store, T):
     if cpu._native is None:
         pytest.skip("the thread of Python holds what it is given")
     cpu.begin(*call)
-    assert isinstance(cpu._busy[0], Call) and all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
+    assert isinstance(cpu._busy[0], NativeCall) and all(
+        mine is its for mine, its in zip(call, cpu._busy[1:], strict=True)
+    )
     cpu.end()
     assert cpu._busy is None and torch.equal(call[3], wanted(store, *call))
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from goldsmith import ShapeError, experts
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, StoreMismatch
 from goldsmith.offload.store.blocks import PAGE
 from offload.processes import linux

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError
 from goldsmith.offload.store import header
 from goldsmith.offload.store.blocks import PAGE

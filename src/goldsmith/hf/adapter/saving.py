@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from ...experts import LoRA
-from ...experts.files import refuse_what_is_no_file, replacing
+from ...experts.packed.files import refuse_what_is_no_file, replacing
 from ..converted_experts import ConvertedExperts, converted_modules
 from ..model_types import base_of
 from . import layout

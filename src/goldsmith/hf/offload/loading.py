@@ -12,7 +12,7 @@ from torch import nn
 
 from ...core.shapes import check_choice, kind
 from ...experts import PackedExperts
-from ...experts.formats import FORMATS
+from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...experts import PackedExperts
-from ...experts.memory import empty_pages
+from ...experts.packed.memory import empty_pages
 from ..lanes.cpu_lane import CpuLane
 from ..lanes.kernels import Kernels, kernel_module
 from ..memory.transport import Transport, move

@@ -16,7 +16,7 @@ import torch
 from ...core import native
 from ...core.device import machine
 from ...core.processors import worth
-from ...experts.memory import frozen
+from ...experts.packed.memory import frozen
 from ..memory.transport import Transport
 from ..observe.processor_load import BUSY, ProcessorLoad, busy
 from ..planning.costs import Costs, Curve

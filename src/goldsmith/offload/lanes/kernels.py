@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ...core import native
 from ...experts import PackedExperts, slots
-from ...experts._common import FACTORS
+from ...experts._conventions import FACTORS
 from ..store.header import ActivationOptions
 from .call_checks import FEW
 
 if TYPE_CHECKING:
-    from ...experts._native_abi import Call
+    from ...experts._native_abi import NativeCall
 
 _KEPT = 128  # most calls whose arguments are kept
 NO_LORA: dict[str, None] = dict.fromkeys(FACTORS)
@@ -32,7 +32,7 @@ class Kernels:
 
     def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
         self._options, self._threads = options, threads
-        self._calls: dict[tuple[object, ...], tuple[Call, tuple[Any, ...]]] = {}
+        self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
     def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
         """rows[t k + j] = output of expert ids[t, j] of `base` for x[t]; flags[t k + j] = 1 if it has NaN or Inf
@@ -46,7 +46,7 @@ class Kernels:
         T, k = ids.shape
         slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options)
 
-    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> Call:
+    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> NativeCall:
         """The arguments of the native library's call for `rows`, valid until the next request
 
         The caller keeps them and the tensors alive until the call is done.
@@ -67,15 +67,15 @@ class Kernels:
         )  # fmt: skip
         return call
 
-    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts) -> Call:
-        from ...experts._native_abi import Call, busy
+    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts) -> NativeCall:
+        from ...experts._native_abi import NativeCall, busy
 
         x, ids, rows, flags = tensors
         named = {
             "x": x, "topk_ids": ids, "gate_up": base.gate_up, "down": base.down, "gate_up_bias": base.gate_up_bias,
             "down_bias": base.down_bias, **NO_LORA,
         }  # fmt: skip
-        call = Call(named, {**self._options, "layout": base.layout.text})
+        call = NativeCall(named, {**self._options, "layout": base.layout.text})
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...experts import PackedExperts
-from ...experts.layout import ALIGNMENT, Expert, Layout, up, write_expert
+from ...experts.packed.layout import ALIGNMENT, Expert, Layout, up, write_expert
 
 PAGE = 4096
 PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # the layout of experts/layout.py; the header names it

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.shapes import check_choice
 from ...experts import PackedExperts
-from ...experts.layout import unpack_expert
+from ...experts.packed.layout import unpack_expert
 from ..errors import StoreCorrupt, StoreMismatch
 from . import header as headers
 from . import samples

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from ...core.shapes import check_choice
-from ...experts._common import ACTIVATIONS, number
-from ...experts.formats import FORMATS, SCALE_NAMES
-from ...experts.layout import Layout
+from ...experts._conventions import ACTIVATIONS, number
+from ...experts.packed.formats import FORMATS, SCALE_NAMES
+from ...experts.packed.layout import Layout
 from ..errors import StoreCorrupt, StoreError
 from .blocks import PACKING, PACKING_VERSION, PAGE, ExpertBlocks
 

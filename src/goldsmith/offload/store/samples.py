@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...experts.formats import SCALE_NAMES
+from ...experts.packed.formats import SCALE_NAMES
 from .blocks import ExpertBlocks
 from .header import SAMPLE, ActivationOptions, Header, LayerEntry
 from .source import CodedExpert, FloatExpert

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ...core.shapes import ShapeError, kind
 from ...experts import PackedExperts
-from ...experts.formats import Codes
-from ...experts.inputs import Stack, check_finite, together
-from ...experts.layout import Expert, Layout, read_expert
-from ...experts.quantise import quantise
+from ...experts.packed.formats import Codes
+from ...experts.packed.inputs import Stack, check_finite, together
+from ...experts.packed.layout import Expert, Layout, read_expert
+from ...experts.packed.quantisation import quantise
 
 Weights: TypeAlias = Mapping[str, Any] | PackedExperts
 Source: TypeAlias = Mapping[int, Weights] | Iterable[tuple[int, Weights]]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ...core.shapes import ShapeError, check_choice
-from ...experts.formats import FORMATS, SCALE_NAMES
-from ...experts.inputs import check_flag
-from ...experts.layout import Layout
-from ...experts.memory import frozen
-from ...experts.packed import cut
-from ...experts.quantise import check_group, check_scale_dtype
+from ...experts.packed.assembly import cut
+from ...experts.packed.formats import FORMATS, SCALE_NAMES
+from ...experts.packed.inputs import check_flag
+from ...experts.packed.layout import Layout
+from ...experts.packed.memory import frozen
+from ...experts.packed.quantisation import check_group, check_scale_dtype
 from . import samples
 from .atomic_file import BUILDING, atomic_write
 from .blocks import PAGE, ExpertBlocks

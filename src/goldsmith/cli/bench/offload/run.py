@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ....core import native
 from ....core.device import machine
-from ....experts.formats import FORMATS
+from ....experts.packed.formats import FORMATS
 from ....offload.calibrate import calibrate
 from ....offload.calibration.calibration import Calibration
 from ...say import Problem, console

@@ -56,7 +56,7 @@ class Accounting:
 
 def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accounting:
     """The accounting; raises TrainingError if the optimizer's parameters are not the model's trainable ones."""
-    from ....experts.packed import PackedExperts
+    from ....experts.packed.experts import PackedExperts
     from ... import trainable_report
     from ...converted_experts import converted_modules
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from ....experts.files import mode_for
+from ....experts.packed.files import mode_for
 from ...converted_experts import ConvertedExperts
 from ...model_types import Tokenizer
 from ...routers import router_weights

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ....experts.files import in_the_way
+from ....experts.packed.files import in_the_way
 from ...adapter.files import CONFIG, WEIGHTS
 from ..data.packing import RowStream
 from ..errors import TrainingError
