@@ -63,7 +63,11 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path)
     for out, kind, text in (
         (3, TypeError, "^out: expected a folder's path or None, got 3$"),
         ("", assay.TargetError, "^out: expected a folder's path or None, got ''$"),
-        (tmp_path / "file", assay.TargetError, "^out: '.*file' is a folder that cannot be written: it is no folder$"),
+        (
+            tmp_path / "file",
+            assay.TargetError,
+            "^out: '.*file' is a folder that cannot be written: it is not a folder$",
+        ),
         (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' is a folder that cannot be written: Not a direc"),
     ):
         with pytest.raises(kind, match=text):

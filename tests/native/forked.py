@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import goldsmith.experts
-import goldsmith.offload.lane  # noqa: F401
+import goldsmith.offload.lanes.cpu_lane  # noqa: F401
 
 CASES = Path(__file__).with_name("cases")
 

@@ -7,8 +7,8 @@ import torch
 
 from goldsmith import experts
 from goldsmith.core import native
-from goldsmith.offload.kernel import Kernels
-from goldsmith.offload.lane import Lane
+from goldsmith.offload.lanes.cpu_lane import CpuLane
+from goldsmith.offload.lanes.kernels import Kernels
 
 OPTIONS = {"activation": "silu", "alpha": 1.702, "limit": None}
 BASE = experts.pack(torch.randn(6, 64, 48), torch.randn(6, 48, 32), format="fp32")
@@ -36,7 +36,7 @@ def refused(text, call, *arguments):
 
 def calls_run_in_turn_and_set_the_word():
     word = torch.zeros(1, dtype=torch.int32)
-    lane, (rows, flags) = Lane(OPTIONS, 3, word), wanted()
+    lane, (rows, flags) = CpuLane(OPTIONS, 3, word), wanted()
     there = word.numpy()
     for turn in range(200):
         if turn % 3:
@@ -64,7 +64,7 @@ def the_word_is_set_after_the_rows_are_written():
     x, ids = torch.randn(T, 48), torch.arange(6).expand(T, 6).contiguous()
     rows, flags = torch.empty(T * 6, 48), torch.empty(T * 6, dtype=torch.uint8)
     Kernels(OPTIONS, 1).rows(x, ids, BASE, rows, flags)
-    lane, there = Lane(OPTIONS, 1, word), word.numpy()
+    lane, there = CpuLane(OPTIONS, 1, word), word.numpy()
     mine = torch.empty_like(rows)
     last = mine.numpy().reshape(-1)
     for _ in range(20):
@@ -79,7 +79,7 @@ def the_word_is_set_after_the_rows_are_written():
 
 
 def a_thread_woken_without_a_call_sleeps_again():
-    lane = Lane(OPTIONS, 3)
+    lane = CpuLane(OPTIONS, 3)
     for _ in range(5):
         lane.ready()
         time.sleep(0.02)
@@ -91,7 +91,7 @@ def a_thread_woken_without_a_call_sleeps_again():
 
 
 def a_call_runs_even_if_no_thread_polls_any_more():
-    lane = Lane(OPTIONS, 2)
+    lane = CpuLane(OPTIONS, 2)
     for turn in range(2000):
         lane.ready()
         until = time.perf_counter() + 3e-5 + 2e-8 * turn  # around the 50 us
@@ -108,7 +108,7 @@ def a_failed_call_sets_the_word_too():
     mine, flagged = empty_results()
     call = Kernels(OPTIONS, 1).call(X, IDS, BASE, mine, flagged)
     call.args.threads = 0
-    Lane(OPTIONS, 1).close()  # declares the argument types of the lane functions
+    CpuLane(OPTIONS, 1).close()  # declares the argument types of the lane functions
     native.check(library.gs_lane_new(byref(lane)))
     for number in (7, 0xFFFFFFFF, 0):  # the number wraps around
         native.check(library.gs_lane_begin(lane, byref(call.args), word.data_ptr(), number))
