@@ -65,8 +65,9 @@ def test_the_lane_keeps_its_inputs_alive_until_the_end(cpu, store, T):
     if cpu._native is None:
         pytest.skip("the thread of Python holds what it is given")
     cpu.begin(*call)
-    assert isinstance(cpu._busy[0], NativeCall)
-    assert all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
+    assert isinstance(cpu._busy[0], NativeCall) and all(
+        mine is its for mine, its in zip(call, cpu._busy[1:], strict=True)
+    )
     cpu.end()
     assert cpu._busy is None and torch.equal(call[3], wanted(store, *call))
 

@@ -4,11 +4,11 @@ import time
 from ctypes import byref, c_double, c_int32, c_uint32, c_void_p
 
 import torch
+from goldsmith.offload.kernel import Kernels
 
 from goldsmith import experts
 from goldsmith.core import native
 from goldsmith.offload.lanes.cpu_lane import CpuLane
-from goldsmith.offload.lanes.kernels import Kernels
 
 OPTIONS = {"activation": "silu", "alpha": 1.702, "limit": None}
 BASE = experts.pack(torch.randn(6, 64, 48), torch.randn(6, 48, 32), format="fp32")
