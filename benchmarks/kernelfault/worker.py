@@ -156,7 +156,7 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
 
     from goldsmith import assay
     from goldsmith.assay.diagnosis.isolate import isolate
-    from goldsmith.assay.execute.run import How, execute
+    from goldsmith.assay.execute.run import RunSettings, execute
     from goldsmith.assay.judge.examination import Session
     from goldsmith.assay.probes import select, values
 
@@ -165,7 +165,7 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
     chosen = target.case(case)
     session = Session(target, chosen, target.dtypes[0], device, seed, select(("values",)), chosen.name)
     state = torch.random.get_rng_state()
-    plain = _timed(lambda: execute(session.material, How(fill="zero")))
+    plain = _timed(lambda: execute(session.material, RunSettings(fill="zero")))
     compare = _timed(lambda: values.run(session))
     stages = _timed(lambda: isolate(session))
     torch.random.set_rng_state(state)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from goldsmith.assay.execute.interpreter_launch import quicken
+from goldsmith.assay.execute.interpreter_launch import speed_up
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -60,7 +60,7 @@ def interpreter():
 
 @contextmanager
 def quick(wanted=True):
-    undo = quicken(interpreter()) if wanted else lambda: None
+    undo = speed_up(interpreter()) if wanted else lambda: None
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ def test_triton_is_left_as_it_was_also_when_a_kernel_raises():
         with pytest.raises(Exception, match="module 'triton.language' has no attribute|missing|NoneType"):
             _mixed_kernel[(1,)](None, None, None, 1, N=16, low=False)
         mixed(False)
-        assert quicken(interpreter())() is None, "a second time changes nothing"
+        assert speed_up(interpreter())() is None, "a second time changes nothing"
         assert all(a is b for a, b in zip(facts(interpreter()), inside, strict=True))
     assert all(a is b for a, b in zip(facts(interpreter()), before, strict=True))
 
@@ -133,5 +133,5 @@ def test_another_triton_stays_as_it_is():
         """A module without what is changed here."""
 
     before = dict(vars(Other))
-    quicken(Other)()
+    speed_up(Other)()
     assert dict(vars(Other)) == before

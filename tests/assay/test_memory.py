@@ -24,7 +24,7 @@ def test_a_body_is_aligned_to_256_bytes_between_bands_that_hold_nan(dtype):
     buffer = Arena().allocate((3, 5), (5, 1), dtype, torch.device("cpu"), "x")
     assert buffer.tensor.data_ptr() % 256 == 0 and buffer.tensor.shape == (3, 5)
     before, after = buffer.raw[: buffer.start], buffer.raw[buffer.start + buffer.size :]
-    assert min(len(before), len(after)) >= 1024 and buffer.hit() is None
+    assert min(len(before), len(after)) >= 1024 and buffer.overrun() is None
     if dtype in FLOATS:
         beyond = torch.as_strided(buffer.tensor, (17,), (1,), buffer.tensor.storage_offset() - 1)
         assert beyond[0].isnan() and beyond[-1].isnan() and band_read(beyond).tolist() == [True, *[False] * 15, True]
@@ -38,15 +38,15 @@ def test_a_body_is_aligned_to_256_bytes_between_bands_that_hold_nan(dtype):
 def test_a_write_outside_says_how_far_and_how_much(offset, text):
     buffer = Arena().allocate((15,), (1,), torch.float32, torch.device("cpu"), "y")
     torch.as_strided(buffer.tensor, (1,), (1,), buffer.tensor.storage_offset() + offset).fill_(3.0)
-    assert buffer.hit().text == text
+    assert buffer.overrun().text == text
 
 
 def test_a_write_between_the_elements_of_a_strided_input_is_a_hit():
     arena = Arena()
     placed = arena.place("x", torch.arange(12.0).view(3, 4), "stepped")
-    assert not arena.hits() and placed.tolist() == torch.arange(12.0).view(3, 4).tolist()
+    assert not arena.overruns() and placed.tolist() == torch.arange(12.0).view(3, 4).tolist()
     torch.as_strided(placed, (1,), (1,), placed.storage_offset() + 1).fill_(0)
-    assert [h.text for h in arena.hits()] == ["4 bytes written between the elements of x (92 bytes)"]
+    assert [h.text for h in arena.overruns()] == ["4 bytes written between the elements of x (92 bytes)"]
 
 
 def test_an_overrun_of_a_buffer_that_the_kernel_made_is_named():

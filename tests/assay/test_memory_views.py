@@ -119,7 +119,7 @@ def test_what_empty_returns_begins_its_storage_in_any_dtype_and_layout(dtype):
     assert all(t.data_ptr() % 256 == 0 and t.dtype == dtype for t in made)
     owners = [arena.owner(t[1:]) for t in made[:4]]
     assert [o.tensor.data_ptr() for o in owners] == [t.data_ptr() for t in made[:4]]
-    assert arena.owner(made[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.hits()
+    assert arena.owner(made[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.overruns()
 
 
 def test_a_write_before_or_past_what_empty_returned_is_still_a_hit():
@@ -129,7 +129,7 @@ def test_a_write_before_or_past_what_empty_returned_is_still_a_hit():
     arena.name({"y": y[3:], "no result": torch.zeros(3)})
     ctypes.memset(y.data_ptr() - 8, 0, 4)
     ctypes.memset(other.data_ptr() + 60, 0, 4)
-    assert [h.text for h in arena.hits()] == [
+    assert [h.text for h in arena.overruns()] == [
         "4 bytes written before the start of y (60 bytes), up to 8 bytes away",
         "4 bytes written past the end of scratch buffer 2 [15] (60 bytes), up to 4 bytes away",
     ]
@@ -155,7 +155,7 @@ def test_what_empty_returned_can_grow(size):
         read.fill_(2)
         torch.mul(read, 3, out=out)
     assert y.shape == (size,) and y[:3].tolist() == [7] * 3 and out.tolist() == [6] * size
-    assert arena.owner(first) is not None and arena.owner(read) is not None and not arena.hits()
+    assert arena.owner(first) is not None and arena.owner(read) is not None and not arena.overruns()
 
 
 def test_a_sparse_result_is_nobodys_business():

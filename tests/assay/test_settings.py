@@ -7,7 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.execute import torch_state
-from goldsmith.assay.execute.torch_state import restored
+from goldsmith.assay.execute.torch_state import restored_settings
 
 INPUTS = {"x": torch.arange(12.0)}
 
@@ -64,7 +64,7 @@ def test_check_and_diagnose_are_the_same_in_every_mode_of_the_caller(verb, outsi
 
 def test_it_is_undone_where_the_kernel_raises():
     changed = []
-    with pytest.raises(ValueError), restored(changed):
+    with pytest.raises(ValueError), restored_settings(changed):
         torch.set_default_dtype(torch.float64)
         raise ValueError
     assert torch.get_default_dtype() == torch.float32 and len(changed) == 1

@@ -16,12 +16,12 @@ import torch
 
 from ..core.tracing import TargetError
 from . import probes as catalogue
-from .declare.arguments import examined
+from .declare.arguments import check_arguments
 from .declare.case import Case
 from .declare.target import Target
 from .execute import hooks
-from .execute.run import How
-from .execute.torch_state import as_if_alone
+from .execute.run import RunSettings
+from .execute.torch_state import neutral_state
 from .golden.golden_results import GoldenError
 from .judge.examination import Budget, Ended, Session
 from .probes import values
@@ -79,14 +79,14 @@ def check(
     where nothing wrong was found until then. Where memory ends, the case counts as one that did not run.
     """
     seed = hooks.seed_of(seed)
-    examined("check", target, case, dtype, device, seed, probes, budget_s)
+    check_arguments("check", target, case, dtype, device, seed, probes, budget_s)
     if not isinstance(strict, bool):
         raise TypeError(f"strict: expected True or False, got {strict!r}")
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
     for told in hooks.CHECKS:
-        told(hooks.Checked(target, case, dtype, device, report))
+        told(hooks.CheckRecord(target, case, dtype, device, report))
     if raises and not report.ok:
         raise AssayError(report)
     return report
@@ -113,7 +113,7 @@ def examine(
     tally = _Tally()
     sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
     stopped: KeyboardInterrupt | None = None
-    with as_if_alone():
+    with neutral_state():
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if sessions:
@@ -277,7 +277,7 @@ def _warm_up(session: Session) -> None:
     """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if session.material.device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will say the same
-            session.execute("values", "warm-up", How(), look=False)
+            session.execute("values", "warm-up", RunSettings(), look=False)
 
 
 class _Tally:

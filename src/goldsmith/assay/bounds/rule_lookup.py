@@ -17,7 +17,7 @@ _OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without looking at what w
 
 
 @dataclass(frozen=True)
-class Plan:
+class OperatorTreatment:
     """What to do with one overload; `label` is its name in notes."""
 
     label: str
@@ -32,10 +32,12 @@ class Plan:
     size: Callable[..., Tensor] | None = None  # of that sum's terms
 
 
-_known: dict[int, tuple[OpOverload, Plan]] = {}  # by id: an overload's own hash takes longer than all else here
+_known: dict[
+    int, tuple[OpOverload, OperatorTreatment]
+] = {}  # by id: an overload's own hash takes longer than all else here
 
 
-def plan_of(func: OpOverload) -> Plan:
+def treatment_of(func: OpOverload) -> OperatorTreatment:
     """The plan of an overload, by its base name: `add`, `add_`, and all their overloads share one rule."""
     found = _known.get(id(func))
     if found is None:
@@ -43,35 +45,39 @@ def plan_of(func: OpOverload) -> Plan:
     return found[1]
 
 
-def _made(func: OpOverload) -> Plan:
+def _made(func: OpOverload) -> OperatorTreatment:
     namespace, full = func._schema.name.split("::")
     label = f"{namespace}.{full}"
     if namespace != "aten":
-        return Plan(label)
+        return OperatorTreatment(label)
     written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     if full == "to":  # declared a view, since it may return its argument
-        return Plan(label, composed=func.decompose)
+        return OperatorTreatment(label, composed=func.decompose)
     if func.is_view or full in data_movement.VIEWS:
-        return Plan(label, view=True)
+        return OperatorTreatment(label, view=True)
     inplace = written == [0] and full.endswith("_")
     if written and not inplace:
-        return Plan(label)  # out= variants and fused optimisers
+        return OperatorTreatment(label)  # out= variants and fused optimisers
     name = full[:-1] if inplace else full
     reads = full not in _OVERWRITES
     if name in data_movement.EXACT:
-        return Plan(label, exact=True, inplace=inplace, reads_target=reads)
+        return OperatorTreatment(label, exact=True, inplace=inplace, reads_target=reads)
     if name in data_movement.UNSEEN and not inplace:
-        return Plan(label, unseen=True)
+        return OperatorTreatment(label, unseen=True)
     if name in RULES:
         terms, size = (None, None) if inplace else (sums.TERMS.get(name), sums.SIZES.get(name))
-        return Plan(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms, size=size)
+        return OperatorTreatment(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms, size=size)
     composed = COMPOSED.get(name) or (None if inplace else _decomposition(func))
-    return Plan(label, composed=composed, inplace=inplace)
+    return OperatorTreatment(label, composed=composed, inplace=inplace)
 
 
-def decided(plan: Plan) -> Plan:
+def decided(treatment: OperatorTreatment) -> OperatorTreatment:
     """The plan within a decision: what is made there is exact."""
-    return plan if plan.view else Plan(plan.label, exact=True, inplace=plan.inplace, reads_target=False)
+    return (
+        treatment
+        if treatment.view
+        else OperatorTreatment(treatment.label, exact=True, inplace=treatment.inplace, reads_target=False)
+    )
 
 
 def _decomposition(func: OpOverload) -> Callable | None:

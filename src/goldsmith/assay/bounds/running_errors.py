@@ -30,7 +30,7 @@ from ...core.tracing import is_deciding
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from .rule_context import Error
-from .rule_lookup import decided, plan_of
+from .rule_lookup import decided, treatment_of
 from .storage_errors import Twin, slots, tensors, view_key
 
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
@@ -227,24 +227,24 @@ class RunningErrors(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        plan = plan_of(func)
+        treatment = treatment_of(func)
         if is_deciding():
-            plan = decided(plan)
-        if plan.composed is not None:
+            treatment = decided(treatment)
+        if treatment.composed is not None:
             with self:
-                y = plan.composed(*args, **kwargs)
+                y = treatment.composed(*args, **kwargs)
                 if y is not NotImplemented:  # a decomposition of torch's that declines this call
-                    return args[0].copy_(y) if plan.inplace else y
-        if plan.view:
+                    return args[0].copy_(y) if treatment.inplace else y
+        if treatment.view:
             y = func(*args, **kwargs)
             if isinstance(y, Tensor) and y.dtype != args[0].dtype and not (y.is_complex() or args[0].is_complex()):
                 self._escape(func, args)  # the same bytes read as another type
             return y
         notes = self._notes(args, kwargs)
-        if plan.inplace:
-            return self._inplace(func, plan, args, kwargs, notes)
+        if treatment.inplace:
+            return self._inplace(func, treatment, args, kwargs, notes)
         y = func(*args, **kwargs)
-        if plan.unseen:
+        if treatment.unseen:
             return y
         outs = y if isinstance(y, tuple | list) else (y,)
         if not any(isinstance(o, Tensor) for o in outs):
@@ -252,36 +252,36 @@ class RunningErrors(DispatchMode):
             return y
         # two numbers an element, and a twin holds one error
         pairs = any(t.is_complex() for t in (*tensors(outs, {}), *tensors(args, kwargs)))
-        if plan.exact or self._whole_numbers(outs, args, kwargs):
+        if treatment.exact or self._whole_numbers(outs, args, kwargs):
             errors: tuple[Error, ...] = (0.0,) * len(outs)
-        elif plan.rule is None or pairs:
-            notes = notes | {plan.label}
+        elif treatment.rule is None or pairs:
+            notes = notes | {treatment.label}
             errors = (float("inf"),) * len(outs)
         else:
-            found = plan.rule(self, self._sane(y), *args, **kwargs)
+            found = treatment.rule(self, self._sane(y), *args, **kwargs)
             errors = found if isinstance(found, tuple) else (found,) * len(outs)
             if any(isinstance(e, float) and e == float("inf") for e in errors):
-                notes = notes | {plan.label}
+                notes = notes | {treatment.label}
         for out, error in zip(outs, errors, strict=True):
             if isinstance(out, Tensor) and not self._shares(out, args):
                 self._record(out, error, notes)
-                if plan.terms is not None:
-                    self._twin(out).terms = plan.terms(self, *args)
-                if self.read_back and plan.size is not None and out.is_contiguous() and slots(out) == out.numel():
-                    self._twin(out).size = plan.size(self, *args).expand_as(out).reshape(-1)
+                if treatment.terms is not None:
+                    self._twin(out).terms = treatment.terms(self, *args)
+                if self.read_back and treatment.size is not None and out.is_contiguous() and slots(out) == out.numel():
+                    self._twin(out).size = treatment.size(self, *args).expand_as(out).reshape(-1)
         return y
 
-    def _inplace(self, func, plan, args, kwargs, notes):
+    def _inplace(self, func, treatment, args, kwargs, notes):
         """An in-place operator follows the rule of its functional sibling, on a copy of what was there."""
         target = args[0]
-        before = self._copy(target) if plan.reads_target else target
+        before = self._copy(target) if treatment.reads_target else target
         y = func(*args, **kwargs)
-        if plan.exact:
+        if treatment.exact:
             error: Error = 0.0
-        elif plan.rule is None:
-            notes, error = notes | {plan.label}, float("inf")
+        elif treatment.rule is None:
+            notes, error = notes | {treatment.label}, float("inf")
         else:
-            found = plan.rule(self, self._sane(target), before, *args[1:], **kwargs)
+            found = treatment.rule(self, self._sane(target), before, *args[1:], **kwargs)
             error = found[0] if isinstance(found, tuple) else found
         self._write(target, self._settle(target, error), notes)
         return y

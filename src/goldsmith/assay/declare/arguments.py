@@ -17,7 +17,7 @@ from .target import UNIT, Target, listed, outside_of_transforms
 DEVICES = ("cpu", "cuda")
 
 
-def examined(
+def check_arguments(
     caller: str, target: Any, case: Any, dtype: Any, device: Any, seed: Any, probes: Any, budget_s: Any
 ) -> None:
     """TypeError for a wrong kind of object, TargetError for a wrong value; both name the argument."""
@@ -51,7 +51,7 @@ def examined(
     _device(device)
 
 
-def folder(argument: str, path: Any) -> None:
+def check_folder(argument: str, path: Any) -> None:
     """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 
 
-class Unusable(Exception):
+class UnusableResult(Exception):
     """The candidate returned what holds no numbers, which is its own fault."""
 
 
@@ -90,7 +90,7 @@ def _holds_numbers(value: Tensor, name: str, who: str) -> None:
     if value.is_meta and who == "golden":
         raise TargetError(f"outputs: the golden's {name!r} lies on the device meta, where tensors hold no numbers")
     if value.is_meta:
-        raise Unusable(f"{name} lies on the device meta, where tensors hold no numbers")
+        raise UnusableResult(f"{name} lies on the device meta, where tensors hold no numbers")
 
 
 def _judgeable(value: Tensor, what: str) -> None:

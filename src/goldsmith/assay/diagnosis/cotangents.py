@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge import ladder
 from ..judge.examination import Session
@@ -24,7 +24,9 @@ _SLICES = 10  # runs for each axis, at most
 _RUNS = 40  # in all
 
 
-def carried(session: Session, own: Run, name: str, *, spent: Callable[[], bool] = lambda: False) -> Carried | None:
+def carried(
+    session: Session, own: CandidateRun, name: str, *, spent: Callable[[], bool] = lambda: False
+) -> Carried | None:
     """What `name`, a gradient or a backward stage of the candidate's, is wrong with; None for anything else."""
     sent = own.cotangents
     if not sent or not name.endswith(".grad") or name not in named(own):
@@ -56,7 +58,7 @@ def carried(session: Session, own: Run, name: str, *, spent: Callable[[], bool] 
 
 
 class _Asking:
-    def __init__(self, session: Session, own: Run, name: str, spent: Callable[[], bool]):
+    def __init__(self, session: Session, own: CandidateRun, name: str, spent: Callable[[], bool]):
         self.session, self.own, self.name, self.spent, self.left = session, own, name, spent, _RUNS
 
     @property
@@ -69,7 +71,7 @@ class _Asking:
             return False
         self.left -= 1
         every = {n: sent.get(n, torch.zeros_like(t)) for n, t in self.own.cotangents.items()}
-        how = How(cotangents=every, debug=self.own is not self.session.first)
+        how = RunSettings(cotangents=every, debug=self.own is not self.session.first)
         done = self.session.execute(PROBE, "other output gradients", how, look=False)
         if done.error is not None:
             return False

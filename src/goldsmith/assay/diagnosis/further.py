@@ -8,7 +8,7 @@ import torch
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import How, Material
+from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge.examination import Ended, Session
 from ..probes import decisions, values
@@ -27,14 +27,14 @@ def further(session: Session, others: list[Case], *, spent: Callable[[], bool]) 
         for case in others[:_CASES]:
             if not found and not spent():
                 material = session.draw(case)
-                _judged(session, found, "second_call", f"other sizes: {case.name}", How(fresh=False), material)
+                _judged(session, found, "second_call", f"other sizes: {case.name}", RunSettings(fresh=False), material)
                 if not found:  # and once with the other sizes first, from a fresh start
-                    session.execute("second_call", "other sizes", How(), material, look=False)
-                    _judged(session, found, "second_call", "other sizes", How(fresh=False))
+                    session.execute("second_call", "other sizes", RunSettings(), material, look=False)
+                    _judged(session, found, "second_call", "other sizes", RunSettings(fresh=False))
         if session.material.device.type == "cpu":
             for count in _THREADS:
                 if not found and count != torch.get_num_threads() and not spent():
-                    _judged(session, found, "repeats", f"{count} threads", How(threads=count))
+                    _judged(session, found, "repeats", f"{count} threads", RunSettings(threads=count))
     except (Ended, GoldenError, TargetError):
         return {}
     return found
@@ -49,7 +49,12 @@ def afresh(session: Session, kept: Kept) -> dict[str, RunFact]:
 
 
 def _judged(
-    session: Session, found: dict[str, RunFact], probe: str, label: str, how: How, material: Material | None = None
+    session: Session,
+    found: dict[str, RunFact],
+    probe: str,
+    label: str,
+    how: RunSettings,
+    material: Material | None = None,
 ) -> None:
     done = session.execute(probe, label, how, material)
     wrong: set[str] = set()

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..bounds.running_errors import SLACK
 from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
-from ..execute.run import How, Material
+from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge.examination import Session
 from ..probes.slices import taken
@@ -159,7 +159,7 @@ def _stays(session: Session, ref: GoldenResults, moved: Material, names: tuple[s
 
 def _forward(session: Session, material: Material, arena: Arena) -> dict[str, Tensor]:
     """What the forward returns of the inputs that lie in an arena, or are placed there, between guard bands as ever."""
-    done = session.execute(PROBE, PROBE, How(fresh=False, backward=False, arena=arena), material, look=False)
+    done = session.execute(PROBE, PROBE, RunSettings(fresh=False, backward=False, arena=arena), material, look=False)
     return {n: t for n, t in done.outputs.items() if done.error is None}
 
 
@@ -182,7 +182,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
-    done = session.execute(PROBE, "small", How(), material, look=False)
+    done = session.execute(PROBE, "small", RunSettings(), material, look=False)
     if done.error is not None:
         return None
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge.examination import Session
 from ..probes import decisions
@@ -30,7 +30,7 @@ _GAIN = 8.0  # so many times as large, in units of the bound, it must be
 
 
 def magnified(
-    session: Session, tensor: str, own: Run, found: Search, spent: Callable[[], bool] = lambda: False
+    session: Session, tensor: str, own: CandidateRun, found: Search, spent: Callable[[], bool] = lambda: False
 ) -> Search | None:
     """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
 
@@ -50,7 +50,7 @@ def magnified(
     return best
 
 
-def _searched(session: Session, tensor: str, own: Run, found: Search, exponent: int) -> Iterator[Search]:
+def _searched(session: Session, tensor: str, own: CandidateRun, found: Search, exponent: int) -> Iterator[Search]:
     for other, done in _run(session, own is not session.first, exponent):
         got = named(done).get(tensor, ("", None))[1]
         tried = None if got is None else search(other, tensor, got, done, causes=found.causes)
@@ -60,12 +60,12 @@ def _searched(session: Session, tensor: str, own: Run, found: Search, exponent: 
             yield tried
 
 
-def _run(session: Session, debug: bool, exponent: int) -> Iterator[tuple[Session, Run]]:
+def _run(session: Session, debug: bool, exponent: int) -> Iterator[tuple[Session, CandidateRun]]:
     """A session of the case with its numbers scaled, and its first run; none where it cannot be judged."""
     case = replace(session.case, draw=_scaled(session.case, 2.0**exponent))
     label = f"{session.label} times 2^{exponent}"
     other = Session(session.target, case, session.dtype, session.device, session.seed, session.selected, label)
-    done = other.first = other.execute(PROBE, label, How(debug=debug), look=False)
+    done = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
     session.candidate_runs += 1
     if done.error is not None:
         return

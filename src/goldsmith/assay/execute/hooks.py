@@ -13,7 +13,7 @@ from ..report.results import Finding
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckRecord:
     """One call of `check`, and what came of it."""
 
     target: Any
@@ -24,7 +24,7 @@ class Checked:
 
 
 @dataclass
-class Running:
+class RunInProgress:
     """A run of the candidate that has begun, and what was found in its case before."""
 
     case: str
@@ -50,15 +50,15 @@ class TakesTooLong(KeyboardInterrupt):
 DEFAULT_SEED = [0]  # of checks and diagnoses that name no seed
 RUNS: list[Callable[[str, str, str], None]] = []  # told of every run before it begins: its case, probe and name
 ENDED: list[Callable[[], None]] = []  # told of every run when it is over
-STOPPED: list[Callable[[Running, str], None]] = []  # told of a run that took too long, and of where it stood
-RUNNING: list[Running] = []  # the run that has begun and is not over, if there is one
-CHECKS: list[Callable[[Checked], None]] = []  # told of every check when its report is made, before it raises
+STOPPED: list[Callable[[RunInProgress, str], None]] = []  # told of a run that took too long, and of where it stood
+RUNNING: list[RunInProgress] = []  # the run that has begun and is not over, if there is one
+CHECKS: list[Callable[[CheckRecord], None]] = []  # told of every check when its report is made, before it raises
 
 
 @contextmanager
 def running(case: str, probe: str, run: str, seed: int, found: list[Finding]) -> Iterator[None]:
     """Around every run: tells that it begins and that it is over, whatever comes of it."""
-    now = Running(case, probe, run, seed, found)
+    now = RunInProgress(case, probe, run, seed, found)
     RUNNING.append(now)
     try:
         for told in RUNS:

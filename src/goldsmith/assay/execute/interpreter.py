@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .interpreter_launch import quicken
+from .interpreter_launch import speed_up
 
 MODULE = "triton.runtime.interpreter"
 NO_BFLOAT16 = (
@@ -43,7 +43,7 @@ def watching() -> Iterator[Interpreted]:
     if executor is None or builder is None:
         yield seen
         return
-    undo = quicken(module)
+    undo = speed_up(module)
     launch, dot = executor.__call__, builder.create_dot
     within = "create_dot" in vars(builder)  # a run inside of another: the outer one's is put back
 

@@ -20,7 +20,7 @@ USED = (
 )
 
 
-def quicken(module: Any) -> Callable[[], None]:
+def speed_up(module: Any) -> Callable[[], None]:
     """Leave the detours out of `triton.runtime.interpreter`; what is returned puts them back.
 
     A Triton that is written differently, or is quickened already, stays as it is.

@@ -22,7 +22,7 @@ from ..support.dispatch_mode import DispatchMode
 from .memory_marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
 
 __all__ = [
-    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
+    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Overrun", "Poison", "aliases", "band_read",
     "distinct", "overlap", "poison_left", "strides_for",
 ]  # fmt: skip
 ALIGN = 256
@@ -34,7 +34,7 @@ SCRATCH = "scratch buffer"
 
 
 @dataclass(frozen=True)
-class Hit:
+class Overrun:
     """A write outside a buffer: `distance` bytes from its nearest edge to the farthest byte written."""
 
     label: str
@@ -74,7 +74,7 @@ class Buffer:
             return False
         return 0 <= at - self.raw.data_ptr() < len(self.raw)
 
-    def hit(self) -> Hit | None:
+    def overrun(self) -> Overrun | None:
         """The write outside the body, if there was one."""
         mark, unit = self.mark, self.unit
         for side, part in (("past", slice(self.start + self.size, None)), ("before", slice(0, self.start))):
@@ -82,10 +82,10 @@ class Buffer:
             if bool(different.any()):
                 touched = different.nonzero().flatten()
                 far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
-                return Hit(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
+                return Overrun(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
         return self._gap()
 
-    def _gap(self) -> Hit | None:
+    def _gap(self) -> Overrun | None:
         if self.before is None or self.tensor.is_contiguous() or torch.equal(self.raw, self.before):
             return None
         gap = torch.ones(self.size // self.tensor.element_size(), dtype=torch.bool, device=self.raw.device)
@@ -93,7 +93,7 @@ class Buffer:
         body = slice(self.start, self.start + self.size)
         changed = (self.raw[body] != self.before[body]).view(len(gap), -1).any(-1) & gap
         count = int(changed.sum()) * self.tensor.element_size()
-        return Hit(self.label, "gap", count, 0, self.size) if count else None
+        return Overrun(self.label, "gap", count, 0, self.size) if count else None
 
     def changed(self) -> Tensor | None:
         """Which elements of the tensor hold other bytes than before, or None."""
@@ -182,8 +182,8 @@ class Arena:
             torch.cuda.synchronize()
         return sum(int((now != old).sum()) for now, old in pairs)
 
-    def hits(self) -> list[Hit]:
-        return [h for h in (b.hit() for b in self.buffers) if h is not None]
+    def overruns(self) -> list[Overrun]:
+        return [h for h in (b.overrun() for b in self.buffers) if h is not None]
 
     def owner(self, tensor: Tensor) -> Buffer | None:
         """The buffer that a tensor lives in, if it is one of ours."""

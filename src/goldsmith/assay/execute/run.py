@@ -19,28 +19,28 @@ from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
 from .interpreter import Interpreted, watching
-from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, overlap, poison_left
-from .torch_state import restored, threads_set
+from .memory import NAN_FILL, Arena, Overrun, Poison, aliases, band_read, overlap, poison_left
+from .torch_state import restored_settings, threads_set
 from .tracer import Tracer
 
 
 @dataclass(frozen=True)
-class How:
+class RunSettings:
     """How a run departs from the plain one.
 
     fill        what uninitialised memory holds: "nan", "dirt" or "zero"
     layouts     input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
     cotangents  output -> gradient to send instead of the random one (used with its own strides)
-    twice       run the backward a second time on the same graph
+    backward_twice  run the backward a second time on the same graph
     threads     number of CPU threads (None: as set)
     debug       answer yes to `assay.tracing()`
     substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
     fresh       call the target's `reset` first
     backward    False: forward only
-    beside      1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
-    linger      seconds to watch the buffers that the forward made, after it has returned
-    alone       the only output that a gradient is sent to; the others get none (None: all of them)
-    between     called when the forward is over, before the backward begins: another call of the candidate, say
+    neighbour_sign  1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
+    watch_seconds  seconds to watch the buffers that the forward made, after it has returned
+    only_output  the only output that a gradient is sent to; the others get none (None: all of them)
+    before_backward  called when the forward is over, before the backward begins: another call of the candidate, say
     arena       of an earlier run: the inputs that lie there are handed over again, the same tensors; fill and beside
                 are that one's (None: inputs are placed anew)
     """
@@ -48,21 +48,21 @@ class How:
     fill: str = NAN_FILL
     layouts: Mapping[str, str] = field(default_factory=dict)
     cotangents: Mapping[str, Tensor] = field(default_factory=dict)
-    twice: bool = False
+    backward_twice: bool = False
     threads: int | None = None
     debug: bool = False
     substitute: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: bool = True
     backward: bool = True
-    beside: int = 0
-    linger: float = 0.0
-    alone: str | None = None
-    between: Callable[[], object] | None = None
+    neighbour_sign: int = 0
+    watch_seconds: float = 0.0
+    only_output: str | None = None
+    before_backward: Callable[[], object] | None = None
     arena: Arena | None = None
 
 
 @dataclass
-class Run:
+class CandidateRun:
     """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
     names        of everything that the forward returned, None as well
@@ -70,38 +70,38 @@ class Run:
     by_forward   those of them that the forward overwrote
     overwritten  output -> mask of the elements that the backward overwrote
     unwritten    tensor -> mask of the elements that still hold poison
-    strayed      tensor -> mask of the elements that hold the bytes of a guard band
+    from_guards  tensor -> mask of the elements that hold the bytes of a guard band
     aliases      pairs (result, what it shares memory with)
-    live, handed  outputs, and gradients, in the very memory in which they were returned
-    own          an output is what an autograd.Function of the candidate's own returned
-    settings     sentences: what the run left otherwise in torch
-    late         bytes of the forward's own buffers that were written after it had returned
+    live_outputs, live_grads  outputs, and gradients, in the very memory in which they were returned
+    own_function  an output is what an autograd.Function of the candidate's own returned
+    changed_settings  sentences: what the run left otherwise in torch
+    late_bytes   bytes of the forward's own buffers that were written after it had returned
     reused       stage -> a later one in the same memory, which holds other numbers by the end
     """
 
     names: tuple[str, ...] = ()
     outputs: dict[str, Tensor] = field(default_factory=dict)
     grads: dict[str, Tensor | None] = field(default_factory=dict)
-    again: dict[str, Tensor | None] | None = None
+    second_grads: dict[str, Tensor | None] | None = None
     stages: dict[str, Tensor] = field(default_factory=dict)
     cotangents: dict[str, Tensor] = field(default_factory=dict)
     saved: tuple[str, ...] = ()
     error: Exception | SystemExit | None = None
     phase: str = "forward"
-    hits: list[Hit] = field(default_factory=list)
+    overruns: list[Overrun] = field(default_factory=list)
     changed: dict[str, Tensor] = field(default_factory=dict)
     by_forward: set[str] = field(default_factory=set)
     overwritten: dict[str, Tensor] = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
-    strayed: dict[str, Tensor] = field(default_factory=dict)
+    from_guards: dict[str, Tensor] = field(default_factory=dict)
     aliases: set[tuple[str, str]] = field(default_factory=set)
-    live: dict[str, Tensor] = field(default_factory=dict)
-    handed: dict[str, Tensor] = field(default_factory=dict)
+    live_outputs: dict[str, Tensor] = field(default_factory=dict)
+    live_grads: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
-    own: bool = False
-    late: int = 0
+    own_function: bool = False
+    late_bytes: int = 0
     reused: dict[str, str] = field(default_factory=dict)
-    settings: list[str] = field(default_factory=list)
+    changed_settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
 
     def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
@@ -150,18 +150,23 @@ class Material:
         return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
 
 
-def execute(material: Material, how: How | None = None) -> Run:
+def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
     """Run the candidate once, forward and (unless the target has none) backward."""
-    how = how or How()
-    target, run = material.target, Run()
-    if how.fresh and target.reset is not None:
+    settings = settings or RunSettings()
+    target, run = material.target, CandidateRun()
+    if settings.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = how.arena or Arena(how.fill, how.beside, watched=how.linger > 0)
-    tracer = Tracer(substitute=how.substitute, debug=how.debug)
+    arena = settings.arena or Arena(settings.fill, settings.neighbour_sign, watched=settings.watch_seconds > 0)
+    tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
     _seed(material)
-    with threads_set(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
+    with (
+        threads_set(settings.threads),
+        restored_settings(run.changed_settings),
+        listening(tracer),
+        watching() as run.interpreted,
+    ):
         try:
-            _forward_and_backward(material, how, arena, tracer, run)
+            _forward_and_backward(material, settings, arena, tracer, run)
             _synchronise(material.device)
         except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: not the kernel's
             raise
@@ -188,11 +193,15 @@ def _seed(material: Material) -> None:
         torch.cuda.manual_seed(material.seed)
 
 
-def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tracer, run: Run) -> None:
+def _forward_and_backward(
+    material: Material, settings: RunSettings, arena: Arena, tracer: Tracer, run: CandidateRun
+) -> None:
     target = material.target
-    wanted = target.wanted_grads(material.inputs) if target.backward is not None and how.backward else ()
-    there = {} if how.arena is None else {n: b.tensor for n, b in how.arena.inputs.items()}
-    placed = {n: there[n] if n in there else arena.place(n, t, how.layouts.get(n)) for n, t in material.inputs.items()}
+    wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
+    there = {} if settings.arena is None else {n: b.tensor for n, b in settings.arena.inputs.items()}
+    placed = {
+        n: there[n] if n in there else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
+    }
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()
@@ -205,34 +214,36 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
     if isinstance(result, Mapping) and run.names != target.outputs:  # those were looked at when they were declared
         own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
-    run.live = {_label(n, target): t.detach() for n, t in named.items()}
-    run.outputs = {n: t.clone() for n, t in run.live.items()}
-    run.late = arena.written_within(how.linger) if how.linger else 0
+    run.live_outputs = {_label(n, target): t.detach() for n, t in named.items()}
+    run.outputs = {n: t.clone() for n, t in run.live_outputs.items()}
+    run.late_bytes = arena.written_within(settings.watch_seconds) if settings.watch_seconds else 0
     run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
     returned = run.outputs
-    if how.between is not None:
-        _between(how.between, material.device)
-        returned = {n: t.clone() for n, t in run.live.items()}  # what that call did to them is not the backward's
+    if settings.before_backward is not None:
+        _between(settings.before_backward, material.device)
+        returned = {
+            n: t.clone() for n, t in run.live_outputs.items()
+        }  # what that call did to them is not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
-        visible = {n: t for n, t in visible.items() if t.requires_grad and how.alone in (None, n)}
-        run.own = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
+        visible = {n: t for n, t in visible.items() if t.requires_grad and settings.only_output in (None, n)}
+        run.own_function = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
     if not visible or not wanted:
         return
     for name, output in visible.items():
-        sent = how.cotangents.get(name)
+        sent = settings.cotangents.get(name)
         run.cotangents[name] = sent = material.cotangent(name, output) if sent is None else sent
-        placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, how.layouts.get(f"grad_{name}"))
+        placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, settings.layouts.get(f"grad_{name}"))
     step = _autograd if target.backward == "auto" else _own_backward
-    if step is _own_backward and how.substitute:
-        named = {n: _instead(n, t, target, how.substitute) for n, t in named.items()}
-    call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
+    if step is _own_backward and settings.substitute:
+        named = {n: _instead(n, t, target, settings.substitute) for n, t in named.items()}
+    call = step(material, supply, placed, named, visible, wanted, tracer, settings.backward_twice)
     with Poison(arena):
         run.grads = call(run)
-        if how.twice and not target.mutates:
-            run.again = call(Run())
-    for name, tensor in run.live.items():
+        if settings.backward_twice and not target.mutates:
+            run.second_grads = call(CandidateRun())
+    for name, tensor in run.live_outputs.items():
         different = _bytes_differ(tensor, returned[name])
         if different is not None:
             run.overwritten[name] = different
@@ -263,7 +274,7 @@ def _label(name: str, target: Target) -> str:
     return f"saved.{name}" if name in target.saved else name
 
 
-Step = Callable[[Run], dict[str, Tensor | None]]
+Step = Callable[[CandidateRun], dict[str, Tensor | None]]
 Named = dict[str, Any]
 
 
@@ -274,7 +285,7 @@ def _autograd(
     leaves = {f"{n}.grad": placed[n] for n in wanted}
     stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
 
-    def step(run: Run) -> dict[str, Tensor | None]:
+    def step(run: CandidateRun) -> dict[str, Tensor | None]:
         grads = torch.autograd.grad(
             list(visible.values()),
             [*leaves.values(), *stages.values()],
@@ -295,7 +306,7 @@ def _own_backward(
     target = material.target
     names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
 
-    def step(run: Run) -> dict[str, Tensor | None]:
+    def step(run: CandidateRun) -> dict[str, Tensor | None]:
         result = target.bound("backward", names)(names)
         return {f"{n}.grad": _dense(g) for n, g in name_gradients(result, wanted, "backward").items()}
 
@@ -333,27 +344,27 @@ def _one(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
-def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
-    for results in (run.live, run.grads, run.again or {}, stages):
+def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
+    for results in (run.live_outputs, run.grads, run.second_grads or {}, stages):
         arena.name({n: t for n, t in results.items() if t is not None})
-    run.hits = arena.hits()
+    run.overruns = arena.overruns()
     for name, buffer in arena.inputs.items():
         mask = None if name in target.mutates else buffer.changed()
         if mask is not None:
             run.changed[name] = mask
     placed = {n: b.tensor for n, b in arena.inputs.items() if n not in target.mutates}
-    run.aliases = aliases(run.live, placed)
+    run.aliases = aliases(run.live_outputs, placed)
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
         shared = aliases(grads, _inputs_only(placed))
         # autograd hands one tensor to both addends of a + b, and copies it where it keeps it
         run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
-    run.handed = {n: g.detach() for n, g in run.grads.items() if g is not None}
+    run.live_grads = {n: g.detach() for n, g in run.grads.items() if g is not None}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
-    if run.again is not None:
-        run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}
+    if run.second_grads is not None:
+        run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
     for name, _, tensor in run.results():
-        for found, look in ((run.unwritten, poison_left), (run.strayed, band_read)):
+        for found, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
             mask = None if tensor is None else look(tensor)
             if mask is not None:
                 found[name] = mask

@@ -44,7 +44,7 @@ _SETTINGS = (
 
 
 @contextmanager
-def restored(changed: list[str]) -> Iterator[None]:
+def restored_settings(changed: list[str]) -> Iterator[None]:
     """Inside, what torch keeps for a whole process or thread may be set; afterwards it is as it was.
 
     changed: takes one sentence for each that was left otherwise.
@@ -65,7 +65,7 @@ def _said(value: Any) -> str:
 
 
 @contextmanager
-def as_if_alone() -> Iterator[None]:
+def neutral_state() -> Iterator[None]:
     """Inside, gradients can be asked for whatever mode the caller is in; the caller's random numbers are left alone."""
     state = torch.random.get_rng_state()
     try:

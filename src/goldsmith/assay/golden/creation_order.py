@@ -10,7 +10,7 @@ from torch import Tensor
 from ..support.dispatch_mode import DispatchMode
 
 
-class Births(DispatchMode):
+class CreationOrder(DispatchMode):
     """Counts operators, and knows of a tensor's memory which of them was the last to fill it.
 
     made: number of an operator -> what is to be done with its result before anything reads it.

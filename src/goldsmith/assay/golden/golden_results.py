@@ -19,12 +19,12 @@ from ..bounds import running_errors
 from ..declare.axis_names import axis_names
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..execute.memory import aliases
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..execute.tracer import Tracer
 from ..noise import ensemble, jitter
 from ..support import deadline, memory_errors
 from . import kinks, self_check
-from .creation_order import Births
+from .creation_order import CreationOrder
 from .golden_tensor import GoldenTensor
 
 RUNS = 8  # legal orders in an ensemble
@@ -48,13 +48,13 @@ class GoldenResults:
     """
 
     def __init__(
-        self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None, seed: int = 0,
+        self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None, seed: int = 0,
         compute: torch.dtype | None = None, stored: Mapping[str, torch.dtype] | None = None,
     ):  # fmt: skip
         self.material, self.run, self.seed = material, run, seed
         self.decisions = dict(decisions or {})
         self.counts: dict[str, int] = {}
-        self.asked: set[str] = set()  # decisions that the golden's stages took
+        self.decisions_used: set[str] = set()  # decisions that the golden's stages took
         self.outputs: tuple[str, ...] = ()  # what the golden returned
         self.order: list[str] = []  # stages, outputs, stages of the backward and gradients, as the golden makes them
         self.differentiable: frozenset[str] = frozenset()  # those of its outputs that a gradient can flow into
@@ -70,7 +70,9 @@ class GoldenResults:
         self.stores.update(stored or {})
         self.compute = compute or material.target.compute_dtype(material.inputs)
         self.unable = ""  # why the golden has no runs in 16 bits although they are declared
-        self._births: dict[str, int] = {}  # of outputs that are all that an operator of the golden made: which one
+        self._creation_numbers: dict[
+            str, int
+        ] = {}  # of outputs that are all that an operator of the golden made: which one
         self._made_in: list[str] | None = None  # the outputs' names in the order in which they are made
         self._written: dict[bool, dict[str, Tensor]] = {}
 
@@ -91,11 +93,11 @@ class GoldenResults:
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = self.material.ordered(placed)
             look = self._several and (early or self._made_in is None)  # costs Python for each operator: not every time
-            births = Births(self._stores_early if early else None) if look else None
-            with births or nullcontext():
+            creation = CreationOrder(self._stores_early if early else None) if look else None
+            with creation or nullcontext():
                 named = self._named(target.bound("golden", supply)(supply))
-            if births:
-                self._made_in, self._births = births.sorted(named), births.numbered(named)
+            if creation:
+                self._made_in, self._creation_numbers = creation.sorted(named), creation.numbered(named)
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
@@ -104,7 +106,7 @@ class GoldenResults:
             order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in self._made_in or named)]
             if sent:
                 found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
-        self.asked |= tracer.substituted
+        self.decisions_used |= tracer.substituted
         grads = [n for n in found if n.removesuffix(".grad") in wanted]
         self.order = list(dict.fromkeys([*order, *tracer.records, *grads]))
         found.update({n: t for n, t in tracer.records.items() if n not in found})
@@ -133,7 +135,7 @@ class GoldenResults:
         self._made_in = None  # what was seen under other leaves need not have the same numbers
         with self_check.default_dtype(torch.float64):
             self.evaluate(self.leaves, gradients=False)
-        return {number: partial(self._store, name) for name, number in self._births.items()}
+        return {number: partial(self._store, name) for name, number in self._creation_numbers.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:
         first = name.partition("#")[0]  # a stage that comes again is stored as it was before
@@ -194,21 +196,21 @@ class GoldenResults:
         if "bounded" in self.__dict__:
             return {n: b.value for n, b in self.bounded.items()}
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def plain(self) -> dict[str, Tensor]:
         """The golden in float64 without bounds, to be compared with another `plain` bit for bit."""
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
         """Results of the golden that share memory with one another or with an input: a candidate's may, too."""
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
         return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
@@ -217,7 +219,7 @@ class GoldenResults:
     def bounded(self) -> dict[str, running_errors.Bounded]:
         """The golden in float64, with a proven rounding bound for every result."""
         self._count("bounds")
-        with _blaming_the_golden():
+        with _golden_errors():
             try:
                 return running_errors.running_bounds(
                     partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
@@ -239,7 +241,7 @@ class GoldenResults:
         self._count("ensemble", RUNS)
         runs = self._legal(RUNS, self.seed, self.material.target.dot, self.material.nudged, _no_time)
         if runs and self.compute.itemsize == 2:  # torch's own operator may round less, or elsewhere, than a formula
-            own = self.as_written(False)
+            own = self.unmodified(False)
             own = {n: t.to(self.stores.get(n, self.compute)) if t.is_floating_point() else t for n, t in own.items()}
             runs += [own] if own else []
         return runs
@@ -256,7 +258,7 @@ class GoldenResults:
 
     def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool, lacks: Lacks) -> Runs:
         early = cycle((False, True))
-        with _blaming_the_golden():
+        with _golden_errors():
             return ensemble.legal_runs(
                 lambda leaves: self.evaluate(leaves, early=next(early)), self.leaves, compute=compute,
                 stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back, lacks=lacks,
@@ -267,7 +269,7 @@ class GoldenResults:
         """How far each gradient jumps when inputs move by less than a rounding: several are legal at kinks and ties."""
         self._count("plain", kinks.NUDGES)
         inputs = {n: self.leaves[n] for n in self.material.inputs}
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return kinks.Swings(
                 self.evaluate, self.leaves, inputs, self.values, running_errors.unit_roundoff(self.compute)
             )
@@ -285,7 +287,7 @@ class GoldenResults:
         self._count("plain")
         return self._legal(1, self.seed, self.material.target.dot)[0]
 
-    def as_written(self, own: bool) -> dict[str, Tensor]:
+    def unmodified(self, own: bool) -> dict[str, Tensor]:
         """The golden's own operators, nothing rewritten, in compute precision, or (own) in the dtypes of the inputs.
 
         Operators of torch have answers to NaN, to Inf and near the ends of a dtype that no formula tells: attention on
@@ -310,16 +312,16 @@ class GoldenResults:
                 self._written[own] = {}
         return self._written[own]
 
-    def also(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
+    def in_its_own_run(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
         """The elements of a result at which the golden as written is so, in compute precision or in the inputs' own."""
-        runs = [r[name] for r in (self.as_written(True), self.as_written(False)) if name in r]
+        runs = [r[name] for r in (self.unmodified(True), self.unmodified(False)) if name in r]
         found = torch.zeros_like(self.values[name], dtype=torch.bool)
         for run in runs:
             found |= there(run) if run.shape == found.shape else False
         return found
 
     @cached_property
-    def others(self) -> list[dict[str, Tensor]]:
+    def second_ensemble(self) -> list[dict[str, Tensor]]:
         """As many legal runs again; where "tf32" is promised, the first half of them keep all bits of their factors."""
         self._count("ensemble", RUNS)
         dots = dict.fromkeys(("ieee", self.material.target.dot))
@@ -389,7 +391,7 @@ class GoldenResults:
         return GoldenResults(self.material, self.run, own, self.seed)
 
 
-class _blaming_the_golden:
+class _golden_errors:
     """Turns an exception inside into GoldenError, so that it is never taken for the candidate's."""
 
     def __enter__(self) -> None:

@@ -316,5 +316,5 @@ def _repeated(repeats: Callable[[], _Held], test: Callable[[_Held], bool]) -> bo
     return fresh.ref.noise.usable and test(fresh)
 
 
-def _patterns(held: _Held) -> list[patterns.Pattern]:
-    return patterns.found(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)
+def _patterns(held: _Held) -> list[patterns.ErrorPattern]:
+    return patterns.error_patterns(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)

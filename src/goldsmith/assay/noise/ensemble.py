@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.tracing import is_deciding
 from ..bounds.composed_operators import REDUCTIONS, softmax_backward
-from ..bounds.rule_lookup import plan_of
+from ..bounds.rule_lookup import treatment_of
 from ..bounds.running_errors import smallest_subnormal, unit_roundoff
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
@@ -176,20 +176,20 @@ class LegalOrder(DispatchMode):
             return func(*args, **kwargs)
         if self.compute != torch.float64:
             args, kwargs = self._narrow(args), {name: self._narrow(v) for name, v in kwargs.items()}
-        plan = plan_of(func)
-        if plan.view:
+        treatment = treatment_of(func)
+        if treatment.view:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         rewrite = _REWRITES.get(name)
         if rewrite is not None:
             found = rewrite(self, *args, **kwargs)
             return func(*args, **kwargs) if found is None else found
-        composed = REDUCTIONS.get(name) or plan.composed
+        composed = REDUCTIONS.get(name) or treatment.composed
         if composed is not None:
             with self:
                 y = composed(*args, **kwargs)
                 if y is not NotImplemented:
-                    return args[0].copy_(y) if plan.inplace else y
+                    return args[0].copy_(y) if treatment.inplace else y
         return func(*args, **kwargs)
 
     def _narrow(self, a: Any) -> Any:

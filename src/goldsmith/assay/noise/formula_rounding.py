@@ -41,7 +41,7 @@ def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor
     return max(sizes) / largest if largest > 0 else 0.0
 
 
-def said(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
+def hint(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
     """A sentence for a result that is off by no more than rounding of the numbers beside it; else "".
 
     Those are the result's own along the lines through an element, and the elements of what has its shape; least: what

@@ -21,7 +21,7 @@ _RMS_LIMIT = 7.0  # a group's rms in units of the noisiest member's there; group
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ErrorPattern:
     """One statistic that stands out; key names it across seeds, text says it."""
 
     key: tuple
@@ -51,34 +51,34 @@ def offset(r: Tensor, noise: Noise) -> Bias:
     return _bias(r, noise, noise.along_ones, noise.least_offset)
 
 
-def _bias(r: Tensor, noise: Noise, way: Direction | None, least: float) -> Bias:
-    if way is None:
+def _bias(r: Tensor, noise: Noise, direction: Direction | None, least: float) -> Bias:
+    if direction is None:
         return Bias(0.0, 0.0, 0.0)
-    value = float((r * way.vector).sum(dtype=torch.float64)) / way.power
-    share = abs(value) * math.sqrt(way.power / noise.count) / max(noise.rms, 1e-30)
-    return Bias(value, value / way.error if way.error else 0.0, share, least)
+    value = float((r * direction.vector).sum(dtype=torch.float64)) / direction.power
+    share = abs(value) * math.sqrt(direction.power / noise.count) / max(noise.rms, 1e-30)
+    return Bias(value, value / direction.error if direction.error else 0.0, share, least)
 
 
 def counts(bias: Bias) -> bool:
     return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR and abs(bias.value) > bias.least
 
 
-def found(r: Tensor, noise: Noise, groups: Groups | None) -> list[Pattern]:
+def error_patterns(r: Tensor, noise: Noise, groups: Groups | None) -> list[ErrorPattern]:
     """Every statistic beyond its limit, the strongest first. groups: None for a scalar, which has none."""
     out = []
     b, o = slope(r, noise), offset(r, noise)
     if counts(b):
-        out.append(Pattern(("slope",), f"slope {b.value:+.3e} (z = {b.z:+.1f})", abs(b.z), SLOPE_Z))
+        out.append(ErrorPattern(("slope",), f"slope {b.value:+.3e} (z = {b.z:+.1f})", abs(b.z), SLOPE_Z))
     if counts(o):
         text = f"errors of one sign (mean {o.value:+.3f} of the bound, z = {o.z:+.1f})"
-        out.append(Pattern(("offset",), text, abs(o.z), SLOPE_Z))
+        out.append(ErrorPattern(("offset",), text, abs(o.z), SLOPE_Z))
     if groups is not None and groups.count:
         out += groups.outstanding(r)
     return sorted(out, key=lambda p: -p.measured / p.limit)
 
 
 @dataclass
-class _Axis:
+class _AxisGroups:
     """How the sums at one axis' indices are merged into groups: group target[j] takes index source[j]."""
 
     axis: int
@@ -139,7 +139,7 @@ class Groups:
             out.append(part.flatten(1).sum(1, keepdim=True).double())
         return torch.cat(out, 1)
 
-    def outstanding(self, r: Tensor) -> list[Pattern]:
+    def outstanding(self, r: Tensor) -> list[ErrorPattern]:
         """Groups whose slope, mean or rms stands out, the strongest of each family and kind."""
         along, plain, square = (self._sums(t)[0] for t in self._parts(r.unsqueeze(0)))
         limit = self._noise.limit(3 * self.count)
@@ -153,7 +153,7 @@ class Groups:
         rms = (square / self.sizes).sqrt() / self._own
         return out + self._strongest("rms", torch.where(lasting, rms, 0.0), _RMS_LIMIT)
 
-    def _strongest(self, kind: str, excess: Tensor, limit: float) -> list[Pattern]:
+    def _strongest(self, kind: str, excess: Tensor, limit: float) -> list[ErrorPattern]:
         if not bool((excess > limit).any()):
             return []
         out, first = [], 0
@@ -163,11 +163,14 @@ class Groups:
             i = int(part.argmax())
             measured = float(part[i])
             if measured > limit:
-                text = f"{self._say(key, i)}: {_SAYS[kind]} ({measured:.1f} times the noise, limit {limit:.1f})"
-                out.append(Pattern((kind, *key, i), text, measured, limit))
+                text = (
+                    f"{self._group_name(key, i)}: {_DESCRIPTIONS[kind]} "
+                    f"({measured:.1f} times the noise, limit {limit:.1f})"
+                )
+                out.append(ErrorPattern((kind, *key, i), text, measured, limit))
         return out
 
-    def _say(self, key: tuple, i: int) -> str:
+    def _group_name(self, key: tuple, i: int) -> str:
         kind, where, *rest = key
         if kind == "segment":
             return f"segment {where}"
@@ -177,7 +180,7 @@ class Groups:
         return f"{axis} at {i} mod {rest[0]}" if kind == "mod" else f"{axis} from {rest[1]} (tail of {rest[0]})"
 
 
-def _axis(axis: int, n: int, dims: int, device: torch.device) -> _Axis:
+def _axis(axis: int, n: int, dims: int, device: torch.device) -> _AxisGroups:
     """Groups of an axis of length n: every index (not of a vector: that is rung 2's business), residues, tails."""
     index = torch.arange(n)
     source, target, first = [], [], 0
@@ -199,10 +202,12 @@ def _axis(axis: int, n: int, dims: int, device: torch.device) -> _Axis:
             families.append((("tail", axis, tile, whole), 1))
             first += 1
     empty = torch.zeros(0, dtype=torch.int64)
-    return _Axis(axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families)
+    return _AxisGroups(
+        axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families
+    )
 
 
-_SAYS = {
+_DESCRIPTIONS = {
     "slope": "errors proportional to the value",
     "mean": "errors of one sign",
     "rms": "larger errors than elsewhere",

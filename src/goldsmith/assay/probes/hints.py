@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import unit_roundoff
-from ..execute.run import Run
+from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
 from ..judge.examination import Session
@@ -27,7 +27,14 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 
 def hint(
-    session: Session, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor | None, *, scaled: bool
+    session: Session,
+    done: CandidateRun,
+    reference: GoldenResults,
+    name: str,
+    kind: str,
+    tensor: Tensor | None,
+    *,
+    scaled: bool,
 ) -> str:
     """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
 
@@ -50,11 +57,11 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
         return ""
     error = (tensor.double() - bounded.value).abs()
     least = formula_rounding.terms(name, reference.bounded, reference.leaves)
-    return formula_rounding.said(bounded, error, reference.compute, reference.leaves.values(), least)
+    return formula_rounding.hint(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
 def _made(
-    session: Session, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
+    session: Session, done: CandidateRun, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -95,13 +102,13 @@ def _made(
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether the golden as written is wrong itself in that compute precision."""
-    against, value = reference.reference(name, "output", noise=False), reference.as_written(False).get(name)
+    against, value = reference.reference(name, "output", noise=False), reference.unmodified(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
 
 def _declared(
-    session: Session, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
-    dtype: torch.dtype,
+    session: Session, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
+    stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
     session.declared = [d for d in session.declared if d[0] is done]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import LAYOUTS, strides_for
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Session
@@ -37,7 +37,7 @@ def run(session: Session) -> None:
         if names:
             _tried(session, layout, names)
     _expanded(session, contiguous_only)
-    if session.first.own and len(session.first.cotangents) > 1:
+    if session.first.own_function and len(session.first.cotangents) > 1:
         _alone(session)
 
 
@@ -48,7 +48,7 @@ def _alone(session: Session) -> None:
     """
     name = next(iter(session.first.cotangents))
     label = f"grad_{name} alone"
-    done = session.execute(NAME, label, How(alone=name))
+    done = session.execute(NAME, label, RunSettings(only_output=name))
     if not session.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
         settled = decisions.settle(session, done, session.references(session.material, done))
         values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))
@@ -82,7 +82,7 @@ def _tried(session: Session, layout: str, names: list[str]) -> None:
 
 def _agrees(session: Session, layout: str, names: list[str], *, report: bool) -> bool:
     label = f"layout:{layout}({', '.join(names)})"
-    how = How(layouts=dict.fromkeys(names, layout))
+    how = RunSettings(layouts=dict.fromkeys(names, layout))
     done = session.execute(NAME, label, how)
     if done.error is not None:
         if report:
@@ -105,7 +105,7 @@ def _agrees(session: Session, layout: str, names: list[str], *, report: bool) ->
 def _refused(session: Session, layout: str, names: list[str]) -> None:
     """layouts="contiguous": the candidate must say no, with an exception, or be right all the same."""
     label = f"layout:{layout}({', '.join(names)})"
-    done = session.execute(NAME, label, How(layouts=dict.fromkeys(names, layout)))
+    done = session.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
         text = f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
         session.note("refused_layout", ", ".join(names), text)
@@ -162,7 +162,7 @@ def _expanded_agrees(
 ) -> bool:
     label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}{of}' for n in sent)])})"
     material = session.material.with_inputs(inputs)
-    done = session.execute(NAME, label, How(cotangents=sent), material, look=report)
+    done = session.execute(NAME, label, RunSettings(cotangents=sent), material, look=report)
     if done.error is not None and inputs and session.target.mutates:
         return True
     if done.error is not None and session.golden_raises(label, material, done):
@@ -179,10 +179,12 @@ def _expanded_agrees(
         good = not failed - _at_ties(session, done, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
         session.findings, session.rows, session.maps = before
-    return good and not done.hits
+    return good and not done.overruns
 
 
-def _at_ties(session: Session, done: Run, settled: GoldenResults, failed: set[str], label: str, told: int) -> set[str]:
+def _at_ties(
+    session: Session, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, told: int
+) -> set[str]:
     """Whole numbers that differ because repeated rows tie, as equal values do (scaling's values:flat): a note.
 
     told: how many findings there were before; what was found of these results is taken back.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..execute.run import How
+from ..execute.run import RunSettings
 from ..judge.examination import Session
 from .second_call import agree
 
@@ -28,6 +28,6 @@ def run(session: Session) -> None:
     if on_cpu:
         threads = 1 if torch.get_num_threads() > 1 else 2
         label = f"{threads} thread{'s' * (threads > 1)}"
-        other = session.execute(NAME, label, How(threads=threads))
+        other = session.execute(NAME, label, RunSettings(threads=threads))
         if not session.raised(NAME, label, other):
             agree(session, NAME, label, other, f"with {label} the result is another, {APART}")

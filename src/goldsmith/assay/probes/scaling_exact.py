@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Session
@@ -21,7 +21,7 @@ from ..report.results import SYSTEMATIC
 Change = Callable[[Material], Material]
 
 
-def held(session: Session, probe: str, label: str, done: Run, golden: GoldenResults, change: Change) -> None:
+def held(session: Session, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
     differing = {n.tensor for n in session.notes if n.id == "order_nondeterminism"}
     broken = _broken(session, session.material, session.first, done, golden)
@@ -43,11 +43,13 @@ def held(session: Session, probe: str, label: str, done: Run, golden: GoldenResu
             session.find(SYSTEMATIC, probe, name, text, where=where)
 
 
-def _results(done: Run) -> list[tuple[str, Tensor]]:
+def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
-def _broken(session: Session, plain: Material, first: Run, done: Run, golden: GoldenResults) -> dict[str, Tensor]:
+def _broken(
+    session: Session, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
+) -> dict[str, Tensor]:
     """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
     if session.target.decisions:
         return {}
@@ -71,7 +73,7 @@ def _broken(session: Session, plain: Material, first: Run, done: Run, golden: Go
 
 def _kept(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
     """Whether the golden as written keeps to it in compute precision: a square of float16 leaves its range early."""
-    small, large = before.as_written(False).get(name), after.as_written(False).get(name)
+    small, large = before.unmodified(False).get(name), after.unmodified(False).get(name)
     return small is None or large is None or torch.equal(small.double() * power, large.double())
 
 

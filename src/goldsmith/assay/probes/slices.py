@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..declare.axis_names import axis_names
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Session, decided
@@ -84,20 +84,20 @@ def slices(session: Session) -> list[Slice]:
     return out
 
 
-def results(session: Session, done: Run) -> dict[str, Tensor]:
+def results(session: Session, done: CandidateRun) -> dict[str, Tensor]:
     """What a run returned and can be compared."""
     skip = session.bad | set(session.target.decisions)
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(session: Session, material: Material, label: str) -> tuple[Run, GoldenResults] | None:
+def ran(session: Session, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
     done = session.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
     return done, session.references(material, done, taken(session, done))
 
 
-def nan_masks(session: Session, done: Run, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
+def nan_masks(session: Session, done: CandidateRun, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
     """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
     suspects = []
     for name, tensor in results(session, done).items():
@@ -116,7 +116,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def taken(session: Session, done: Run) -> dict[str, Tensor]:
+def taken(session: Session, done: CandidateRun) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not: only what rests on them is compared."""
     made = {n: decided(done, n) for n in session.target.decisions}
     return {n: t for n, t in made.items() if t is not None}

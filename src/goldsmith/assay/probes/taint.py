@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import SLACK
-from ..execute.run import How
+from ..execute.run import RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Session
 from ..report.results import CERTAIN
@@ -57,7 +57,7 @@ def _second_opinion(
         _missing(session, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == session.ref.values[name]
         if bool(leaking.any()):  # a convolution of torch's multiplies what it pads with, NaN too
-            leaks[name] = leaking & ~with_nan.also(name, torch.isnan)
+            leaks[name] = leaking & ~with_nan.in_its_own_run(name, torch.isnan)
     leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
     said = f"taint:finite({part.text})"
     reached = reach.seen(session, leaks, lambda times: part.filled(session, None, times=times), said) if leaks else {}
@@ -94,7 +94,7 @@ def _beside(session: Session) -> None:
     first = {n: t for n, _, t in session.first.results()}
     told: set[str] = set()
     for sign in (1, -1):  # what is read alone has one of them
-        done = session.execute(NAME, f"taint:beside({sign:+d})", How(beside=sign), look=False)
+        done = session.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
         if done.error is not None or not session.same_decisions(done):
             return
         for name, tensor in results(session, done).items():

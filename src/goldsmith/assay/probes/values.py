@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.running_errors import unit_roundoff
-from ..execute.run import How, Material, Run
+from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
@@ -36,7 +36,7 @@ def run(session: Session) -> None:
     session.target.check_names(session.material.supply, first.names, tuple(plain.bounded))
     session.ref = decisions.settle(session, first, plain)
     session.look("values", first)
-    judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=How())
+    judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=RunSettings())
     if session.ref.unable:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
         session.note("golden_raised", session.target.name or "", f"{text}: {session.ref.unable}")
@@ -61,13 +61,13 @@ def _golden_first(session: Session, plain: GoldenResults) -> None:
 
 def judge(
     session: Session,
-    done: Run,
+    done: CandidateRun,
     reference: GoldenResults,
     probe: str,
     label: str,
     *,
     noise: bool,
-    repeat: How | None,
+    repeat: RunSettings | None,
     skip: frozenset[str] = frozenset(),
     change: Callable[[Material], Material] | None = None,
 ) -> set[str]:
@@ -99,7 +99,7 @@ def judge(
         golden = against.bounded.value
         overflows = tensor is not None and not bool(torch.isfinite(tensor).all())
         if overflows and not noise and probe != "scaling":  # which asks that of every failure
-            runs = (reference.honest, reference.as_written(False))
+            runs = (reference.honest, reference.unmodified(False))
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
             tensor = torch.zeros_like(session.material.inputs[name.removesuffix(".grad")])
@@ -180,9 +180,9 @@ def _other_side(
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _told(session: Session, done: Run, name: str) -> Tensor | None:
+def _told(session: Session, done: CandidateRun, name: str) -> Tensor | None:
     """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
-    told = (("poison", done.unwritten), ("guard", done.strayed))
+    told = (("poison", done.unwritten), ("guard", done.from_guards))
     masks = [masks[name] for probe, masks in told if probe in session.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
@@ -190,9 +190,9 @@ def _told(session: Session, done: Run, name: str) -> Tensor | None:
 class _Repeats:
     """Fresh seeds of the same run, each made once for all tensors that ask."""
 
-    def __init__(self, session: Session, probe: str, how: How, change: Callable[[Material], Material] | None):
+    def __init__(self, session: Session, probe: str, how: RunSettings, change: Callable[[Material], Material] | None):
         self.session, self.probe, self.how, self.change = session, probe, how, change
-        self.made: dict[int, tuple[Run, GoldenResults]] = {}
+        self.made: dict[int, tuple[CandidateRun, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
@@ -209,7 +209,7 @@ class _Repeats:
 
         return confirm
 
-    def _make(self, attempt: int) -> tuple[Run, GoldenResults]:
+    def _make(self, attempt: int) -> tuple[CandidateRun, GoldenResults]:
         material = self.session.variant(100 + attempt)
         material = material if self.change is None else self.change(material)
         done = self.session.execute(self.probe, "confirmation", self.how, material, look=False)
@@ -231,7 +231,7 @@ def _names_exist(session: Session, plain: GoldenResults) -> None:
             )
 
 
-def _expected(session: Session, done: Run, reference: GoldenResults) -> set[str]:
+def _expected(session: Session, done: CandidateRun, reference: GoldenResults) -> set[str]:
     """Results that the golden says should be there."""
     wanted = {f"{n}.grad" for n in session.target.wanted_grads(session.material.inputs)} if done.cotangents else set()
     declared = session.target.outputs or ()
@@ -239,7 +239,7 @@ def _expected(session: Session, done: Run, reference: GoldenResults) -> set[str]
     return wanted if session.target.outputs is not None else wanted | set(reference.outputs)
 
 
-def _stages(session: Session, done: Run) -> None:
+def _stages(session: Session, done: CandidateRun) -> None:
     """Stages that both name: a difference is a note while every result is right, else where the fault begins."""
     for name, tensor in done.stages.items():
         reference = session.ref.reference(name, "stage", noise=False)
@@ -259,15 +259,15 @@ def _stages(session: Session, done: Run) -> None:
 
 def _debug_outputs(session: Session) -> None:
     """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
-    traced = session.execute("values", "debug outputs", How(debug=True))
+    traced = session.execute("values", "debug outputs", RunSettings(debug=True))
     if session.raised("values", "debug outputs", traced):
         return
     judge(session, traced, session.ref, "values", "debug outputs", noise=False, repeat=None)
     fresh = {n: t for n, t in traced.stages.items() if n not in session.first.stages}
-    _stages(session, Run(outputs=traced.outputs, stages=fresh))
+    _stages(session, CandidateRun(outputs=traced.outputs, stages=fresh))
 
 
-def _narrow_results(session: Session, done: Run) -> None:
+def _narrow_results(session: Session, done: CandidateRun) -> None:
     """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
     inputs = [unit_roundoff(t.dtype) for t in session.material.inputs.values() if t.is_floating_point()]
     for name, tensor in done.outputs.items():
@@ -281,7 +281,7 @@ def _narrow_results(session: Session, done: Run) -> None:
             session.note("narrow_result", name, text)
 
 
-def _forward_only(session: Session, done: Run) -> None:
+def _forward_only(session: Session, done: CandidateRun) -> None:
     """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
 
     One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
@@ -320,7 +320,7 @@ def _forward_only(session: Session, done: Run) -> None:
         session.find(CERTAIN, "values", name, text)
 
 
-def _reached(session: Session, done: Run, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _reached(session: Session, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
     sent[name] = session.material.cotangent(name, visible[name])

@@ -249,7 +249,7 @@ def _telling(tell: Tell) -> Iterator[list[tuple[dict[str, Any], str]]]:
     def over() -> None:
         tell({"over": runs})
 
-    def stopped(now: hooks.Running, where: str) -> None:
+    def stopped(now: hooks.RunInProgress, where: str) -> None:
         ended.append(
             ({"case": now.case, "probe": now.probe, "run": now.run, "seed": now.seed, "seconds": now.seconds}, where)
         )
