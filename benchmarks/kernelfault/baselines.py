@@ -13,8 +13,8 @@ import torch
 from baselines_names import RULES
 from torch import Tensor
 
-from goldsmith.assay.execute.run import CandidateRun, RunSettings, execute
-from goldsmith.assay.judge.examination import Session
+from goldsmith.assay.execute.run import How, Run, execute
+from goldsmith.assay.judge.examination import Examination
 
 _SEED = 0
 
@@ -26,16 +26,16 @@ def rejected(
     target = make()
     chosen = target.case(case)
     wanted = getattr(torch, dtype) if dtype else target.dtypes[0]
-    session = Session(target, chosen, wanted, "cpu", seed, frozenset(), case)
+    examination = Examination(target, chosen, wanted, "cpu", seed, frozenset(), case)
     state = torch.random.get_rng_state()
-    done = execute(session.material, RunSettings(fill="zero"))
+    done = execute(examination.material, How(fill="zero"))
     found: dict[str, bool | None] = dict.fromkeys(RULES)
     if done.error is not None:
         found |= dict.fromkeys(RULES[:4], True)
     else:
-        found |= _compared(session, done)
+        found |= _compared(examination, done)
     found["gradcheck"] = None if interpreted else _gradcheck(make, case, seed)
-    found["opcheck"] = None if op is None else _opcheck(op, session)
+    found["opcheck"] = None if op is None else _opcheck(op, examination)
     torch.random.set_rng_state(state)
     return found
 
@@ -54,10 +54,10 @@ def name_gradients(result: Any, wanted: tuple[str, ...]) -> dict[str, Tensor | N
     return {n: result.get(n) for n in wanted} if isinstance(result, dict) else dict(zip(wanted, result, strict=True))
 
 
-def _compared(session: Session, done: CandidateRun) -> dict[str, bool]:
+def _compared(examination: Examination, done: Run) -> dict[str, bool]:
     ours = {n: t for n, k, t in done.results() if k != "saved"}
-    plain = _golden(session, done, None)
-    exact = _golden(session, done, torch.float64)
+    plain = _golden(examination, done, None)
+    exact = _golden(examination, done, torch.float64)
     pairs = [(t, plain[n], exact[n]) for n, t in ours.items() if n in plain and plain[n] is not None]
     return {
         "assert_close": any(_not_close(y, g) for y, g, _ in pairs),
@@ -67,9 +67,9 @@ def _compared(session: Session, done: CandidateRun) -> dict[str, bool]:
     }
 
 
-def _golden(session: Session, done: CandidateRun, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
+def _golden(examination: Examination, done: Run, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """Outputs and gradients of the golden in the inputs' own precision, or in another one."""
-    target, material = session.target, session.material
+    target, material = examination.target, examination.material
 
     def cast(t: Tensor) -> Tensor:
         return t.detach().clone() if dtype is None or not t.is_floating_point() else t.detach().to(dtype)
@@ -139,8 +139,8 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
     if target.backward is None:
         return None
     chosen = target.case(case)
-    session = Session(target, chosen, torch.float64, "cpu", seed, frozenset(), case)
-    material = session.material
+    examination = Examination(target, chosen, torch.float64, "cpu", seed, frozenset(), case)
+    material = examination.material
     names = target.wanted_grads(material.inputs)
     leaves = [material.inputs[n].detach().double().requires_grad_() for n in names]
 
@@ -172,9 +172,9 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
         return True
 
 
-def _opcheck(op: Any, session: Session) -> bool:
+def _opcheck(op: Any, examination: Examination) -> bool:
     """torch.library.opcheck on the registered operator, gradients wanted."""
-    material = session.material
+    material = examination.material
     tensors = [material.inputs.get(n) for n in op.inputs]
     tensors = [
         t if t is None or n not in op.grads or not t.is_floating_point() else t.detach().clone().requires_grad_()

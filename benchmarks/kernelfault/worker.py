@@ -156,18 +156,18 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
 
     from goldsmith import assay
     from goldsmith.assay.diagnosis.isolate import isolate
-    from goldsmith.assay.execute.run import RunSettings, execute
-    from goldsmith.assay.judge.examination import Session
+    from goldsmith.assay.execute.run import How, execute
+    from goldsmith.assay.judge.examination import Examination
     from goldsmith.assay.probes import select, values
 
     target = make()
     report = assay.check(target, case, device=device, seed=seed, raises=False)
     chosen = target.case(case)
-    session = Session(target, chosen, target.dtypes[0], device, seed, select(("values",)), chosen.name)
+    examination = Examination(target, chosen, target.dtypes[0], device, seed, select(("values",)), chosen.name)
     state = torch.random.get_rng_state()
-    plain = _timed(lambda: execute(session.material, RunSettings(fill="zero")))
-    compare = _timed(lambda: values.run(session))
-    stages = _timed(lambda: isolate(session))
+    plain = _timed(lambda: execute(examination.material, How(fill="zero")))
+    compare = _timed(lambda: values.run(examination))
+    stages = _timed(lambda: isolate(examination))
     torch.random.set_rng_state(state)
     cost = {"plain": plain, "compare": compare, "stages": compare + stages, "all": report.seconds}
     return {

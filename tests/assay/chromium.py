@@ -49,10 +49,10 @@ class Chromium:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        self.pending, self.number, self.session = b"", 0, None
+        self.pending, self.number, self.examination = b"", 0, None
         targets = self.send("Target.getTargets")["targetInfos"]
         page = next(t["targetId"] for t in targets if t["type"] == "page")
-        self.session = self.send("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
+        self.examination = self.send("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         self.send("Page.enable")
         self.send("Emulation.setScriptExecutionDisabled", value=True)
         return self
@@ -67,8 +67,8 @@ class Chromium:
     def send(self, method, **parameters):
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
-        if self.session:
-            message["sessionId"] = self.session
+        if self.examination:
+            message["sessionId"] = self.examination
         os.write(self.out, json.dumps(message).encode() + b"\0")
         while True:
             reply = self._read()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from assay.ladder_bench import BF16, F32, reference
-from goldsmith.assay.judge.ladder import _Held, judge
+from goldsmith.assay.judge.ladder import _Comparison, judge
 from goldsmith.assay.noise import patterns
 from goldsmith.assay.noise.ensemble import LegalOrder
 
@@ -87,7 +87,7 @@ def clean_run(seed, largest=14.0):
         with LegalOrder(style, F32, "ieee", seed + 77, list(own.values())):
             y = golden(own)
     what = f"{name} {style} {store} rows={rows} dim={dim}"
-    return what, _Held("y", y.detach().to(store), ref)
+    return what, _Comparison("y", y.detach().to(store), ref)
 
 
 def alarms(held):

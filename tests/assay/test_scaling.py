@@ -126,14 +126,14 @@ def test_swallowed_nan_and_inf_are_certain_where_they_matter():
 
 def test_a_gradient_that_lies_as_a_transpose_is_looked_at_like_any_other():
     inputs = {"k": torch.randn(5, 4)}
-    session = SimpleNamespace(material=SimpleNamespace(inputs=inputs), seed=0, notes=[])
-    session.note = lambda *said: session.notes.append(said)
-    (place,) = scaling._places(session).values()
+    examination = SimpleNamespace(material=SimpleNamespace(inputs=inputs), seed=0, notes=[])
+    examination.note = lambda *said: examination.notes.append(said)
+    (place,) = scaling._places(examination).values()
     mask = torch.zeros(4, 5, dtype=torch.bool).mT
     mask[place // 4, place % 4] = True
-    assert not scaling._elsewhere(session, "values:nan", "k.grad", mask).any() and len(session.notes) == 1
+    assert not scaling._elsewhere(examination, "values:nan", "k.grad", mask).any() and len(examination.notes) == 1
     mask[(place + 4) // 4 % 5, place % 4] = True
-    assert scaling._elsewhere(session, "values:nan", "k.grad", mask).sum() == 1
+    assert scaling._elsewhere(examination, "values:nan", "k.grad", mask).sum() == 1
 
 
 def test_zero_times_inf_at_a_masked_element_is_an_accident_of_the_goldens_formula():

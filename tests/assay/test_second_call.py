@@ -6,8 +6,8 @@ import torch
 from assay.kernels import target
 from goldsmith import assay
 from goldsmith.assay.execute import hooks
-from goldsmith.assay.execute.run import RunSettings, execute
-from goldsmith.assay.judge.examination import Session
+from goldsmith.assay.execute.run import How, execute
+from goldsmith.assay.judge.examination import Examination
 
 KEPT = ("module", "shape", "call")  # where what the backward needs lies: right is the last one
 
@@ -146,7 +146,7 @@ def test_a_call_in_between_leaves_the_random_numbers_as_they_were():
             return g * torch.rand_like(g)
 
     one = target(Noise.apply, lambda x: x * 1, {"x": torch.randn(8)})
-    session = Session(one, one.cases[0], torch.float32, "cpu", 0, frozenset(["values"]), "given")
-    plain = execute(session.material, RunSettings())
-    drawn = execute(session.material, RunSettings(before_backward=lambda: torch.rand(3)))
+    examination = Examination(one, one.cases[0], torch.float32, "cpu", 0, frozenset(["values"]), "given")
+    plain = execute(examination.material, How())
+    drawn = execute(examination.material, How(between=lambda: torch.rand(3)))
     assert torch.equal(plain.grads["x.grad"], drawn.grads["x.grad"])

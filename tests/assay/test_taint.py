@@ -28,8 +28,8 @@ def slice_texts(kernel, cases=rows, golden=weighted_sum):
     seen = []
     kept = taint_screen.remaining
 
-    def spy(session, slices):
-        seen.append((slices, kept(session, slices)))
+    def spy(examination, slices):
+        seen.append((slices, kept(examination, slices)))
         return seen[-1][1]
 
     taint_screen.remaining = spy

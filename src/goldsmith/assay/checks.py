@@ -23,7 +23,7 @@ from .execute import hooks
 from .execute.run import RunSettings
 from .execute.torch_state import neutral_state
 from .golden.golden_results import GoldenError
-from .judge.examination import Budget, Ended, Session
+from .judge.examination import Budget, Ended, Examination
 from .probes import values
 from .report.check_report import Report
 from .report.results import (
@@ -103,20 +103,22 @@ def examine(
     *,
     strict: bool = False,
     until_failing: bool = False,
-) -> tuple[Report, list[Session]]:
-    """The report of a check. `until_failing` ends with the first session that fails, and gives that one, too.
+) -> tuple[Report, list[Examination]]:
+    """The report of a check. `until_failing` ends with the first examination that fails, and gives that one, too.
 
     It also ends with an interrupt from the keyboard then: the report has what was found, and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
-    sessions: list[Session] = []  # a session holds every run's tensors: only the one that is asked for is kept
+    examinations: list[
+        Examination
+    ] = []  # an examination holds every run's tensors: only the one that is asked for is kept
     stopped: KeyboardInterrupt | None = None
     with neutral_state():
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
-                if sessions:
+                if examinations:
                     break
                 label = _label(each, drawn, target, dtype)
                 why = report.partial or (budget.said if budget.spent else "")
@@ -124,7 +126,7 @@ def examine(
                     _not_run(report, tally, why, label, drawn, selected, only_values)
                     continue
                 try:
-                    session = Session(target, each, drawn, device, seed, selected, label)
+                    examination = Examination(target, each, drawn, device, seed, selected, label)
                 except Exception as error:
                     if not memory_errors.out_of_memory(error):
                         raise
@@ -132,17 +134,17 @@ def examine(
                     report.environment[NO_MEMORY] = memory_errors.told(error)
                     continue
                 try:
-                    with budget.ends(session):
-                        _examine(session, budget, tally, only_values)
+                    with budget.ends(examination):
+                        _examine(examination, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
-                    session.note(NOT_RUN, report.target, f"the case did not run to its end: {INTERRUPTED}")
-                _collect(report, session)
+                    examination.note(NOT_RUN, report.target, f"the case did not run to its end: {INTERRUPTED}")
+                _collect(report, examination)
                 if not only_values:
-                    tally.asked(session)
+                    tally.asked(examination)
                 if until_failing and _verdict(report, tally) in (FAIL, REFERENCE_FAULT):
-                    sessions.append(session)
-                del session
+                    examinations.append(examination)
+                del examination
                 memory_errors.release(device)
     report.probes = tally.runs(selected)
     report.verdict = _verdict(report, tally)
@@ -151,7 +153,7 @@ def examine(
         stopped.report = report  # type: ignore[attr-defined]
         stopped.add_note(f"The check of {report.target} was interrupted; .report has what was finished.")
         raise stopped
-    return report, sessions
+    return report, examinations
 
 
 def _spelt_all(dtypes: Iterable[torch.dtype]) -> str:
@@ -195,47 +197,51 @@ def _spelt(dtype: torch.dtype) -> str:
 # one case
 
 
-def _examine(session: Session, budget: Budget, tally: _Tally, only_values: bool) -> None:
+def _examine(examination: Examination, budget: Budget, tally: _Tally, only_values: bool) -> None:
     """Run the selected probes on one case, in order; keep what each of them cost."""
     if only_values:
-        _float32(session, tally)
+        _float32(examination, tally)
         return
-    _warm_up(session)
+    _warm_up(examination)
     skipped: list[str] = []
     for probe in catalogue.DEFAULT:
-        if probe.name not in session.selected or probe.run is None:
+        if probe.name not in examination.selected or probe.run is None:
             continue
         if probe.name != "values" and budget.spent:
             tally.skipped(probe.name, budget.said)
             skipped.append(probe.name)
             continue
         try:
-            with tally.timing(probe.name, session):
-                probe.run(session)
+            with tally.timing(probe.name, examination):
+                probe.run(examination)
         except Ended as end:
-            tally.rest(session.selected, str(end))
+            tally.rest(examination.selected, str(end))
             return
         except GoldenError as error:
             if probe.name in OWN_INPUTS:
                 text = f"{probe.name}: the golden raises on inputs of this probe ({error}); not finished on this case"
-                session.note(GOLDEN_RAISED, session.target.name or "", text)
+                examination.note(GOLDEN_RAISED, examination.target.name or "", text)
                 continue
-            session.problems.append(f"the golden raised in probe {probe.name!r}: {error}")
-            tally.rest(session.selected, "the golden raised")
+            examination.problems.append(f"the golden raised in probe {probe.name!r}: {error}")
+            tally.rest(examination.selected, "the golden raised")
             return
         except Exception as error:
             if not memory_errors.out_of_memory(error):
                 raise
-            session.short = memory_errors.told(error)
+            examination.short = memory_errors.told(error)
             if probe.name == "values":
-                session.note(NOT_RUN, session.target.name or "", f"the case did not run to its end: {session.short}")
-                tally.rest(session.selected, "out of memory")
+                examination.note(
+                    NOT_RUN, examination.target.name or "", f"the case did not run to its end: {examination.short}"
+                )
+                tally.rest(examination.selected, "out of memory")
                 return
-            session.note(NO_MEMORY, probe.name, f"{session.short}; not finished on this case: {probe.name}")
-        if session.short:
-            memory_errors.release(session.device)
+            examination.note(NO_MEMORY, probe.name, f"{examination.short}; not finished on this case: {probe.name}")
+        if examination.short:
+            memory_errors.release(examination.device)
     if skipped:
-        session.note("budget", session.target.name or "", f"{budget.said}; not run on this case: {', '.join(skipped)}")
+        examination.note(
+            "budget", examination.target.name or "", f"{budget.said}; not run on this case: {', '.join(skipped)}"
+        )
 
 
 def _not_run(
@@ -252,32 +258,32 @@ def _not_run(
             report.dtypes.append(_spelt(dtype))
 
 
-def _float32(session: Session, tally: _Tally) -> None:
+def _float32(examination: Examination, tally: _Tally) -> None:
     """A 16-bit target once more with float32 inputs, where 1.002 is not rounded away; a refusal is a note."""
-    name = session.target.name or ""
+    name = examination.target.name or ""
     try:
-        with tally.timing("float32", session):
-            if session.execute("values", "float32", look=False).error is not None:
-                session.note("refused_dtype", name, "float32 inputs are refused; only the 16-bit ones were judged")
+        with tally.timing("float32", examination):
+            if examination.execute("values", "float32", look=False).error is not None:
+                examination.note("refused_dtype", name, "float32 inputs are refused; only the 16-bit ones were judged")
                 return
-            values.run(session)
+            values.run(examination)
     except Ended as end:
         tally.rest(frozenset(["float32"]), str(end))
     except GoldenError as error:
-        session.problems.append(f"the golden raised with float32 inputs: {error}")
+        examination.problems.append(f"the golden raised with float32 inputs: {error}")
     except Exception as error:
         if not memory_errors.out_of_memory(error):
             raise
-        session.short = memory_errors.told(error)
-        session.note(NO_MEMORY, "float32", f"{session.short}; not finished on this case: float32")
-    session.findings = [replace(f, probe="float32") for f in session.findings]
+        examination.short = memory_errors.told(error)
+        examination.note(NO_MEMORY, "float32", f"{examination.short}; not finished on this case: float32")
+    examination.findings = [replace(f, probe="float32") for f in examination.findings]
 
 
-def _warm_up(session: Session) -> None:
+def _warm_up(examination: Examination) -> None:
     """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
-    if session.material.device.type == "cuda" and "triton" in sys.modules:
+    if examination.material.device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will say the same
-            session.execute("values", "warm-up", RunSettings(), look=False)
+            examination.execute("values", "warm-up", How(), look=False)
 
 
 class _Tally:
@@ -289,10 +295,10 @@ class _Tally:
         self.reasons: dict[str, str] = {}
         self.cases: dict[torch.dtype, list[tuple[str, bool]]] = {}  # (label, whether every input has elements)
 
-    def asked(self, session: Session) -> None:
+    def asked(self, examination: Examination) -> None:
         """A case in a dtype that was asked for (float32 beside a 16-bit one was not)."""
-        filled = all(t.numel() for t in session.material.inputs.values())
-        self.cases.setdefault(session.dtype, []).append((session.label, filled))
+        filled = all(t.numel() for t in examination.material.inputs.values())
+        self.cases.setdefault(examination.dtype, []).append((examination.label, filled))
 
     def judged(self, report: Report) -> bool:
         """Whether some dtype was judged: on a case with elements, where it was refused on others."""
@@ -302,8 +308,8 @@ class _Tally:
             for cases in self.cases.values()
         )
 
-    def timing(self, name: str, session: Session) -> _Timing:
-        return _Timing(self, name, session)
+    def timing(self, name: str, examination: Examination) -> _Timing:
+        return _Timing(self, name, examination)
 
     def skipped(self, name: str, reason: str) -> None:
         self.reasons.setdefault(name, reason)
@@ -327,41 +333,43 @@ class _Tally:
 
 
 class _Timing:
-    def __init__(self, tally: _Tally, name: str, session: Session):
-        self.tally, self.name, self.session = tally, name, session
+    def __init__(self, tally: _Tally, name: str, examination: Examination):
+        self.tally, self.name, self.examination = tally, name, examination
 
     def __enter__(self) -> None:
-        self.started, self.before = time.perf_counter(), self.session.candidate_runs
+        self.started, self.before = time.perf_counter(), self.examination.candidate_runs
 
     def __exit__(self, *exc: object) -> None:
         t, name = self.tally, self.name
-        self.session.seconds[name] = seconds = time.perf_counter() - self.started
+        self.examination.seconds[name] = seconds = time.perf_counter() - self.started
         t.seconds[name] = t.seconds.get(name, 0.0) + seconds
-        t.candidate[name] = t.candidate.get(name, 0) + self.session.candidate_runs - self.before
+        t.candidate[name] = t.candidate.get(name, 0) + self.examination.candidate_runs - self.before
 
 
 # the report
 
 
-def _collect(report: Report, session: Session) -> None:
-    report.cases.append(session.label)
-    dtype = _spelt(session.dtype)
+def _collect(report: Report, examination: Examination) -> None:
+    report.cases.append(examination.label)
+    dtype = _spelt(examination.dtype)
     if dtype not in report.dtypes:
         report.dtypes.append(dtype)
-    report.findings += [Finding("CERTAIN", "golden", "", None, None, None, p, session.label) for p in session.problems]
-    report.findings += session.findings
-    report.notes += session.notes
-    report.rows += session.rows
-    report.maps.update(session.maps)
-    for name in session.stages:
+    report.findings += [
+        Finding("CERTAIN", "golden", "", None, None, None, p, examination.label) for p in examination.problems
+    ]
+    report.findings += examination.findings
+    report.notes += examination.notes
+    report.rows += examination.rows
+    report.maps.update(examination.maps)
+    for name in examination.stages:
         if name not in report.stages:
             report.stages.append(name)
-    report.environment["interpreted"] += session.interpreted
-    if session.short:
-        report.environment[NO_MEMORY] = session.short
+    report.environment["interpreted"] += examination.interpreted
+    if examination.short:
+        report.environment[NO_MEMORY] = examination.short
     spent = report.environment["runs"]
-    spent["candidate"] += session.candidate_runs
-    spent["golden"] += session.golden_count
+    spent["candidate"] += examination.candidate_runs
+    spent["golden"] += examination.golden_count
 
 
 def _verdict(report: Report, tally: _Tally) -> str:

@@ -5,24 +5,26 @@ import torch
 from goldsmith import assay
 from goldsmith.assay import probes
 from goldsmith.assay.diagnosis.whatif import explain
-from goldsmith.assay.judge.examination import Session
+from goldsmith.assay.judge.examination import Examination
 from goldsmith.assay.probes import values
 
 
 def session_of(target, selected=("values", "ensemble", "poison", "alias"), dtype=torch.float32, seed=0, device="cpu"):
-    """A session after its first probe, as a diagnosis begins with."""
+    """An examination after its first probe, as a diagnosis begins with."""
     case = target.cases[0]
-    session = Session(target, case, dtype, device, seed, frozenset(selected) & probes.select("default"), case.name)
-    values.run(session)
-    return session
+    examination = Examination(
+        target, case, dtype, device, seed, frozenset(selected) & probes.select("default"), case.name
+    )
+    values.run(examination)
+    return examination
 
 
 def best(kernel, golden, cases, tensor="y", **more):
     """What explains a tensor of the kernel's best."""
     target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
-    session = session_of(target, ("values", "ensemble"))
-    got = next(t for n, _, t in session.first.results() if n == tensor)
-    found = explain(session, tensor, got, session.first)
+    examination = session_of(target, ("values", "ensemble"))
+    got = next(t for n, _, t in examination.first.results() if n == tensor)
+    found = explain(examination, tensor, got, examination.first)
     assert found, f"nothing explains {tensor}"
     return found[0]
 

@@ -71,11 +71,11 @@ def set_up_once(x, fade):
 
 
 def looked_at(target, tensor):
-    session = session_of(target)
+    examination = session_of(target)
     right = []
-    found = influence(session, {tensor}, right=right)
-    got = next(t for n, _, t in session.first.results() if n == tensor)
-    return closer(session, tensor, got, found, right)
+    found = influence(examination, {tensor}, right=right)
+    got = next(t for n, _, t in examination.first.results() if n == tensor)
+    return closer(examination, tensor, got, found, right)
 
 
 def first(target):
@@ -108,8 +108,8 @@ def test_a_part_of_a_bias_that_is_not_read_is_a_missing_term():
 
 def test_a_state_that_is_left_to_the_next_row_is_stale():
     target = assay.Target(set_up_once, faded, cases=sequences, backward=None)
-    session = session_of(target)
-    assert {i.onto for i in influence(session, {"y"}).values()} == {"later"}
+    examination = session_of(target)
+    assert {i.onto for i in influence(examination, {"y"}).values()} == {"later"}
     name, found = first(target)
     assert name == "stale_state", str(found)
 

@@ -10,10 +10,10 @@ from goldsmith.assay.diagnosis.isolate import isolate, named
 
 
 def first_fit(target):
-    session = session_of(target)
-    table = isolate(session)
+    examination = session_of(target)
+    table = isolate(examination)
     kind, got = named(table.run)[table.first_wrong]
-    return table.first_wrong, fit(session, table.first_wrong, kind, got)
+    return table.first_wrong, fit(examination, table.first_wrong, kind, got)
 
 
 def test_a_flipped_bias():

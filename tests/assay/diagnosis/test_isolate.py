@@ -66,8 +66,8 @@ def test_a_stage_that_is_defined_otherwise_is_not_accused():
 
 
 def test_a_stage_of_a_right_kernel_that_is_defined_otherwise_is_the_reports_note():
-    session = session_of(scaled_inside())
-    assert session.bad == set()
+    examination = session_of(scaled_inside())
+    assert examination.bad == set()
 
 
 @pytest.mark.parametrize(

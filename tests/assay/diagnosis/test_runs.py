@@ -74,8 +74,8 @@ def test_a_spent_budget_leaves_runs_out_and_counts_them():
 
 
 def test_the_range_of_a_reduction_that_is_cut_short():
-    session = session_of(layer("h"))  # D = 20, and 16 are read
-    found = influence(session, {"h"})
+    examination = session_of(layer("h"))  # D = 20, and 16 are read
+    found = influence(examination, {"h"})
     assert found["x[1]"].missing == ((16, 19),) and found["w[0]"].missing == ((16, 19),)
     assert "x[0]" not in found and "w[1]" not in found and "b[0]" not in found
 
@@ -85,15 +85,15 @@ def test_influence_that_should_not_be_there():
         h = x @ w
         return torch.softmax(h + b, -1) * 2 + 0.01 * x[:1, :1]
 
-    session = of(kernel)
-    found = influence(session, session.bad)
+    examination = of(kernel)
+    found = influence(examination, examination.bad)
     assert found["x[0]"].extra == ((0, 0),)
 
 
 def test_a_right_kernel_and_one_with_a_wrong_factor_have_the_goldens_influence():
     assert influence(session_of(layer()), {"y", "x.grad"}) == {}
-    session = session_of(layer("y"))
-    assert influence(session, session.bad) == {}
+    examination = session_of(layer("y"))
+    assert influence(examination, examination.bad) == {}
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])
@@ -101,8 +101,8 @@ def test_an_edge_anywhere(cut):
     def kernel(x, w, b):
         return torch.softmax(x[:, :cut] @ w[:cut] + b, -1) * 2
 
-    session = of(kernel)
-    assert influence(session, {"y"})["x[1]"].missing == ((cut, 19),)
+    examination = of(kernel)
+    assert influence(examination, {"y"})["x[1]"].missing == ((cut, 19),)
 
 
 @pytest.mark.parametrize(

@@ -67,17 +67,17 @@ def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):
 
 
 def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(monkeypatch):
-    """A session is many times as large as its inputs: there are the whole case's, the last one's and the present one's.
+    """An examination is many times as large as its inputs: three exist, the whole case's, the last and the present one.
 
     Where steps are taken back, the case that is shown is not the last one that was tried.
     """
     made, at_once, examined = [], [], smallest.examine
 
     def examine(*arguments, **options):
-        report, sessions = examined(*arguments, **options)
-        made.extend(map(weakref.ref, sessions))
-        at_once.append(sum(session() is not None for session in made))
-        return report, sessions
+        report, examinations = examined(*arguments, **options)
+        made.extend(map(weakref.ref, examinations))
+        at_once.append(sum(examination() is not None for examination in made))
+        return report, examinations
 
     def told(self, trial):
         return trial.case.sizes["T"] > 1

@@ -30,12 +30,12 @@ def halves(x, w):
     return product / (1 + product)
 
 
-def session(kernel, golden=squares, cases=large, **more):
+def examination(kernel, golden=squares, cases=large, **more):
     return session_of(assay.Target(kernel, golden, cases=cases, **more))
 
 
 def test_a_product_that_leaves_float16_is_named_with_the_golden_s_own():
-    it = session(halves, backward=None)
+    it = examination(halves, backward=None)
     found = provenance(it, it.first)
     assert (found.kind, found.stage, found.cause) == ("inf", "product", "overflow")
     assert found.op == "aten::mul" and "in halves" in " ".join(found.sentences)
@@ -52,7 +52,7 @@ def test_a_kernel_that_is_not_listened_to_is_asked_through_the_golden():
         product = assay.stage("product", torch.from_numpy(squared.astype("float32")))
         return product / (1 + product)
 
-    it = session(opaque, backward=None)
+    it = examination(opaque, backward=None)
     found = provenance(it, it.first)
     assert (found.stage, found.op, found.cause) == ("product", "", "overflow"), found
 
@@ -62,7 +62,7 @@ def test_an_exponential_without_its_maximum():
         e = torch.exp(x + w)
         return e / e.sum(-1, keepdim=True)
 
-    it = session(bare, lambda x, w: torch.softmax(x + w, -1), backward=None)
+    it = examination(bare, lambda x, w: torch.softmax(x + w, -1), backward=None)
     found = provenance(it, it.first)
     assert (found.op, found.cause) == ("aten::exp", "missing_max_shift"), found
     assert assay.diagnose(it.target, probes="quick").causes[0].id == "missing_max_shift"
@@ -74,7 +74,7 @@ def test_a_division_by_zero_is_neither():
         product = assay.stage("product", low * low)
         return product / (product - product)
 
-    it = session(kernel, backward=None)
+    it = examination(kernel, backward=None)
     found = provenance(it, it.first)
     assert (found.stage, found.op, found.cause) == ("y", "aten::div", "") and "divisor holds 30 zeros" in str(found)
 
@@ -86,7 +86,7 @@ def test_poison_and_infinities_of_the_golden_are_not_followed():
         return out
 
     for kernel, golden in ((squares, squares), (unwritten, squares), (lambda x, w: x / 0, lambda x, w: x / 0)):
-        it = session(kernel, golden, backward=None)
+        it = examination(kernel, golden, backward=None)
         assert provenance(it, it.first) is None
 
 
@@ -123,7 +123,7 @@ def backward(fault):
 
 
 def asked(fault):
-    it = session(two, two, pairs, backward=backward(fault))
+    it = examination(two, two, pairs, backward=backward(fault))
     return it, carried(it, it.first, "x.grad")
 
 
@@ -149,7 +149,7 @@ def test_what_takes_several_rows_at_once():
 
 
 def test_only_gradients_are_asked_for():
-    it = session(two, two, pairs, backward=backward("y0"))
+    it = examination(two, two, pairs, backward=backward("y0"))
     assert carried(it, it.first, "y0") is None and carried(it, it.first, "w.grad") is None  # the latter is right
 
 

@@ -27,7 +27,7 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def session(of):
+def examination(of):
     return session_of(of)
 
 
@@ -87,7 +87,7 @@ def test_a_mask_counts_nothing_and_is_looked_through():
 
 def test_a_rounded_result_whose_bound_is_zero_has_its_ratio():
     of = target(lambda a: a * 1.1, lambda a: a * 1.0, {"a": normal(64)}, backward=None)
-    s = session(of)
+    s = examination(of)
     found = fit(s, "y", "output", s.first.outputs["y"], terms=False)
     assert found.ratios[0].scope == "tensor" and found.ratios[0].ratio == pytest.approx(1.1)
 
@@ -136,13 +136,13 @@ WEIGHTS = {"x": normal(4, 16), "w": normal(16, seed=1)}
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_copy_of_weights_that_is_kept_is_found(key):
-    found = kept(session(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
+    found = kept(examination(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
     assert set(found) == {"w"} and "bit for bit" in found["w"]
 
 
 def test_a_kernel_that_keeps_nothing_is_not_said_to():
     honest = [lambda x, w: x * w.exp(), cached(lambda w: tuple(w.detach().tolist()))]
-    assert [kept(session(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [{}, {}]
+    assert [kept(examination(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [{}, {}]
 
 
 def test_runs_that_ask_for_copies_have_guard_bands_too():
@@ -154,7 +154,7 @@ def test_runs_that_ask_for_copies_have_guard_bands_too():
         behind.append([t.untyped_storage().nbytes() - t.nbytes for t in (x, w, made)])
         return made.copy_(x * w.exp())
 
-    of = session(target(kernel, lambda x, w: x * w.exp(), WEIGHTS, backward=None))
+    of = examination(target(kernel, lambda x, w: x * w.exp(), WEIGHTS, backward=None))
     behind.clear()
     assert kept(of) == {} and len(behind) >= 8 and min(map(min, behind)) >= 1024
 
@@ -203,7 +203,7 @@ def test_an_epsilon_still_moves():
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
     of = target(lambda x: unit(x, 1e-6), lambda x: unit(x, 0.0), {"x": 1 + normal(4, 16).abs()})
-    assert deaf(session(of)) == {}
+    assert deaf(examination(of)) == {}
 
 
 # the maximum

@@ -77,8 +77,8 @@ def partly(rows):
 
 
 def test_a_term_is_found_in_the_rows_that_are_wrong():
-    session = session_of(partly(slice(2, 5)))
-    (found,) = fit(session, "z", "stage", session.first.stages["z"]).fits
+    examination = session_of(partly(slice(2, 5)))
+    (found,) = fit(examination, "z", "stage", examination.first.stages["z"]).fits
     assert (found.term, found.reading, found.exact) == ("b", "sign_flipped", -2.0)
     assert found.where == "axis 0 [2..4]"
 
@@ -91,8 +91,8 @@ def test_a_factor_is_found_in_the_columns_that_are_wrong():
         y[1:5, 3:9] *= 1.25
         return y
 
-    session = session_of(assay.Target(kernel, plain.golden, cases=plain.cases, backward=None))
-    (found,) = fit(session, "y", "output", session.first.outputs["y"]).ratios
+    examination = session_of(assay.Target(kernel, plain.golden, cases=plain.cases, backward=None))
+    (found,) = fit(examination, "y", "output", examination.first.outputs["y"]).ratios
     assert (found.scope, found.group) == ("segment", "axis 0 [1..4], axis 1 [3..8]")
     assert abs(found.ratio - 1.25) < 1e-6
 

@@ -30,11 +30,11 @@ def test_a_changed_golden_may_warn():
     def golden(x):
         return x / x.std(0, keepdim=True)
 
-    session = session_of(assay.Target(lambda x: 2 * golden(x), golden, cases=rows, backward=None))
-    found = search(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(assay.Target(lambda x: 2 * golden(x), golden, cases=rows, backward=None))
+    found = search(examination, "y", examination.first.outputs["y"], examination.first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = found.golden.run_under(Listening(), {"x": session.ref.leaves["x"][:1]}, "y")
+        made = found.golden.run_under(Listening(), {"x": examination.ref.leaves["x"][:1]}, "y")
     assert bool(torch.isnan(made["y"]).all())  # of one number torch has no deviation, and says so
 
 

@@ -48,8 +48,8 @@ FAULTS = {
 
 
 def found(kernel, case=square_case, reference=golden, **more):
-    session = session_of(assay.Target(kernel, reference, cases=case, backward=None, **more), ("values", "ensemble"))
-    return explain(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(assay.Target(kernel, reference, cases=case, backward=None, **more), ("values", "ensemble"))
+    return explain(examination, "y", examination.first.outputs["y"], examination.first)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -123,8 +123,8 @@ def test_a_mask_that_is_shifted():
 
 
 def test_the_backward_is_changed_too():
-    session = session_of(adapter("missing", named=False))
-    best = explain(session, "x.grad", session.first.grads["x.grad"], session.first)[0]
+    examination = session_of(adapter("missing", named=False))
+    best = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)[0]
     assert best.cause == "missing_term" and best.exact and best.others == 1.0
 
 
@@ -143,18 +143,20 @@ def test_a_tensor_that_the_backward_should_not_read():
             return g * s * (1 + a * (1 - s))
 
     case = {"a": torch.randn(5, 6, generator=torch.Generator().manual_seed(1))}
-    session = session_of(assay.Target(lambda a: Silu.apply(a), lambda a: torch.nn.functional.silu(a), cases=case))
-    best = explain(session, "a.grad", session.first.grads["a.grad"], session.first)[0]
+    examination = session_of(assay.Target(lambda a: Silu.apply(a), lambda a: torch.nn.functional.silu(a), cases=case))
+    best = explain(examination, "a.grad", examination.first.grads["a.grad"], examination.first)[0]
     assert best.cause == "wrong_saved_tensor" and best.params["by"] == "silu(a)"
 
 
 def test_only_what_is_asked_for_is_tried():
-    session = session_of(layer("h"))
-    got = named(session.first)["h"][1]
-    assert explain(session, "h", got, session.first, causes=frozenset(["sign_flip"])) == []
-    assert explain(session, "h", got, session.first, causes=frozenset(["truncated_reduction"]))[0].params["missing"]
+    examination = session_of(layer("h"))
+    got = named(examination.first)["h"][1]
+    assert explain(examination, "h", got, examination.first, causes=frozenset(["sign_flip"])) == []
+    assert explain(examination, "h", got, examination.first, causes=frozenset(["truncated_reduction"]))[0].params[
+        "missing"
+    ]
 
 
 def test_the_time_is_kept():
-    session = session_of(layer("h"))
-    assert explain(session, "h", named(session.first)["h"][1], session.first, spent=lambda: True) == []
+    examination = session_of(layer("h"))
+    assert explain(examination, "h", named(examination.first)["h"][1], examination.first, spent=lambda: True) == []

@@ -10,8 +10,8 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 
 def asserted(target, tensor, cause, text):
-    session = session_of(target)
-    found = explain(session, tensor, session.first.grads[tensor], session.first, causes=frozenset((cause,)))
+    examination = session_of(target)
+    found = explain(examination, tensor, examination.first.grads[tensor], examination.first, causes=frozenset((cause,)))
     assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
 
 

@@ -11,8 +11,10 @@ BLOCK = 8
 
 
 def best(target, tensor="y"):
-    session = session_of(target, ("values", "ensemble"))
-    found = explain(session, tensor, dict(session.first.outputs, **session.first.grads)[tensor], session.first)
+    examination = session_of(target, ("values", "ensemble"))
+    found = explain(
+        examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
+    )
     assert found, f"nothing explains {tensor}"
     return found[0]
 

@@ -11,8 +11,8 @@ BLOCK = 4
 
 
 def explained(target, tensor="y"):
-    session = session_of(target, ("values", "ensemble"))
-    found = explain(session, tensor, session.first.outputs[tensor], session.first)
+    examination = session_of(target, ("values", "ensemble"))
+    found = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
     assert found, f"nothing explains {tensor}"
     return found
 

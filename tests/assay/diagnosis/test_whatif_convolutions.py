@@ -57,9 +57,9 @@ def target(fault):
     ],
 )
 def test_a_loop_over_taps_or_images_goes_wrong(fault, tensor, cause):
-    session = session_of(target(fault), ("values", "ensemble"))
-    got = dict(session.first.outputs, **session.first.grads)[tensor]
-    found = explain(session, tensor, got, session.first)
+    examination = session_of(target(fault), ("values", "ensemble"))
+    got = dict(examination.first.outputs, **examination.first.grads)[tensor]
+    found = explain(examination, tensor, got, examination.first)
     assert (found[0].cause, found[0].exact) == (cause, True)
 
 

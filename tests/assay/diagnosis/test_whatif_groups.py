@@ -15,9 +15,9 @@ _MOST = 300  # runs of the candidate that a diagnosis may take
 
 def tried(target, tensor="y"):
     """What explains the tensor, and how many changes were tried for it."""
-    session = session_of(target, ("values", "ensemble"))
-    got = dict(session.first.outputs, **session.first.grads)[tensor]
-    found = search(session, tensor, got, session.first)
+    examination = session_of(target, ("values", "ensemble"))
+    got = dict(examination.first.outputs, **examination.first.grads)[tensor]
+    found = search(examination, tensor, got, examination.first)
     count = 0
     plain = Search._tried
 

@@ -11,9 +11,9 @@ BLOCK = 4
 
 
 def best(target, tensor="y"):
-    session = session_of(target, ("values", "ensemble"))
-    got = dict(session.first.outputs, **session.first.grads)[tensor]
-    found = explain(session, tensor, got, session.first)
+    examination = session_of(target, ("values", "ensemble"))
+    got = dict(examination.first.outputs, **examination.first.grads)[tensor]
+    found = explain(examination, tensor, got, examination.first)
     assert found, f"nothing explains {tensor}"
     return found[0]
 

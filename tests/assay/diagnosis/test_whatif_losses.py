@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain, survivors
-from goldsmith.assay.diagnosis.whatif.calls import Call
+from goldsmith.assay.diagnosis.whatif.calls import OperatorCall
 
 
 @assay.case(T=[13], V=[40])
@@ -43,9 +43,9 @@ class OwnGradient(torch.autograd.Function):
 
 
 def explained(candidate, tensor="y", golden=loss, cases=tokens):
-    session = session_of(assay.Target(candidate, golden, cases=cases), ("values", "ensemble"))
-    got = dict(session.first.outputs, **session.first.grads)[tensor]
-    return explain(session, tensor, got, session.first)
+    examination = session_of(assay.Target(candidate, golden, cases=cases), ("values", "ensemble"))
+    got = dict(examination.first.outputs, **examination.first.grads)[tensor]
+    return explain(examination, tensor, got, examination.first)
 
 
 def test_a_number_is_explained_by_what_holds_for_other_inputs_too():
@@ -137,5 +137,5 @@ def test_blocks_that_are_not_rescaled(candidate, golden, cases, which):
 def test_a_sum_whose_shape_is_another_is_passed_by():
     """It raised, and every what-if about sums was left out of the diagnosis."""
     x, golden = torch.ones(3, 24), torch.ones(5, 4)
-    call = Call(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
+    call = OperatorCall(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
     assert list(survivors._for_each(call, [call], golden, golden + 1, golden)) == []

@@ -19,8 +19,10 @@ def explained(candidate, golden, case, **declared):
 
 
 def best(candidate, golden, case, tensor="y", **declared):
-    session = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
-    found = explain(session, tensor, dict(session.first.outputs, **session.first.grads)[tensor], session.first)
+    examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
+    found = explain(
+        examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
+    )
     assert found, f"nothing explains {tensor}"
     return found[0]
 

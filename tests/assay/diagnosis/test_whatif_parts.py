@@ -60,8 +60,8 @@ def test_a_slope_that_torch_has_in_one_piece(op, cause, text, slope):
     def backward(x, y, grad_y):
         return {"x": slope(grad_y, y, x)}
 
-    session = session_of(assay.Target(FORWARD[op], FORWARD[op], cases=plain, backward=backward))
-    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    examination = session_of(assay.Target(FORWARD[op], FORWARD[op], cases=plain, backward=backward))
+    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
     assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
 
 
@@ -93,8 +93,8 @@ def test_a_border_of_a_group_that_is_off_by_one(text):
         spans = [BORDERS[text](lo, hi) for lo, hi in zip(ends, ends[1:], strict=False)]
         return torch.stack([x[lo:hi].sum(0) for lo, hi in spans])
 
-    session = session_of(assay.Target(kernel, group_sums, cases=grouped, backward=None))
-    best = explain(session, "y", session.first.outputs["y"], session.first)[0]
+    examination = session_of(assay.Target(kernel, group_sums, cases=grouped, backward=None))
+    best = explain(examination, "y", examination.first.outputs["y"], examination.first)[0]
     assert (best.cause, best.exact, best.whole) == ("off_by_one", True, True) and text in best.text, best
 
 
@@ -121,8 +121,8 @@ READ = [
                                                                for c, _, t, _ in READ])  # fmt: skip
 def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
     target = assay.Target(lambda table, at: table[read(at)], lambda table, at: table[at], cases=case, backward=None)
-    session = session_of(target)
-    found = explain(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(target)
+    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
     assert any(w.exact and w.cause == cause and w.text == text for w in found), found
 
 
@@ -134,8 +134,8 @@ def test_a_slope_of_several_steps_that_is_dropped():
     def backward(x, grad_y):
         return {"x": grad_y @ x.new_ones(3, 9)}
 
-    session = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
-    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    examination = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
+    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
     assert found[0].cause == "wrong_factor" and "a slope is dropped" in found[0].text, found
 
 
@@ -152,6 +152,6 @@ def test_strides_that_stand_in_each_others_place():
     def kernel(a, b):
         return a @ torch.as_strided(b, b.shape, b.stride()[::-1])
 
-    session = session_of(assay.Target(kernel, product, cases=tall, backward=None))
-    found = explain(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(assay.Target(kernel, product, cases=tall, backward=None))
+    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
     assert found[0].cause == "wrong_stride" and "in each other's place" in found[0].text, found

@@ -11,8 +11,8 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 
 def best(kernel, golden, cases, tensor="y"):
-    session = session_of(assay.Target(kernel, golden, cases=cases, backward=None), ("values", "ensemble"))
-    found = explain(session, tensor, session.first.outputs[tensor], session.first)
+    examination = session_of(assay.Target(kernel, golden, cases=cases, backward=None), ("values", "ensemble"))
+    found = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
     assert found, f"nothing explains {tensor}"
     return found[0]
 
@@ -202,9 +202,9 @@ def test_what_leaks_over_a_border_is_seen_between_slices_that_do_not():
     def sums(x, ends, *, beyond=0):
         return torch.stack([torch.tanh(x[lo : hi + beyond]).sum() for lo, hi in zip(ends, ends[1:], strict=False)])
 
-    session = session_of(assay.Target(lambda x, ends: sums(x, ends, beyond=2), lambda x, ends: sums(x, ends),
+    examination = session_of(assay.Target(lambda x, ends: sums(x, ends, beyond=2), lambda x, ends: sums(x, ends),
                                       cases=long, backward=None), ("values",))  # fmt: skip
-    found = influence(session, {"y"})
+    found = influence(examination, {"y"})
     assert found["x[0]"].extra == ((9, 10),) and not found["x[0]"].missing
     right = session_of(assay.Target(sums, lambda x, ends: sums(x, ends), cases=long, backward=None), ("values",))
     assert influence(right, {"y"}) == {}

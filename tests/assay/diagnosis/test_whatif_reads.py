@@ -72,15 +72,15 @@ READS = {
 @pytest.mark.parametrize("text", READS)
 def test_what_the_backward_reads(text):
     cause, slope = READS[text]
-    session = session_of(routed_target(slope))
-    found = explain(session, "x.grad", session.first.grads["x.grad"], session.first)
+    examination = session_of(routed_target(slope))
+    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
     assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
 
 
 def test_the_right_backward_is_not_explained():
-    session = session_of(routed_target(right))
-    assert not session.bad
-    assert explain(session, "x.grad", session.first.grads["x.grad"], session.first) == []
+    examination = session_of(routed_target(right))
+    assert not examination.bad
+    assert explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first) == []
 
 
 def test_what_is_saved_stands_where_its_stage_is_made():
@@ -119,16 +119,16 @@ ELSEWHERE = {
 @pytest.mark.parametrize("text", ELSEWHERE)
 def test_a_forward_that_takes_it_from_elsewhere(text):
     cause, golden, kernel = ELSEWHERE[text]
-    session = session_of(assay.Target(kernel, golden, cases=rows))
-    found = explain(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(assay.Target(kernel, golden, cases=rows))
+    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
     spoken = text.replace("square(x)", "pow(x)")
     assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in found), found
 
 
 def test_one_element_of_a_tiny_bound_does_not_stand_for_all():
     """The first row of a cumulative sum is exact: its error outweighs all others, and says nothing of them."""
-    session = session_of(assay.Target(lambda x, b: x.cumsum(0) - x, lambda x, b: x.cumsum(0), cases=rows))
-    found = explain(session, "y", session.first.outputs["y"], session.first)
+    examination = session_of(assay.Target(lambda x, b: x.cumsum(0) - x, lambda x, b: x.cumsum(0), cases=rows))
+    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
     assert not [w for w in found if w.exact and w.whole and w.cause == "overwritten_accumulator"], found
 
 
@@ -139,8 +139,8 @@ def test_rows_that_come_out_elsewhere_are_no_mask():
     def golden(x, b):
         return x / x.square().mean(1, keepdim=True) * b
 
-    session = session_of(assay.Target(kernel, golden, cases=rows, backward=None))
-    found = influence(session, {"y"})["x[0]"]
+    examination = session_of(assay.Target(kernel, golden, cases=rows, backward=None))
+    found = influence(examination, {"y"})["x[0]"]
     assert found.extra == ((0, 6),) and not found.elsewhere  # each row still reaches itself
     moved = session_of(assay.Target(lambda x, b: golden(x, b).roll(2, 0), golden, cases=rows, backward=None))
     found = influence(moved, {"y"})["x[0]"]
@@ -162,21 +162,21 @@ def test_paths_through_stages_of_a_golden_with_its_own_backward():
         return {"x": grad_y * b - 3 * grad_y * torch.cos(x), "b": (grad_y * x).sum(0)}
 
     target = assay.Target(golden, golden, cases=rows, backward=flipped, golden_backward=by_autograd)
-    session = session_of(target)
-    found = fit(session, "x.grad", "grad", session.first.grads["x.grad"]).fits
+    examination = session_of(target)
+    found = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
     assert [(f.term, f.reading) for f in found] == [("path through v", "sign_flipped")]
 
 
 def failing(target):
-    report, sessions = examine(target, [target.cases[0]], torch.float32, "cpu", 0, QUICK, None, until_failing=True)
-    return sessions[0], begin(sessions[0], report)
+    report, examinations = examine(target, [target.cases[0]], torch.float32, "cpu", 0, QUICK, None, until_failing=True)
+    return examinations[0], begin(examinations[0], report)
 
 
 def test_a_trial_that_fails_elsewhere_is_not_asked_further():
-    session, evidence = failing(layer("h"))
-    collect(session, evidence, wanted="p")
+    examination, evidence = failing(layer("h"))
+    collect(examination, evidence, wanted="p")
     assert evidence.first_wrong == "h" and not evidence.runs and evidence.got is None
-    collect(session, evidence, wanted="h")
+    collect(examination, evidence, wanted="h")
     assert evidence.runs and evidence.got is not None
 
 
@@ -189,8 +189,8 @@ def test_zeros_at_some_negative_places_are_no_padded_maximum():
     def kernel(x, b):
         return torch.where(x > 1, -x, 0.0)
 
-    session, evidence = failing(assay.Target(kernel, golden, cases=rows, backward=None))
-    collect(session, evidence)
+    examination, evidence = failing(assay.Target(kernel, golden, cases=rows, backward=None))
+    collect(examination, evidence)
     found = matches(replace(evidence, whatif=[]))
     assert bool((evidence.got[evidence.golden < 0] != 0).any())
     assert "zero wherever the golden is negative" not in str(found.get("wrong_mask"))

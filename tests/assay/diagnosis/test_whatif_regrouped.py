@@ -10,9 +10,9 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 
 def best(target, tensor):
-    session = session_of(target, ("values", "ensemble"))
-    first = session.first
-    return explain(session, tensor, {**first.stages, **first.outputs, **first.grads}[tensor], first)[0]
+    examination = session_of(target, ("values", "ensemble"))
+    first = examination.first
+    return explain(examination, tensor, {**first.stages, **first.outputs, **first.grads}[tensor], first)[0]
 
 
 def told(target, tensor, cause, text):

@@ -11,9 +11,9 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 
 def found_for(candidate, golden, cases, tensor="y", backward="auto"):
-    session = session_of(assay.Target(candidate, golden, cases=cases, backward=backward), ("values", "ensemble"))
-    got = dict(session.first.outputs, **session.first.grads)[tensor]
-    found = explain(session, tensor, got, session.first)
+    examination = session_of(assay.Target(candidate, golden, cases=cases, backward=backward), ("values", "ensemble"))
+    got = dict(examination.first.outputs, **examination.first.grads)[tensor]
+    found = explain(examination, tensor, got, examination.first)
     assert found, f"nothing explains {tensor}"
     assert found[0].exact and found[0].whole, found[0]
     return found[0]

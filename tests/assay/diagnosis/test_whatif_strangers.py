@@ -9,8 +9,10 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 
 def found(candidate, golden, case, tensor="y", **declared):
-    session = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
-    return explain(session, tensor, dict(session.first.outputs, **session.first.grads)[tensor], session.first)
+    examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
+    return explain(
+        examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
+    )
 
 
 def told(candidate, golden, case, tensor="y", **declared):

@@ -167,8 +167,8 @@ def test_an_index_alone_reaches_part_of_what_is_wrong():
         return {"q": make.normal(T, D), "k": make.normal(T, D)}
 
     target = assay.Target(lambda q, k: attention(q, k, beyond=True), attention, cases=tokens, backward=None)
-    session = session_of(target, ("values",))
-    found = influence(session, {"y"}, only=("q[0]",))["q[0]"]
+    examination = session_of(target, ("values",))
+    found = influence(examination, {"y"}, only=("q[0]",))["q[0]"]
     assert found.extra == ((0, 0),) and found.reached <= 0.5
 
 

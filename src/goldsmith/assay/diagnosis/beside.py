@@ -13,7 +13,7 @@ from .. import probes as catalogue
 from ..checks import examine
 from ..declare.case import Case
 from ..declare.target import Target
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import FAIL
 from .collect import Depth, begin, collect
 from .evidence import Evidence
@@ -24,7 +24,7 @@ _CASES, _LOOKED_AT = 2, 6  # that fail; altogether
 
 
 def beside(
-    target: Target, session: Session, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
+    target: Target, examination: Examination, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
     spent: Callable[[float], bool], share: float | None,
 ) -> tuple[Case, list[Cause]] | None:  # fmt: skip
     """A case in which a rule is sure, and the causes there; None where there is none, or no time for it.
@@ -33,19 +33,19 @@ def beside(
     spent  says whether time is over, or would be so many seconds later; share: seconds for a case's check
     """
     quick, failed = selected & frozenset(catalogue.QUICK), 0
-    others = sorted((c for c in target.cases if c.name != session.case.name), key=_empty)
+    others = sorted((c for c in target.cases if c.name != examination.case.name), key=_empty)
     for case in others[:_LOOKED_AT]:
         if failed == _CASES or spent(evidence.report.seconds):
             return None
-        report, sessions = examine(
-            target, [case], session.dtype, session.device, seed, quick, share, until_failing=True
+        report, examinations = examine(
+            target, [case], examination.dtype, examination.device, seed, quick, share, until_failing=True
         )
-        first = sessions[0]._first if sessions else None
+        first = examinations[0]._first if examinations else None
         if report.verdict != FAIL or report.partial or first is None or first.error is not None:
             continue
         failed += 1
-        other = begin(sessions[0], report)
-        collect(sessions[0], other, Depth(), spent=spent)
+        other = begin(examinations[0], report)
+        collect(examinations[0], other, Depth(), spent=spent)
         causes = rank(other) if other.first_wrong == evidence.first_wrong and strength(other) >= SURE else []
         if causes and causes[0].score > least:
             return case, causes

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import torch
 
-from ..judge.examination import Session, decided
+from ..judge.examination import Examination, decided
 from .evidence import CULPRIT, OK, Evidence
 from .whatif import choices
 
 
-def examined(session: Session, evidence: Evidence) -> None:
+def examined(examination: Examination, evidence: Evidence) -> None:
     """Changed scores that explain it, as changed goldens; of one that is right as it is, where another run goes wrong.
 
     A choice may be found fault with in another run alone, such as one with large inputs: it is then no more than what
     the first wrong stage of that run leads to.
     """
     name = evidence.first_wrong or ""
-    if name not in session.target.decisions or session._first is None or session._ref is None:
+    if name not in examination.target.decisions or examination._first is None or examination._ref is None:
         return
-    got, golden = decided(session.first, name), session.ref.values.get(name)
+    got, golden = decided(examination.first, name), examination.ref.values.get(name)
     if got is None or golden is None or got.shape != golden.shape:
         return
     if not torch.equal(got.double(), golden.double()):
-        evidence.whatif = choices.explain(session, name) or evidence.whatif
+        evidence.whatif = choices.explain(examination, name) or evidence.whatif
         return
     if evidence.tensor == name and evidence.got is None:
         evidence.got, evidence.golden, evidence.stored = got.double(), golden.double(), str(got.dtype)[6:]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..golden.golden_results import GoldenError, GoldenResults
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes.slices import far, taken
 from .evidence import Influence
 from .whatif.judge import Judge
@@ -24,7 +24,7 @@ _MOST = 6  # influences that are looked at
 
 
 def closer(
-    session: Session,
+    examination: Examination,
     tensor: str,
     got: Tensor | None,
     found: Mapping[str, Influence],
@@ -45,54 +45,54 @@ def closer(
         for name, axis in others:
             if (name, axis) not in summed and not spent():
                 summed[name, axis] = _summed(
-                    session, tensor, Influence(name, axis, ((0, i.length - 1),), length=i.length)
+                    examination, tensor, Influence(name, axis, ((0, i.length - 1),), length=i.length)
                 )
         beside = tuple(f"{name}[axis {axis}]" for name, axis in others if summed.get((name, axis)))
-        absent = _absent(session, tensor, got, i)
-        out[key] = replace(i, beside=beside, absent=absent, summed=_summed(session, tensor, i))
+        absent = _absent(examination, tensor, got, i)
+        out[key] = replace(i, beside=beside, absent=absent, summed=_summed(examination, tensor, i))
     return out
 
 
-def _absent(session: Session, tensor: str, got: Tensor | None, i: Influence) -> bool | None:
+def _absent(examination: Examination, tensor: str, got: Tensor | None, i: Influence) -> bool | None:
     """Whether zeros in the missing slices make the candidate's numbers; None where that cannot be asked."""
-    bounded = session.ref.bounded.get(tensor)
+    bounded = examination.ref.bounded.get(tensor)
     if bounded is None or got is None or got.shape != bounded.value.shape or not got.is_floating_point():
         return None
-    copy = session.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
+    copy = examination.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
     for lo, hi in i.missing:
         copy.narrow(i.axis, lo, hi - lo + 1).zero_()
-    made = _golden(session, i.input, copy)
+    made = _golden(examination, i.input, copy)
     if made is None:
         return None
     return Judge(got.detach(), bounded.value, bounded.bound).explained(made.plain.get(tensor))[1]
 
 
-def _summed(session: Session, tensor: str, i: Influence) -> bool | None:
+def _summed(examination: Examination, tensor: str, i: Influence) -> bool | None:
     """Whether what the first slice moves in the golden is moved by another of those that are missing as well."""
-    before = session.ref.plain.get(tensor)
+    before = examination.ref.plain.get(tensor)
     (lo, hi), last = i.missing[0], i.length - 1
     others = dict.fromkeys((hi, lo + 1)) if lo < hi else [0 if lo else last]  # of one slice, one that is read
     if before is None or not i.length:
         return None
-    moved = [m for at in (lo, *others) if (m := _moved(session, tensor, before, i, at)) is not None]
+    moved = [m for at in (lo, *others) if (m := _moved(examination, tensor, before, i, at)) is not None]
     if len(moved) < 2:
         return None
     return any(bool((moved[0] & other).any()) for other in moved[1:])
 
 
-def _moved(session: Session, tensor: str, before: Tensor, i: Influence, at: int) -> Tensor | None:
+def _moved(examination: Examination, tensor: str, before: Tensor, i: Influence, at: int) -> Tensor | None:
     """The elements of the golden that a large number in one slice moves."""
-    copy = session.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
+    copy = examination.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
     copy.select(i.axis, at).fill_(far(copy))
-    made = _golden(session, i.input, copy)
+    made = _golden(examination, i.input, copy)
     after = None if made is None else made.plain.get(tensor)
     return None if after is None or after.shape != before.shape else after != before
 
 
-def _golden(session: Session, name: str, value: Tensor) -> GoldenResults | None:
+def _golden(examination: Examination, name: str, value: Tensor) -> GoldenResults | None:
     try:
-        made = session.references(
-            session.material.with_inputs({name: value}), session.first, taken(session, session.first)
+        made = examination.references(
+            examination.material.with_inputs({name: value}), examination.first, taken(examination, examination.first)
         )
         _ = made.plain
     except GoldenError:

@@ -1,4 +1,4 @@
-"""A failing session's evidence: the stage table first, then what the first wrong tensor looks like, then other runs."""
+"""The evidence of a failing case: the stage table, then what the first wrong tensor looks like, then other runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..bounds.running_errors import SLACK
 from ..execute.run import CandidateRun
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
 from ..report.results import (
@@ -61,22 +61,22 @@ _MEMORY = (
 )
 
 
-def begin(session: Session, report: Report) -> Evidence:
+def begin(examination: Examination, report: Report) -> Evidence:
     """What the check alone says, before anything further has run."""
     evidence = Evidence(
         report,
         memory=_memory(report),
-        scalars={n: v for n, v in session.material.scalars.items()},
-        sizes=dict(session.material.sizes),
-        dtype=str(session.dtype).removeprefix("torch."),
-        unused=_unused(session),
-        grouped=any(not t.is_floating_point() for t in session.material.inputs.values()),
+        scalars={n: v for n, v in examination.material.scalars.items()},
+        sizes=dict(examination.material.sizes),
+        dtype=str(examination.dtype).removeprefix("torch."),
+        unused=_unused(examination),
+        grouped=any(not t.is_floating_point() for t in examination.material.inputs.values()),
     )
     first = surest(report)
     if first is not None:
         evidence.tensor, evidence.location = first.tensor, first.location
         evidence.first_wrong = first.tensor
-    done = session._first
+    done = examination._first
     if report.verdict != REFERENCE_FAULT and done is not None and done.error is not None:
         said = (str(done.error).strip().splitlines() or [""])[0]
         evidence.error = f"{type(done.error).__name__}: {said}"[:300]
@@ -84,14 +84,14 @@ def begin(session: Session, report: Report) -> Evidence:
     return evidence
 
 
-def _unused(session: Session) -> dict[str, list[int]]:
+def _unused(examination: Examination) -> dict[str, list[int]]:
     """Of indices: the groups that nothing belongs to, as far as a size says how many there are."""
     found = {}
-    for name, t in session.material.inputs.items():
+    for name, t in examination.material.inputs.items():
         if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or int(t.min()) < 0:
             continue
         top = int(t.max())
-        sizes = [n for n in session.material.sizes.values() if isinstance(n, int) and top < n <= 2 * top + 2]
+        sizes = [n for n in examination.material.sizes.values() if isinstance(n, int) and top < n <= 2 * top + 2]
         known = set(t.flatten().tolist())
         left = [i for i in range(min(sizes, default=top + 1)) if i not in known]
         if left and len(left) < len(known) + 2:
@@ -118,10 +118,10 @@ class Depth:
 
 
 def collect(
-    session: Session, evidence: Evidence, depth: Depth = Depth(), *,
+    examination: Examination, evidence: Evidence, depth: Depth = Depth(), *,
     spent: Callable[[float], bool] = lambda more: False, wanted: str | None = None,
 ) -> Isolation:  # fmt: skip
-    """Fill in everything about a session whose check has failed; returns its stage table.
+    """Fill in everything about an examination whose check has failed; returns its stage table.
 
     In order of what it usually tells. spent(more) says whether time is over, or would be so many seconds later: a step
     that this leaves no time for is left out, as is what a step itself stumbles over. Both are said in
@@ -129,14 +129,14 @@ def collect(
     With `wanted` nothing more is asked where another stage is certainly the first wrong one.
     """
     first = surest(evidence.report)
-    unjudged = session._first is None or session._first.error is not None or session._ref is None
+    unjudged = examination._first is None or examination._first.error is not None or examination._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
         if evidence.error and not spent(0.0):
-            evidence.filled = _step(evidence, "filled groups", lambda: filled(session)) or ""
+            evidence.filled = _step(evidence, "filled groups", lambda: filled(examination)) or ""
         return Isolation()
-    time = _Time(session, evidence, spent)
-    made = _step(evidence, "isolation", lambda: isolate(session)) if time.for_("isolation", _ISOLATION) else None
-    table = made or _as_checked(session)
+    time = _Time(examination, evidence, spent)
+    made = _step(evidence, "isolation", lambda: isolate(examination)) if time.for_("isolation", _ISOLATION) else None
+    table = made or _as_checked(examination)
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
     _chosen(evidence, table)
@@ -144,44 +144,44 @@ def collect(
         return table
     if table.first_wrong is not None:
         long = time.for_("terms", _FITS)  # ratios and patterns are arithmetic on what is there: there is always time
-        _step(evidence, "fits", lambda: _first_wrong(session, evidence, table, terms=long))
-    own = table.own or session.first
-    evidence.other, evidence.reused = _others(session, own, evidence.tensor), own.reused
+        _step(evidence, "fits", lambda: _first_wrong(examination, evidence, table, terms=long))
+    own = table.own or examination.first
+    evidence.other, evidence.reused = _others(examination, own, evidence.tensor), own.reused
     if time.for_("where NaN begins", 0.0):
-        evidence.born = _step(evidence, "provenance", lambda: provenance(session, own))
+        evidence.born = _step(evidence, "provenance", lambda: provenance(examination, own))
     changed = None
     if depth.whatif != frozenset() and table.first_wrong in named(own) and time.for_("changed goldens", _GOLDEN):
-        changed = _step(evidence, "whatif", lambda: _what_if(session, evidence, own, depth.whatif, time))
+        changed = _step(evidence, "whatif", lambda: _what_if(examination, evidence, own, depth.whatif, time))
     if depth.runs != () and time.for_("other runs", _RUN):
         spent_on_runs = time.pace("other runs")
         _step(evidence, "runs", lambda: facts(
-            session, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent_on_runs
+            examination, repeats=depth.repeats, only=depth.runs, into=evidence.runs, spent=spent_on_runs
         ))  # fmt: skip
     if time.for_("other numbers of the same inputs", _RUN):
         pace = time.pace("other numbers of the same inputs")
-        _step(evidence, "other numbers of the same inputs", lambda: unheard(session, evidence, pace))
-        _step(evidence, "the choice", lambda: examined(session, evidence))
-        evidence.made_of = _step(evidence, "operators", lambda: made_of(session, evidence)) or frozenset()
+        _step(evidence, "other numbers of the same inputs", lambda: unheard(examination, evidence, pace))
+        _step(evidence, "the choice", lambda: examined(examination, evidence))
+        evidence.made_of = _step(evidence, "operators", lambda: made_of(examination, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
         evidence.first_wrong = _later(evidence) or first.tensor
     if table.first_wrong is None and not _later(evidence) and time.for_("leaks", 0.0):
-        evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(session)) or evidence.first_wrong
+        evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(examination)) or evidence.first_wrong
     _before_what_inherits(evidence)
     if depth.influence != () and table.first_wrong is not None and time.for_("influence", _RUN):
-        known = table.first_wrong in named(session.first) and not table.suspects
-        looked = {table.first_wrong} if known else session.bad | {table.first_wrong}
+        known = table.first_wrong in named(examination.first) and not table.suspects
+        looked = {table.first_wrong} if known else examination.bad | {table.first_wrong}
         only, pace = depth.influence, time.pace("influence")
         right: list[tuple[str, int, int]] = []
-        found = _step(evidence, "influence", lambda: influence(session, looked, only=only, spent=pace, right=right))
+        found = _step(evidence, "influence", lambda: influence(examination, looked, only=only, spent=pace, right=right))
         evidence.influence = found or {}
         got = named(own)[table.first_wrong][1] if table.first_wrong in named(own) else None
         seen = _step(evidence, "a closer look", lambda: closer(
-            session, table.first_wrong or "", got, evidence.influence, right, spent=pace
+            examination, table.first_wrong or "", got, evidence.influence, right, spent=pace
         ))  # fmt: skip
         evidence.influence = seen or evidence.influence
     if depth.sent and table.first_wrong is not None and time.for_("output gradients", _RUN):
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
-        evidence.carried = _step(evidence, "cotangents", lambda: carried(session, own, first_wrong, spent=pace))
+        evidence.carried = _step(evidence, "cotangents", lambda: carried(examination, own, first_wrong, spent=pace))
     nothing = not (evidence.whatif or evidence.memory or depth.whatif)
     more = changed is not None and changed.left and nothing and strength(evidence) < SURE
     if changed is not None and more and time.for_("changed goldens", 0.0):
@@ -192,8 +192,8 @@ def collect(
 class _Time:
     """Whether there is time for a step: what there is none for is said in `evidence.left_out`."""
 
-    def __init__(self, session: Session, evidence: Evidence, spent: Callable[[float], bool]) -> None:
-        self.evidence, self.spent, self.checked = evidence, spent, session.seconds.get("values", 0.0)
+    def __init__(self, examination: Examination, evidence: Evidence, spent: Callable[[float], bool]) -> None:
+        self.evidence, self.spent, self.checked = evidence, spent, examination.seconds.get("values", 0.0)
 
     def for_(self, step: str, share: float) -> bool:
         """Whether a step can begin that takes this share of what the check's first probe took."""
@@ -210,15 +210,15 @@ class _Time:
         return lacks
 
 
-def _as_checked(session: Session) -> Isolation:
+def _as_checked(examination: Examination) -> Isolation:
     """The stage table of the check's own rows: what is wrong is seen there, and not whether it inherits that."""
-    table = Isolation(own=session.first)
-    rows = {row.tensor: row for row in session.rows if row.run == "values"}
-    for name in order(session.ref, session.first):
+    table = Isolation(own=examination.first)
+    rows = {row.tensor: row for row in examination.rows if row.run == "values"}
+    for name in order(examination.ref, examination.first):
         row = rows.get(name)
         if row is not None:
             state, text = (NOT_TRIED, "wrong; it was not isolated") if row.state == "bad" else (OK, "")
-            kind = named(session.first)[name][0] if name in named(session.first) else "stage"
+            kind = named(examination.first)[name][0] if name in named(examination.first) else "stage"
             table.stages.append(StageState(name, kind, row.max_over_bound, None, state, text))
     table.first_wrong = next((s.name for s in table.stages if s.state == NOT_TRIED), None)
     return table
@@ -293,15 +293,15 @@ def surest(report: Report) -> Finding | None:
     return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
-def _first_wrong(session: Session, evidence: Evidence, table: Isolation, terms: bool) -> None:
+def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation, terms: bool) -> None:
     """The wrong tensor as it comes from right inputs where it could be isolated, else from the candidate's own run."""
     name = table.first_wrong or ""
     state = evidence.stage(name)
-    own = table.own or session.first
+    own = table.own or examination.first
     isolated = table.run is not None and name in named(table.run) and state is not None and state.isolated is not None
     done = table.run if isolated and table.run is not None and state is not None and state.state == "culprit" else own
     kind, got = (named(done) if done is own else handed_in(done)).get(name, ("stage", None))
-    against = session.ref.reference(name, kind, noise=False)
+    against = examination.ref.reference(name, kind, noise=False)
     evidence.tensor, evidence.location = name, None
     if against is None:
         return
@@ -312,23 +312,23 @@ def _first_wrong(session: Session, evidence: Evidence, table: Isolation, terms: 
     evidence.location = _location(evidence.got, against)
     if got.is_floating_point() and got.numel() and got.shape == against.bounded.value.shape:
         evidence.map = error_map(
-            session.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
+            examination.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
         )
-    found = fit(session, name, kind, got, terms=terms)
+    found = fit(examination, name, kind, got, terms=terms)
     evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
 
 
 def _what_if(
-    session: Session, evidence: Evidence, own: CandidateRun, causes: frozenset[str] | None, time: _Time
+    examination: Examination, evidence: Evidence, own: Run, causes: frozenset[str] | None, time: _Time
 ) -> Search | None:
     got = named(own)[evidence.tensor][1]
     if got is not None and _all_poison(evidence, got):
         return None
-    found = None if got is None else search(session, evidence.tensor, got, own, causes=causes)
+    found = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
     if found is not None:
         _tried(evidence, found, _WHAT_IF, time)
         if not evidence.whatif:
-            larger = magnified(session, evidence.tensor, own, found, time.pace("other magnitudes"))
+            larger = magnified(examination, evidence.tensor, own, found, time.pace("other magnitudes"))
             if larger is not None:
                 _tried(evidence, larger, _WHAT_IF, time)
         evidence.operators = found.operators
@@ -360,11 +360,11 @@ def _location(got: Tensor, against: GoldenTensor) -> Location | None:
     return ladder.locate(against.name, wrong, against) if bool(wrong.any()) else None
 
 
-def _others(session: Session, own: CandidateRun, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
+def _others(examination: Examination, own: Run, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
     """The other results, candidate and golden."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, _, got in own.results():
-        golden = session.ref.values.get(name)
+        golden = examination.ref.values.get(name)
         if name != tensor and got is not None and golden is not None and golden.shape == got.shape:
             found[name] = got.detach().double(), golden.double()
     return found
@@ -380,16 +380,16 @@ def _memory(report: Report) -> list[MemoryFact]:
     return found
 
 
-def described(session: Session) -> dict[str, Any]:
+def described(examination: Examination) -> dict[str, Any]:
     """What makes the case again: its name, sizes, seed, dtype, device, threads and the inputs' layouts."""
-    inputs = session.material.inputs
+    inputs = examination.material.inputs
     return {
-        "name": session.case.name,
-        "sizes": dict(session.material.sizes),
+        "name": examination.case.name,
+        "sizes": dict(examination.material.sizes),
         "shapes": {n: list(t.shape) for n, t in inputs.items()},
-        "seed": session.seed,
-        "dtype": str(session.dtype).removeprefix("torch."),
-        "device": str(session.device),
+        "seed": examination.seed,
+        "dtype": str(examination.dtype).removeprefix("torch."),
+        "device": str(examination.device),
         "threads": torch.get_num_threads(),
         "strides": {n: list(t.stride()) for n, t in inputs.items()},
     }

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes import decisions
 from .evidence import Carried
 from .isolate import named
@@ -25,13 +25,13 @@ _RUNS = 40  # in all
 
 
 def carried(
-    session: Session, own: CandidateRun, name: str, *, spent: Callable[[], bool] = lambda: False
+    examination: Examination, own: Run, name: str, *, spent: Callable[[], bool] = lambda: False
 ) -> Carried | None:
     """What `name`, a gradient or a backward stage of the candidate's, is wrong with; None for anything else."""
     sent = own.cotangents
     if not sent or not name.endswith(".grad") or name not in named(own):
         return None
-    ask = _Asking(session, own, name, spent)
+    ask = _Asking(examination, own, name, spent)
     if not ask.wrong(sent):  # right in its numbers: what is wrong with it is done to memory
         return None
     always = ask.wrong({})
@@ -58,8 +58,8 @@ def carried(
 
 
 class _Asking:
-    def __init__(self, session: Session, own: CandidateRun, name: str, spent: Callable[[], bool]):
-        self.session, self.own, self.name, self.spent, self.left = session, own, name, spent, _RUNS
+    def __init__(self, examination: Examination, own: Run, name: str, spent: Callable[[], bool]):
+        self.examination, self.own, self.name, self.spent, self.left = examination, own, name, spent, _RUNS
 
     @property
     def ended(self) -> bool:
@@ -71,12 +71,12 @@ class _Asking:
             return False
         self.left -= 1
         every = {n: sent.get(n, torch.zeros_like(t)) for n, t in self.own.cotangents.items()}
-        how = RunSettings(cotangents=every, debug=self.own is not self.session.first)
-        done = self.session.execute(PROBE, "other output gradients", how, look=False)
+        how = How(cotangents=every, debug=self.own is not self.examination.first)
+        done = self.examination.execute(PROBE, "other output gradients", how, look=False)
         if done.error is not None:
             return False
         try:
-            ref = decisions.settle(self.session, done, self.session.references(self.session.material, done))
+            ref = decisions.settle(self.examination, done, self.examination.references(self.examination.material, done))
             against = ref.reference(self.name, "grad", noise=False)
         except GoldenError:
             return False

@@ -17,8 +17,8 @@ from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
 from ..declare.target import Target
 from ..execute import hooks
-from ..execute.torch_state import neutral_state
-from ..judge.examination import Session
+from ..execute.torch_state import as_if_alone
+from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import (
     FAIL,
@@ -163,18 +163,18 @@ def _informative(cases: list[Case]) -> list[Case]:
 def _failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], clock: _Clock,
-) -> tuple[Report, Session | None, dict[str, RunFact]]:  # fmt: skip
+) -> tuple[Report, Examination | None, dict[str, RunFact]]:  # fmt: skip
     """The check that fails, cheap probes on all cases first, and what failed later; the last one where none does."""
     quick = selected & frozenset(catalogue.QUICK)
     share = None if clock.seconds is None else _CHECKING * clock.seconds / 2
-    report, sessions = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
+    report, examinations = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
     if _nothing_found(report) and not report.partial and clock.spent(_CHECKING, more=report.seconds):
         report.partial = _SPENT.format(clock.seconds) if report.verdict == PASS else ""
         without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # they make the same references again
         report.notes.append(Note("budget", "probes", f"{_SPENT.format(clock.seconds)}; left out: {without}"))
         return report, None, {}
     if _nothing_found(report) and quick != selected and not report.partial:
-        whole, sessions = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
+        whole, examinations = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
         # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
@@ -185,13 +185,13 @@ def _failing(
             report.notes += [n for n in whole.notes if n.id == "budget"]
     if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
         return report, *_further(report, target, cases[0], dtype, device, seed, selected, share, clock)
-    return report, sessions[0] if sessions else None, {}
+    return report, examinations[0] if examinations else None, {}
 
 
 def _rather_numbers(
-    target: Target, cases: list[Case], failing: Session, report: Report, seed: int, selected: frozenset[str],
+    target: Target, cases: list[Case], failing: Examination, report: Report, seed: int, selected: frozenset[str],
     clock: _Clock,
-) -> tuple[Session, Report]:  # fmt: skip
+) -> tuple[Examination, Report]:  # fmt: skip
     """Where a case raises, what fails with numbers says more: the forward alone, or another case."""
     error = None if failing._first is None else failing._first.error
     if error is None or clock.lacks("other cases, which may not raise", _CHECKING / 2):
@@ -204,20 +204,20 @@ def _rather_numbers(
     for other, left in tries:
         if not left:
             continue
-        found, sessions = examine(
+        found, examinations = examine(
             other, left, failing.dtype, failing.device, seed, selected & frozenset(catalogue.QUICK), share,
             until_failing=True,
         )  # fmt: skip
-        first = sessions[0]._first if sessions else None
+        first = examinations[0]._first if examinations else None
         if found.verdict == FAIL and first is not None and first.error is None:
             found.findings += raised
-            return sessions[0], found
+            return examinations[0], found
     return failing, report
 
 
 def _redrawn(
-    target: Target, failing: Session, report: Report, kept: Kept, seed: int, selected: frozenset[str], clock: _Clock
-) -> tuple[Session, Report]:
+    target: Target, failing: Examination, report: Report, kept: Kept, seed: int, selected: frozenset[str], clock: _Clock
+) -> tuple[Examination, Report]:
     """Where only other inputs of the same case are wrong: those."""
     if not asks(failing, report) or clock.lacks("the other draw that is wrong, by itself", _CHECKING):
         return failing, report
@@ -236,14 +236,14 @@ def _nothing_found(report: Report) -> bool:
 def _further(
     report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], share: float | None, whole: _Clock,
-) -> tuple[Session | None, dict[str, RunFact]]:  # fmt: skip
-    """The session that fails after calls of other sizes, or with more threads; the report then says so."""
+) -> tuple[Examination | None, dict[str, RunFact]]:  # fmt: skip
+    """The examination that fails after calls of other sizes, or with more threads; the report then says so."""
     clock = _Clock(share)
-    session = Session(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
+    examination = Examination(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
         with until(clock.started + (share or math.inf)) as left_out:
             later = further(
-                session, [c for c in target.cases if c.name != case.name],
+                examination, [c for c in target.cases if c.name != case.name],
                 spent=lambda: clock.lacks("some calls of other sizes, or with more threads"),
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -254,23 +254,23 @@ def _further(
     if not later:
         whole.left_out += left_out
         return None, {}
-    report.findings += session.findings
-    report.maps.update(session.maps)
+    report.findings += examination.findings
+    report.maps.update(examination.maps)
     report.verdict = FAIL
-    return session, later
+    return examination, later
 
 
-def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], clock: _Clock) -> None:
+def _explain(found: Diagnosis, examination: Examination, later: dict[str, RunFact], clock: _Clock) -> None:
     """Evidence, causes and the smallest case, each kept as soon as it is there."""
-    found.case = found.examined = described(session)
-    evidence = found.evidence = begin(session, found.report)
+    found.case = found.examined = described(examination)
+    evidence = found.evidence = begin(examination, found.report)
     evidence.runs.update(later)
-    found.write_bundle = _writer(session)
+    found.write_bundle = _writer(examination)
     clock.stage = "evidence"
     try:
         if not found.partial:
             depth = Depth(_REPEATS, sent=True)
-            table = collect(session, evidence, depth, spent=lambda more: clock.spent(_COLLECTING, more))
+            table = collect(examination, evidence, depth, spent=lambda more: clock.spent(_COLLECTING, more))
             found.suspects = table.suspects
     finally:
         found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
@@ -280,36 +280,36 @@ def _explain(found: Diagnosis, session: Session, later: dict[str, RunFact], cloc
         found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
     clock.stage = "smaller"
     if found.verdict == FAIL and not found.partial and not clock.lacks("a smaller case"):
-        _make_small(found, session, clock)
+        _make_small(found, examination, clock)
 
 
 def _wider(
-    found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
+    found: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> Diagnosis | None:
     """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
-    hidden = found.verdict == FAIL and session.dtype in NARROW and not session.case.given
+    hidden = found.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
     best = strength(found.evidence) if found.causes else 0.0
     if not hidden or found.partial or best >= _SURE:
         return None
     if clock.lacks("the same case with float32 inputs", more=found.report.seconds):
         return None
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
-    report, sessions = examine(
-        target, [session.case], torch.float32, session.device, seed, selected, share, until_failing=True
+    report, examinations = examine(
+        target, [examination.case], torch.float32, examination.device, seed, selected, share, until_failing=True
     )
-    if report.verdict != FAIL or not sessions or sessions[0].first.error is not None:
+    if report.verdict != FAIL or not examinations or examinations[0].first.error is not None:
         return None
     wide = Diagnosis(report.verdict, report)
-    _explain(wide, sessions[0], {}, clock)
+    _explain(wide, examinations[0], {}, clock)
     if not wide.causes or strength(wide.evidence) <= best:
         return None
-    narrow = str(session.dtype).removeprefix("torch.")
+    narrow = str(examination.dtype).removeprefix("torch.")
     wide.traced.insert(0, f"Examined with float32 inputs: in {narrow}, where it fails too, rounding hides the cause.")
     return wide
 
 
 def _beside(
-    found: Diagnosis, target: Target, session: Session, seed: int, selected: frozenset[str], clock: _Clock
+    found: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> None:
     """What a rule is sure of in another case, where none is in this one."""
     evidence = found.evidence
@@ -319,7 +319,7 @@ def _beside(
         return
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     told = beside(
-        target, session, evidence, found.causes[0].score, seed, selected,
+        target, examination, evidence, found.causes[0].score, seed, selected,
         lambda more: clock.lacks("other cases, in which a rule may be sure", _COLLECTING, more), share,
     )  # fmt: skip
     if told is not None:
@@ -334,7 +334,7 @@ def _map(evidence: Evidence) -> ErrorMap | None:
     return evidence.map if evidence.map is not None else next(others, None)
 
 
-def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
+def _make_small(found: Diagnosis, examination: Examination, clock: _Clock) -> None:
     if found.evidence is None or not found.causes:
         return
     began = time.perf_counter()
@@ -346,20 +346,20 @@ def _make_small(found: Diagnosis, session: Session, clock: _Clock) -> None:
         return short or time.perf_counter() - began + more > limit
 
     shrunk, small = smallest(
-        session, found.evidence, found.first_wrong_stage, by_rules(found.evidence), shown=found.causes[0].id, over=over,
-        spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
+        examination, found.evidence, found.first_wrong_stage, by_rules(found.evidence), shown=found.causes[0].id,
+        over=over, spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
     )  # fmt: skip
     found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
     found.write_bundle = _writer(small)
 
 
-def _writer(session: Session) -> Callable[[Diagnosis, Path], Path]:
+def _writer(examination: Examination) -> Callable[[Diagnosis, Path], Path]:
     def write(found: Diagnosis, folder: Path) -> Path:
-        first, ref = session._first, session._ref
+        first, ref = examination._first, examination._ref
         outputs = {} if first is None else {n: t for n, _, t in first.results() if t is not None}
         golden = {} if ref is None else dict(ref.values)
         return bundle.save(
-            folder, session.material, session.dtype, golden=golden, outputs=outputs, verdict=found.verdict,
+            folder, examination.material, examination.dtype, golden=golden, outputs=outputs, verdict=found.verdict,
             stage=found.first_wrong_stage, causes=[_plain(asdict(c)) for c in found.causes],
         )  # fmt: skip
 

@@ -91,7 +91,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ErrorPattern:
     """The tensor is the golden rearranged or stored otherwise.
 
     kind     "permuted", "transposed", "shifted", "reversed", "half_filled", "dtype_width" or "swapped"
@@ -283,7 +283,7 @@ class Evidence:
     location: Location | None = None
     fits: list[Fit] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
-    permutations: list[Pattern] = field(default_factory=list)
+    permutations: list[ErrorPattern] = field(default_factory=list)
     runs: dict[str, RunFact] = field(default_factory=dict)
     influence: dict[str, Influence] = field(default_factory=dict)
     memory: list[MemoryFact] = field(default_factory=list)

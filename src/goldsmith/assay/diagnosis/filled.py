@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..judge.examination import Session
+from ..judge.examination import Examination
 
 PROBE = "filled groups"
 _TRIES = 4
 
 
-def filled(session: Session) -> str:
+def filled(examination: Examination) -> str:
     """What was empty, where the candidate raises, and raises no more with the empty groups filled; "" elsewhere.
 
     Groups are what an integer input names, below a size of the case, or what lies between neighbouring offsets.
     """
     tries = 0
-    for name, given in session.material.inputs.items():
+    for name, given in examination.material.inputs.items():
         if given.is_floating_point() or given.dtype == torch.bool or given.numel() < 2 or int(given.min()) < 0:
             continue
-        for said, full in _fuller(given, session.material.sizes):
+        for said, full in _fuller(given, examination.material.sizes):
             if tries == _TRIES:
                 return ""
             tries += 1
-            done = session.execute(PROBE, name, material=session.material.with_inputs({name: full}), look=False)
+            done = examination.execute(PROBE, name, material=examination.material.with_inputs({name: full}), look=False)
             if done.error is None:
                 return f"{name} {said}; with something in every group nothing is raised"
     return ""

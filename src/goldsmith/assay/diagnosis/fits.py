@@ -16,8 +16,8 @@ from torch import Tensor
 from ..bounds.running_errors import SLACK
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
-from ..judge.examination import Session
-from .evidence import Fit, Pattern, Ratio
+from ..judge.examination import Examination
+from .evidence import ErrorPattern, Fit, Ratio
 from .isolate import reach
 from .numbers import known
 from .patterns import patterns
@@ -34,22 +34,22 @@ class Fitted:
 
     fits: list[Fit] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
-    patterns: list[Pattern] = field(default_factory=list)
+    patterns: list[ErrorPattern] = field(default_factory=list)
 
 
-def fit(session: Session, name: str, kind: str, got: Tensor, *, terms: bool = True) -> Fitted:
+def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: bool = True) -> Fitted:
     """Ratios and patterns of tensor `name`, as the candidate made it (in its own dtype), and with `terms` its terms,
     which may take some runs of the golden. Of whole numbers there are ratios alone; of a mask there is nothing."""
-    ref = session.ref
+    ref = examination.ref
     against = ref.reference(name, kind, noise=False)
     if against is None or got.dtype == torch.bool or got.shape != against.bounded.value.shape:
         return Fitted()
     golden, bound = against.bounded.value.double(), against.bounded.bound.double()
-    names = known(session.material.scalars, session.material.sizes, session.material.inputs)
+    names = known(examination.material.scalars, examination.material.sizes, examination.material.inputs)
     if not got.is_floating_point():
         return Fitted(ratios=ratios(name, got.double(), golden, segments=against.segments, numbers=names))
     same = {n: t for n, t in ref.values.items() if n != name and t.is_floating_point() and t.numel() == golden.numel()}
-    results = {n for n, _, _ in session.first.results()}
+    results = {n for n, _, _ in examination.first.results()}
     out = Fitted()
     out.patterns = patterns(name, got, golden, bound=bound, others={n: t for n, t in same.items() if n in results})
     y = got.detach().double()
@@ -58,11 +58,11 @@ def fit(session: Session, name: str, kind: str, got: Tensor, *, terms: bool = Tr
     rounded = torch.maximum(bound, torch.finfo(got.dtype).eps * golden.abs())  # as it is stored; a bound may be 0
     out.ratios = ratios(name, y, golden, bound=rounded, segments=against.segments, numbers=names, factors=rows)
     if not out.ratios:
-        out.ratios = alone(name, y, golden, rounded, _other_results(session, name), names)
+        out.ratios = alone(name, y, golden, rounded, _other_results(examination, name), names)
     if not terms:
         return out
     found = {**_everything(ref, name, golden), **_paths(ref, name)}
-    for other in _beside(session, name, y, bound, found):
+    for other in _beside(examination, name, y, bound, found):
         found.pop(other), factors.pop(other, None)
     out.fits = regress(name, y, golden, found, factors=factors, bound=bound, numbers=names)
     if not out.fits:
@@ -72,27 +72,27 @@ def fit(session: Session, name: str, kind: str, got: Tensor, *, terms: bool = Tr
     return out
 
 
-def _other_results(session: Session, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _other_results(examination: Examination, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(got, golden, bound) of every other result that has the golden's shape."""
-    for other, kind, got in session.first.results():
-        against = None if got is None or other == name else session.ref.reference(other, kind, noise=False)
+    for other, kind, got in examination.first.results():
+        against = None if got is None or other == name else examination.ref.reference(other, kind, noise=False)
         if got is None or against is None or not got.is_floating_point() or got.shape != against.bounded.value.shape:
             continue
         golden = against.bounded.value
         yield got.double(), golden, torch.maximum(against.bounded.bound, torch.finfo(got.dtype).eps * golden.abs())
 
 
-def _beside(session: Session, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]) -> list[str]:
+def _beside(examination: Examination, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]) -> list[str]:
     """Stages that hold the very numbers of `y` and that the golden's tensor is not made of: they explain nothing.
 
     A golden may compute beside what it returns, as its explicit backward beside autograd's, with the same mistake.
     """
     equal = [
         n for n, t in terms.items()
-        if n in session.ref.values and t.shape == y.shape and bool(((t - y).abs() <= 4 * SLACK * bound).all())
+        if n in examination.ref.values and t.shape == y.shape and bool(((t - y).abs() <= 4 * SLACK * bound).all())
     ]  # fmt: skip
-    stages = [n for n in equal if n in session.ref.order and n not in session.ref.outputs]
-    return [n for n in stages if not bool(reach(session, n).get(name, torch.zeros(())).any())]
+    stages = [n for n in equal if n in examination.ref.order and n not in examination.ref.outputs]
+    return [n for n in stages if not bool(reach(examination, n).get(name, torch.zeros(())).any())]
 
 
 def _in_the_wrong_part(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..bounds.running_errors import SLACK
 from ..golden.golden_results import GoldenError, GoldenResults
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes.reach import rounding
 from ..probes.slices import far, taken
 from .evidence import Influence
@@ -26,7 +26,7 @@ _RUNS = 24  # per axis: two edges of 2^9 slices and some more
 
 
 def influence(
-    session: Session,
+    examination: Examination,
     wrong: set[str],
     *,
     only: tuple[str, ...] | None = None,
@@ -43,13 +43,13 @@ def influence(
     Each axis costs one run where all is as it should be, `runs` at most elsewhere.
     """
     out = {}
-    for name, tensor in session.material.inputs.items():
+    for name, tensor in examination.material.inputs.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         for axis in range(tensor.dim()):
             if tensor.shape[axis] < 2 or spent() or (only is not None and f"{name}[{axis}]" not in only):
                 continue
-            looked = _Axis(session, name, axis, wrong, spent, runs)
+            looked = _AxisInfluence(examination, name, axis, wrong, spent, runs)
             found = looked.find()
             if found is not None:
                 out[f"{name}[{axis}]"] = found
@@ -58,14 +58,16 @@ def influence(
     return out
 
 
-class _Axis:
+class _AxisInfluence:
     """One axis of one input, searched by halving."""
 
-    def __init__(self, session: Session, name: str, axis: int, wrong: set[str], spent: Callable[[], bool], runs: int):
-        self.session, self.name, self.axis, self.wrong = session, name, axis, wrong
+    def __init__(
+        self, examination: Examination, name: str, axis: int, wrong: set[str], spent: Callable[[], bool], runs: int
+    ):
+        self.examination, self.name, self.axis, self.wrong = examination, name, axis, wrong
         self.spent, self.left = spent, runs
-        self.length = session.material.inputs[name].shape[axis]
-        self.first = {n: t for n, (_, t) in named(session.first).items() if t is not None}
+        self.length = examination.material.inputs[name].shape[axis]
+        self.first = {n: t for n, (_, t) in named(examination.first).items() if t is not None}
         self.outputs: set[str] = set()
         self.missing: list[tuple[int, int]] = []
         self.extra: list[tuple[int, int]] = []
@@ -105,14 +107,14 @@ class _Axis:
         """The share of the wrong elements of what is looked at that moves with those slices."""
         count = moved = 0
         for name, where in self.touched.items():
-            bounded, mine = self.session.ref.bounded[name], self.first[name]
+            bounded, mine = self.examination.ref.bounded[name], self.first[name]
             wrong = ~((mine.double() - bounded.value).abs() <= SLACK * bounded.bound) & (mine != bounded.value)
             count, moved = count + int(wrong.sum()), moved + int((wrong & where).sum())
         return moved / count if count else 1.0
 
     def _beside_borders(self) -> None:
         """What lies on both sides of where a group begins, as far as an input says so: halving steps over it."""
-        for border in _borders(self.session, self.length):
+        for border in _borders(self.examination, self.length):
             for place, step in ((border, 1), (border - 1, -1)):
                 while 0 <= place < self.length and not self._known(place):
                     state = self.state(place, place)
@@ -155,21 +157,21 @@ class _Axis:
             return SAME
         self.left -= 1
         self.at = lo if lo == hi else None
-        session = self.session
-        copy = session.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
+        examination = self.examination
+        copy = examination.material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = copy.narrow(self.axis, lo, hi - lo + 1)
         signs = torch.randint(0, 2, part.shape, generator=torch.Generator().manual_seed(lo)) * 2 - 1
-        part.copy_(signs.to(part.device, part.dtype) * far(session.material.inputs[self.name]))
-        material = session.material.with_inputs({self.name: copy})
-        done = session.execute(PROBE, f"influence of {self.name}", material=material, look=False)
+        part.copy_(signs.to(part.device, part.dtype) * far(examination.material.inputs[self.name]))
+        material = examination.material.with_inputs({self.name: copy})
+        done = examination.execute(PROBE, f"influence of {self.name}", material=material, look=False)
         if done.error is not None:
             return SAME
-        ref = session.references(material, done, taken(session, done))
+        ref = examination.references(material, done, taken(examination, done))
         said = SAME
         try:
             now = ref.plain
             for name, (_, tensor) in named(done).items():
-                if name not in self.wrong or tensor is None or name in session.target.decisions:
+                if name not in self.wrong or tensor is None or name in examination.target.decisions:
                     continue
                 if not self._may_move(name, tensor, now):
                     continue
@@ -184,8 +186,8 @@ class _Axis:
 
     def _may_move(self, name: str, tensor: Tensor, now: dict[str, Tensor]) -> bool:
         """Whether `_moved` can find anything: mostly the golden's numbers, without their bounds, say no already."""
-        after, before, mine = now.get(name), self.session.ref.plain.get(name), self.first.get(name)
-        bounded = self.session.ref.bounded.get(name)
+        after, before, mine = now.get(name), self.examination.ref.plain.get(name), self.first.get(name)
+        bounded = self.examination.ref.bounded.get(name)
         if after is None or before is None or mine is None or bounded is None or after.shape != tensor.shape:
             return False
         goes = after != before
@@ -204,7 +206,7 @@ class _Axis:
         The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
         With it comes where that moves which says so: the golden where something is missing, else the candidate.
         """
-        now, before, mine = ref.bounded.get(name), self.session.ref.bounded.get(name), self.first.get(name)
+        now, before, mine = ref.bounded.get(name), self.examination.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:
             return SAME, torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
         change = (now.value - before.value).abs()
@@ -215,7 +217,7 @@ class _Axis:
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
         # a transform over a whole axis moves every element by the rounding of the largest; whole numbers have none
         if bool(leaks.any()) and tensor.is_floating_point():
-            leaks &= ~(step <= rounding(self.session, name, ref))
+            leaks &= ~(step <= rounding(self.examination, name, ref))
         self._leaked(moves, leaks)
         self.partly |= bool(still[moves].any())
         if not bool(leaks.any()):
@@ -250,10 +252,10 @@ def _onto(steps: set[int], length: int) -> str:
     return "other"
 
 
-def _borders(session: Session, length: int) -> list[int]:
+def _borders(examination: Examination, length: int) -> list[int]:
     """Where groups of slices of an axis begin, of offsets among the inputs that end where the axis ends."""
     found: list[int] = []
-    for t in session.material.inputs.values():
+    for t in examination.material.inputs.values():
         offsets = not t.is_floating_point() and t.dtype != torch.bool and t.dim() == 1 and len(t) > 2
         if offsets and int(t[-1]) == length and bool((t.diff() >= 0).all()):
             found += [b for b in t.unique().tolist() if 0 < b < length]

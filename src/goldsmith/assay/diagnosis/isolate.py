@@ -19,7 +19,7 @@ from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes import decisions
 from .evidence import CULPRIT, IGNORES, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
 
@@ -48,18 +48,18 @@ class Isolation:
     run: CandidateRun | None = None
 
 
-def isolate(session: Session) -> Isolation:
-    """The stage table of a session whose probe `values` has run.
+def isolate(examination: Examination) -> Isolation:
+    """The stage table of an examination whose probe `values` has run.
 
     Costs one run of the candidate, one more for every wrong stage that it names (8 at most), and for stages that the
     candidate does not name one run of the golden each.
     """
-    own = session.first
+    own = examination.first
     if own.asked:
-        own = _execute(session, {}, debug=True)
-        own = session.first if own.error is not None else own
-    work = _Work(session, own)
-    names = order(session.ref, own)
+        own = _execute(examination, {}, debug=True)
+        own = examination.first if own.error is not None else own
+    work = _Work(examination, own)
+    names = order(examination.ref, own)
     table = Isolation(own=own)
     work.own_states(names)
     if not any(bad for _, bad in work.propagated.values()):
@@ -73,7 +73,7 @@ def isolate(session: Session) -> Isolation:
         table.otherwise |= found
     table.stages = work.states(names, table)
     table.first_wrong = _first(table.stages)
-    table.suspects = suspects(session, own, names, table) if table.first_wrong is not None else []
+    table.suspects = suspects(examination, own, names, table) if table.first_wrong is not None else []
     return table
 
 
@@ -106,9 +106,9 @@ def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
 
 
-def _execute(session: Session, substitute: Mapping[str, Tensor], *, debug: bool) -> CandidateRun:
-    how = RunSettings(substitute=substitute, debug=debug)
-    return session.execute(PROBE, "isolation", how, look=False)
+def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> Run:
+    how = How(substitute=substitute, debug=debug)
+    return examination.execute(PROBE, "isolation", how, look=False)
 
 
 def _first(stages: list[StageState]) -> str | None:
@@ -122,8 +122,8 @@ def _first(stages: list[StageState]) -> str | None:
 class _Work:
     """The runs of one table and what they said."""
 
-    def __init__(self, session: Session, own: CandidateRun):
-        self.session, self.own = session, own
+    def __init__(self, examination: Examination, own: Run):
+        self.examination, self.own = examination, own
         self.propagated: dict[str, tuple[float, bool]] = {}
         self.isolated: dict[str, tuple[float, bool]] = {}
         self.substituted: frozenset[str] = frozenset()
@@ -146,9 +146,9 @@ class _Work:
                 out[name] = bounded.value
         return out
 
-    def isolate(self, skip: set[str]) -> CandidateRun | None:
-        substitute = self.golden(self.session.ref, self.own, skip)
-        done = _execute(self.session, substitute, debug=self.own is not self.session.first)
+    def isolate(self, skip: set[str]) -> Run | None:
+        substitute = self.golden(self.examination.ref, self.own, skip)
+        done = _execute(self.examination, substitute, debug=self.own is not self.examination.first)
         self.isolated = {}
         if done.error is not None:
             return None
@@ -162,16 +162,16 @@ class _Work:
         """name -> (worst error over bound, whether the ladder rejects it); decisions are judged elsewhere."""
         out: dict[str, tuple[float, bool]] = {}
         mine = handed_in(done) if isolated else named(done)
-        noise = "ensemble" in self.session.selected
+        noise = "ensemble" in self.examination.selected
         for name in names:
-            if name not in mine or name in self.session.target.decisions:
+            if name not in mine or name in self.examination.target.decisions:
                 continue
             kind, tensor = mine[name]
-            ref = self.session.ref.reference(name, kind, noise=noise)
+            ref = self.examination.ref.reference(name, kind, noise=noise)
             if ref is None:
                 continue
             if tensor is None and kind == "grad":
-                tensor = torch.zeros_like(self.session.material.inputs[name.removesuffix(".grad")])
+                tensor = torch.zeros_like(self.examination.material.inputs[name.removesuffix(".grad")])
             confirm = self._confirm(name, kind, skip, isolated) if noise else None
             said = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
             ratio = said.row.max_over_bound
@@ -200,17 +200,17 @@ class _Work:
 
     def fresh(self) -> tuple[CandidateRun, GoldenResults]:
         if self._fresh is None:
-            material = self.session.variant(211)
-            how = RunSettings(debug=self.own is not self.session.first)
-            done = self.session.execute(PROBE, "isolation, fresh seed", how, material, look=False)
-            plain = self.session.references(material, done)
-            self._fresh = done, decisions.settle(self.session, done, plain)
+            material = self.examination.variant(211)
+            how = How(debug=self.own is not self.examination.first)
+            done = self.examination.execute(PROBE, "isolation, fresh seed", how, material, look=False)
+            plain = self.examination.references(material, done)
+            self._fresh = done, decisions.settle(self.examination, done, plain)
         return self._fresh
 
     def _isolated_fresh(self, skip: frozenset[str]) -> CandidateRun:
         plain, ref = self.fresh()
-        how = RunSettings(substitute=self.golden(ref, plain, skip), debug=self.own is not self.session.first)
-        return self.session.execute(PROBE, "isolation, fresh seed", how, ref.material, look=False)
+        how = How(substitute=self.golden(ref, plain, skip), debug=self.own is not self.examination.first)
+        return self.examination.execute(PROBE, "isolation, fresh seed", how, ref.material, look=False)
 
     # stages alone
 
@@ -222,7 +222,7 @@ class _Work:
             _, bad = self.propagated.get(name, (0.0, False))
             if not bad or name in results or name in self.alone or len(self.alone) >= _ALONE:
                 continue
-            bounded = self.session.ref.bounded[name]
+            bounded = self.examination.ref.bounded[name]
             substitute = {name: bounded.value}
             if name.endswith(".grad"):  # autograd's own: replaced where its stage is
                 stage = name.removesuffix(".grad")
@@ -230,7 +230,9 @@ class _Work:
                     substitute[stage] = self.own.stages[stage]
             if self.own.stages[name].shape != bounded.value.shape:
                 continue
-            done = self.alone[name] = _execute(self.session, substitute, debug=self.own is not self.session.first)
+            done = self.alone[name] = _execute(
+                self.examination, substitute, debug=self.own is not self.examination.first
+            )
             if done.error is not None:
                 continue
             if not self._moved(name, done):
@@ -257,7 +259,7 @@ class _Work:
             if other in (name, f"{name}.grad") or own is None or other not in mine:
                 continue
             kind, tensor = mine[other]
-            ref = self.session.ref.reference(other, kind, noise=False)
+            ref = self.examination.ref.reference(other, kind, noise=False)
             if ref is None or tensor is None or _same(before[other][1], tensor):
                 continue
             if not own[1] and not ladder.judge(other, tensor, ref, probe=PROBE).ok:
@@ -274,10 +276,10 @@ class _Work:
 
     def states(self, names: list[str], table: Isolation) -> list[StageState]:
         mine = named(self.own)
-        blind = {s: reach(self.session, s) for s in table.ignored}
+        blind = {s: reach(self.examination, s) for s in table.ignored}
         rows = []
         for name in names:
-            kind = mine[name][0] if name in mine else _kind(self.session, name)
+            kind = mine[name][0] if name in mine else _kind(self.examination, name)
             own, alone = self.propagated.get(name), self.isolated.get(name)
             if own is None:
                 text = "the candidate does not name it" if name not in mine else "a decision: judged by its margins"
@@ -307,8 +309,8 @@ class _Work:
         } else "wrong; nothing before it named"
 
 
-def _kind(session: Session, name: str) -> str:
-    outputs = session.ref.outputs
+def _kind(examination: Examination, name: str) -> str:
+    outputs = examination.ref.outputs
     return "output" if name in outputs else "saved" if name.startswith("saved.") else "stage"
 
 
@@ -332,12 +334,12 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 # stages that the candidate does not name
 
 
-def reach(session: Session, stage: str) -> dict[str, Tensor]:
+def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
     """Which elements of every golden result and stage depend on `stage`: NaN in its place, and where it arrives.
 
     Nothing is known of a stage that the golden takes for indices: NaN is none.
     """
-    ref = session.ref
+    ref = examination.ref
     value = ref.values[stage]
     if not value.is_floating_point():
         return {}
@@ -352,7 +354,7 @@ def reach(session: Session, stage: str) -> dict[str, Tensor]:
     return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}
 
 
-def suspects(session: Session, own: CandidateRun, names: list[str], table: Isolation) -> list[str]:
+def suspects(examination: Examination, own: Run, names: list[str], table: Isolation) -> list[str]:
     """Golden stages that the candidate does not name and that reach every wrong element, those that reach fewest first.
 
     A stage that reaches a right stage's every element is no suspect unless it reaches the wrong ones by another way,
@@ -361,7 +363,7 @@ def suspects(session: Session, own: CandidateRun, names: list[str], table: Isola
     mine = named(own)
     wrong: dict[str, Tensor] = {}
     for name, (_, tensor) in mine.items():
-        bounded = session.ref.bounded.get(name)
+        bounded = examination.ref.bounded.get(name)
         if bounded is None or tensor is None or name in table.otherwise or tensor.shape != bounded.value.shape:
             continue
         y = tensor.double()
@@ -370,9 +372,9 @@ def suspects(session: Session, own: CandidateRun, names: list[str], table: Isola
         return []
     found: list[tuple[int, int, str]] = []
     for place, stage in enumerate(names):
-        if stage in mine or stage not in session.ref.values:
+        if stage in mine or stage not in examination.ref.values:
             continue
-        reached = reach(session, stage)
+        reached = reach(examination, stage)
         if all(bool((reached.get(n, torch.zeros_like(m)) | ~m).all()) for n, m in wrong.items()):
             size = sum(int(reached[n].sum()) for n in wrong if n in reached)
             found.append((size, -place, stage))

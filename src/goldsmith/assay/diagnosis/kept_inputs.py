@@ -20,7 +20,7 @@ from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
 from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes.slices import taken
 from .evidence import Evidence
 from .rules.reading import Reading
@@ -33,54 +33,54 @@ _TRIES = 16  # tensors that are made until one has a given id
 _HALF = 0.5  # of what the golden moves: as much stays where it is
 
 
-def unheard(session: Session, evidence: Evidence, spent: Callable[[], bool] = lambda: False) -> None:
+def unheard(examination: Examination, evidence: Evidence, spent: Callable[[], bool] = lambda: False) -> None:
     """Asks both of a case, where its evidence gives a reason to."""
     r = Reading(evidence)
     if not r.plain_wrong or any(not fact.same for fact in r.runs("repeat")) or r.right("second call"):
-        evidence.kept = kept(session, spent)
+        evidence.kept = kept(examination, spent)
     if not r.plain_wrong and not evidence.kept and r.fails("scale 2^-12") is not None:
-        evidence.deaf = deaf(session, spent)
+        evidence.deaf = deaf(examination, spent)
 
 
-def kept(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
+def kept(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
 
     Four runs of the candidate's forward for every floating input, and for all others at once, which may only go with
     one another; one more for each result that stays as it was and is wrong, and one of the golden.
     """
     found: dict[str, str] = {}
-    for other in _others(session):
-        if spent() or session.target.mutates:
+    for other in _others(examination):
+        if spent() or examination.target.mutates:
             break
-        same = all(torch.equal(t, session.material.inputs[n]) for n, t in other.items())
-        said = None if same else _kept(session, other)
+        same = all(torch.equal(t, examination.material.inputs[n]) for n, t in other.items())
+        said = None if same else _kept(examination, other)
         if said is not None:
             found |= dict.fromkeys(other, said)
     return found
 
 
-def _others(session: Session) -> Iterator[dict[str, Tensor]]:
+def _others(examination: Examination) -> Iterator[dict[str, Tensor]]:
     """Other numbers of one input, or of several: floating ones in another order, indices and masks of another draw."""
-    for name, tensor in _inputs(session):
+    for name, tensor in _inputs(examination):
         yield {name: reordered(tensor)}
-    mine = {n: t for n, t in session.material.inputs.items() if not t.is_floating_point() and t.numel()}
-    drawn = session.variant(1).inputs if mine else {}
+    mine = {n: t for n, t in examination.material.inputs.items() if not t.is_floating_point() and t.numel()}
+    drawn = examination.variant(1).inputs if mine else {}
     if mine and all(n in drawn and drawn[n].shape == t.shape and drawn[n].dtype == t.dtype for n, t in mine.items()):
         yield {n: drawn[n] for n in mine}
 
 
-def deaf(session: Session, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
+def deaf(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
     """Input -> of the elements that the golden moves with it, where all inputs are small, the share that stays.
 
     One run of the candidate and one of the golden for every floating input, and one of each more.
     """
-    small = changed(session.material, lambda t: t * _SMALL)
+    small = changed(examination.material, lambda t: t * _SMALL)
     found = {}
-    before = _made(session, small)
-    for name, _ in _inputs(session):
+    before = _made(examination, small)
+    for name, _ in _inputs(examination):
         if spent() or before is None:
             break
-        after = _made(session, small.with_inputs({name: nudge(small.inputs[name])}))
+        after = _made(examination, small.with_inputs({name: nudge(small.inputs[name])}))
         shares = [] if after is None else list(_shares(before, after))
         if shares:
             found[name] = max(shares)
@@ -95,16 +95,16 @@ def reordered(tensor: Tensor) -> Tensor:
     return flat.view(tensor.shape)
 
 
-def _inputs(session: Session) -> list[tuple[str, Tensor]]:
-    return [(n, t) for n, t in session.material.inputs.items() if t.is_floating_point() and t.numel() > 3][:_MOST]
+def _inputs(examination: Examination) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n, t in examination.material.inputs.items() if t.is_floating_point() and t.numel() > 3][:_MOST]
 
 
-def _kept(session: Session, other: Mapping[str, Tensor]) -> str | None:
-    moved = session.material.with_inputs(dict(other))
+def _kept(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
+    moved = examination.material.with_inputs(dict(other))
     try:
-        ref = session.references(moved, session.first, taken(session, session.first))
+        ref = examination.references(moved, examination.first, taken(examination, examination.first))
         for again in (_written_over, _of_the_same_id):
-            said = _stays(session, ref, moved, tuple(other), again)
+            said = _stays(examination, ref, moved, tuple(other), again)
             if said is not None:
                 return said
     except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
@@ -137,42 +137,44 @@ def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
     return False
 
 
-def _stays(session: Session, ref: GoldenResults, moved: Material, names: tuple[str, ...], again: Again) -> str | None:
-    dense = {n: session.material.inputs[n].clone(memory_format=torch.contiguous_format) for n in names}
+def _stays(
+    examination: Examination, ref: GoldenResults, moved: Material, names: tuple[str, ...], again: Again
+) -> str | None:
+    dense = {n: examination.material.inputs[n].clone(memory_format=torch.contiguous_format) for n in names}
     arena = Arena(ZERO_FILL)
-    first = _forward(session, session.material.with_inputs(dense), arena)
+    first = _forward(examination, examination.material.with_inputs(dense), arena)
     if not all(again(arena, n, moved.inputs[n]) for n in names):
         return None
-    second = _forward(session, moved, arena)
+    second = _forward(examination, moved, arena)
     for result, got in second.items():
-        if result not in first or not _same(got, first[result]) or not _moves(session, ref, result):
+        if result not in first or not _same(got, first[result]) or not _moves(examination, ref, result):
             continue
         how = "in the same memory" if again is _written_over else "in a tensor of the same id"
         said = f"other numbers of {' and '.join(names)} {how} give {result} as before, bit for bit"
-        if _right(session, result, first[result]):
+        if _right(examination, result, first[result]):
             return said
-        fresh = _forward(session, moved, Arena(ZERO_FILL)).get(result)
+        fresh = _forward(examination, moved, Arena(ZERO_FILL)).get(result)
         if fresh is not None and not _same(got, fresh):
             return f"{said}, and in a tensor of its own they do not"
     return None
 
 
-def _forward(session: Session, material: Material, arena: Arena) -> dict[str, Tensor]:
+def _forward(examination: Examination, material: Material, arena: Arena) -> dict[str, Tensor]:
     """What the forward returns of the inputs that lie in an arena, or are placed there, between guard bands as ever."""
-    done = session.execute(PROBE, PROBE, RunSettings(fresh=False, backward=False, arena=arena), material, look=False)
+    done = examination.execute(PROBE, PROBE, How(fresh=False, backward=False, arena=arena), material, look=False)
     return {n: t for n, t in done.outputs.items() if done.error is None}
 
 
-def _moves(session: Session, ref: GoldenResults, name: str) -> bool:
-    now, before = ref.bounded.get(name), session.ref.bounded.get(name)
+def _moves(examination: Examination, ref: GoldenResults, name: str) -> bool:
+    now, before = ref.bounded.get(name), examination.ref.bounded.get(name)
     if now is None or before is None or now.value.shape != before.value.shape:
         return False
     step = (now.value.double() - before.value.double()).abs()
     return bool((step > 4 * SLACK * (now.bound + before.bound)).any())
 
 
-def _right(session: Session, name: str, got: Tensor) -> bool:
-    bounded = session.ref.bounded[name]
+def _right(examination: Examination, name: str, got: Tensor) -> bool:
+    bounded = examination.ref.bounded[name]
     error = (got.double() - bounded.value.double()).abs()
     return got.shape == bounded.value.shape and bool((error <= SLACK * bounded.bound).all())
 
@@ -181,12 +183,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
-def _made(session: Session, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
-    done = session.execute(PROBE, "small", RunSettings(), material, look=False)
+def _made(examination: Examination, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
+    done = examination.execute(PROBE, "small", How(), material, look=False)
     if done.error is not None:
         return None
     try:
-        ref = session.references(material, done, taken(session, done))
+        ref = examination.references(material, done, taken(examination, done))
         _ = ref.bounded
     except GoldenError:
         return None

@@ -18,7 +18,7 @@ from ...core.tracing import TargetError
 from ..declare.case import Case
 from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes import decisions
 from .isolate import named
 from .whatif import Search, search
@@ -30,19 +30,19 @@ _GAIN = 8.0  # so many times as large, in units of the bound, it must be
 
 
 def magnified(
-    session: Session, tensor: str, own: CandidateRun, found: Search, spent: Callable[[], bool] = lambda: False
+    examination: Examination, tensor: str, own: Run, found: Search, spent: Callable[[], bool] = lambda: False
 ) -> Search | None:
     """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
 
     found  the search at the case's own magnitude
     """
-    if found.judge.worst > SMALL or session.case.salt:
+    if found.judge.worst > SMALL or examination.case.salt:
         return None
     tried: list[Search] = []
     for exponent in _EXPONENTS:
         if spent():
             break
-        tried += _searched(session, tensor, own, found, exponent)
+        tried += _searched(examination, tensor, own, found, exponent)
     best = max(tried, key=lambda s: s.judge.worst, default=found)
     if best.judge.worst <= _GAIN * found.judge.worst:
         return None
@@ -50,8 +50,8 @@ def magnified(
     return best
 
 
-def _searched(session: Session, tensor: str, own: CandidateRun, found: Search, exponent: int) -> Iterator[Search]:
-    for other, done in _run(session, own is not session.first, exponent):
+def _searched(examination: Examination, tensor: str, own: Run, found: Search, exponent: int) -> Iterator[Search]:
+    for other, done in _run(examination, own is not examination.first, exponent):
         got = named(done).get(tensor, ("", None))[1]
         tried = None if got is None else search(other, tensor, got, done, causes=found.causes)
         if tried is not None and bool(tried.judge.finite.all()):
@@ -60,13 +60,15 @@ def _searched(session: Session, tensor: str, own: CandidateRun, found: Search, e
             yield tried
 
 
-def _run(session: Session, debug: bool, exponent: int) -> Iterator[tuple[Session, CandidateRun]]:
-    """A session of the case with its numbers scaled, and its first run; none where it cannot be judged."""
-    case = replace(session.case, draw=_scaled(session.case, 2.0**exponent))
-    label = f"{session.label} times 2^{exponent}"
-    other = Session(session.target, case, session.dtype, session.device, session.seed, session.selected, label)
-    done = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
-    session.candidate_runs += 1
+def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple[Examination, Run]]:
+    """An examination of the case with its numbers scaled, and its first run; none where it cannot be judged."""
+    case = replace(examination.case, draw=_scaled(examination.case, 2.0**exponent))
+    label = f"{examination.label} times 2^{exponent}"
+    other = Examination(
+        examination.target, case, examination.dtype, examination.device, examination.seed, examination.selected, label
+    )
+    done = other.first = other.execute(PROBE, label, How(debug=debug), look=False)
+    examination.candidate_runs += 1
     if done.error is not None:
         return
     try:

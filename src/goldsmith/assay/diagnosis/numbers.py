@@ -17,7 +17,7 @@ _LENGTHS = 4  # of axes, where no size is known
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedNumber:
     """The simplest name of a number, its exact value, and every other name that fits as well."""
 
     value: float
@@ -42,7 +42,7 @@ def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[
     return {n: v for n, v in found.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
 
 
-def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> Named | None:
+def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> NamedNumber | None:
     """What `value`, known to +- tolerance, is; None when nothing simple lies within. Simpler names come first."""
     fitting: dict[str, float] = {}
     best: float | None = None
@@ -53,7 +53,7 @@ def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> Named 
     if best is None:
         return None
     first, *others = fitting
-    return Named(best, first, tuple(others[:6]))
+    return NamedNumber(best, first, tuple(others[:6]))
 
 
 def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .evidence import Pattern
+from .evidence import ErrorPattern
 
 _MATCH = 0.99  # share of the error's squares that a pattern has to explain
 _FEW, _MOST = 6, 1 << 22  # numbers that are followed one by one
@@ -24,7 +24,7 @@ def patterns(
     *,
     bound: Tensor | None = None,
     others: Mapping[str, Tensor] | None = None,
-) -> list[Pattern]:
+) -> list[ErrorPattern]:
     """Patterns that explain 99 % of the error, the best and simplest first; nothing where there is no error.
 
     got     as the candidate stored it: its dtype's bytes are read, too
@@ -53,12 +53,14 @@ def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
 # rearranged
 
 
-def _rearrangements(tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: Mapping[str, Tensor]) -> list[Pattern]:
+def _rearrangements(
+    tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: Mapping[str, Tensor]
+) -> list[ErrorPattern]:
     found = []
     for kind, params, text, other in _whole(g):
         match = _match(y, g, other)
         if match >= _MATCH:
-            found.append(Pattern(tensor, kind, match, params, (), f"{tensor} is the golden {text}"))
+            found.append(ErrorPattern(tensor, kind, match, params, (), f"{tensor} is the golden {text}"))
     for other_name, other in others.items():
         if (
             other_name != tensor
@@ -66,7 +68,7 @@ def _rearrangements(tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: 
             and (match := _match(y, g, other.reshape(g.shape))) >= _MATCH
         ):
             text = f"{tensor} holds the golden's {other_name}"
-            found.append(Pattern(tensor, "swapped", match, {"with": other_name}, (), text))
+            found.append(ErrorPattern(tensor, "swapped", match, {"with": other_name}, (), text))
     shifts = list(_shifts(tensor, y, g))
     found += [p for p in shifts if p.params["around"]][:1] or shifts[:1]
     if not found:
@@ -93,7 +95,7 @@ def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
             yield "reversed", {"axis": axis}, f"reversed along axis {axis}", g.flip(axis)
 
 
-def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
+def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
     """Every axis, and the memory as a whole (axis None); the step that correlates best is tried, round or cut off."""
     views = [(axis, y.movedim(axis, -1), g.movedim(axis, -1)) for axis in range(g.dim())]
     tries: list[tuple[int | None, Tensor, Tensor]] = [*views] if g.dim() > 0 else []
@@ -115,7 +117,7 @@ def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
         around = match >= _MATCH
         text = f"{tensor} is the golden shifted by {step:+d} {where}" + ("" if around else ", cut off at the end")
         params = {"axis": axis, "step": step, "around": around}
-        yield Pattern(tensor, "shifted", max(match, inner), params, (), text)
+        yield ErrorPattern(tensor, "shifted", max(match, inner), params, (), text)
 
 
 def _best_step(a: Tensor, b: Tensor) -> int:
@@ -126,7 +128,7 @@ def _best_step(a: Tensor, b: Tensor) -> int:
     return step if step <= n // 2 else step - n
 
 
-def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[Pattern]:
+def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[ErrorPattern]:
     """Slices of an axis in another order, or each taken from somewhere else."""
     for axis in range(g.dim()):
         rows, own = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (y, g))
@@ -149,10 +151,10 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
         what = "in another order" if bijective else "with slices taken from elsewhere"
         text = f"{tensor} is the golden {what} along axis {axis}: {moved} of {n} slices moved"
         params = {"axis": axis, "index": index.tolist(), "bijective": bijective, "moved": moved}
-        yield Pattern(tensor, "permuted", match, params, (), text)
+        yield ErrorPattern(tensor, "permuted", match, params, (), text)
 
 
-def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
+def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
     """The golden's very numbers in another order: split into shorter axes, and these exchanged, where that makes it.
 
     Numbers that occur twice cannot be followed.
@@ -170,7 +172,7 @@ def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[Pattern]:
         shape, order = split
         text += f": split as {' x '.join(map(str, shape))}, its axes come in the order {', '.join(map(str, order))}"
         params = {"shape": list(shape), "order": list(order)}
-    yield Pattern(tensor, "permuted", 1.0, {**params, "moved": moved, "bijective": True}, (), text)
+    yield ErrorPattern(tensor, "permuted", 1.0, {**params, "moved": moved, "bijective": True}, (), text)
 
 
 def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -199,11 +201,11 @@ def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
     return bool((a - b).abs().max() <= tolerance)
 
 
-def _told_apart(found: list[Pattern]) -> list[Pattern]:
+def _told_apart(found: list[ErrorPattern]) -> list[ErrorPattern]:
     """Patterns that explain the same name one another."""
     labels = [p.text for p in found]
     return [
-        Pattern(p.tensor, p.kind, p.match, p.params, tuple(t for t in labels if t != p.text), p.text)
+        ErrorPattern(p.tensor, p.kind, p.match, p.params, tuple(t for t in labels if t != p.text), p.text)
         for p in sorted(found, key=lambda p: -round(p.match, 6))
     ]
 
@@ -211,7 +213,7 @@ def _told_apart(found: list[Pattern]) -> list[Pattern]:
 # filled to a part, or read in another width
 
 
-def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[Pattern]:
+def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[ErrorPattern]:
     """Right up to some point and empty (zero or NaN) after it: in memory, or along one axis."""
     matters = (g.abs() > 4 * allowed).flatten()
     empty = ((y == 0) | torch.isnan(y)).flatten() | ~matters
@@ -233,11 +235,11 @@ def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator
         where = "in memory" if axis is None else f"along axis {axis}"
         text = f"{tensor} is empty from {first} of {n} on, {where}"
         params = {"axis": axis, "from": first, "of": n, "share": first / n}
-        yield Pattern(tensor, "half_filled", 1.0, params, (), text)
+        yield ErrorPattern(tensor, "half_filled", 1.0, params, (), text)
         return
 
 
-def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[Pattern]:
+def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
     """The bytes, read as another dtype, are the golden: as many elements of it as the bytes hold."""
     if got.dtype not in _FLOATS:
         return
@@ -259,4 +261,6 @@ def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[Pattern]:
         if share >= _MATCH:
             stored, declared = str(dtype).removeprefix("torch."), str(got.dtype).removeprefix("torch.")
             text = f"the bytes of {tensor} ({declared}) are the golden's first {count} elements in {stored}"
-            yield Pattern(tensor, "dtype_width", share, {"dtype": stored, "in": declared, "elements": count}, (), text)
+            yield ErrorPattern(
+                tensor, "dtype_width", share, {"dtype": stored, "in": declared, "elements": count}, (), text
+            )

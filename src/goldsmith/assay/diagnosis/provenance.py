@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import ZERO_FILL
-from ..execute.run import CandidateRun, RunSettings
-from ..judge.examination import Session
+from ..execute.run import How, Run
+from ..judge.examination import Examination
 from ..nonfinite.events import Event
 from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
 from .evidence import Born
 from .isolate import named, order
-from .whatif.calls import Call, Listening, _line, moved
+from .whatif.calls import Listening, OperatorCall, _line, moved
 from .whatif.golden import Golden
 
 PROBE = "provenance"
@@ -33,15 +33,15 @@ _ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatte
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
 
-def provenance(session: Session, own: CandidateRun) -> Born | None:
+def provenance(examination: Examination, own: Run) -> Born | None:
     """None where every finite value of the golden is finite in the candidate, or is no more with zeroed memory."""
-    if _first(session, own) is None:
+    if _first(examination, own) is None:
         return None
     watching, freed = watch(norms=False), _Freed()
     with watching, freed:
-        how = RunSettings(fill=ZERO_FILL, debug=own is not session.first)
-        done = session.execute(PROBE, "zeroed memory", how, look=False)
-    found = None if done.error is not None else _first(session, done)
+        how = How(fill=ZERO_FILL, debug=own is not examination.first)
+        done = examination.execute(PROBE, "zeroed memory", how, look=False)
+    found = None if done.error is not None else _first(examination, done)
     if found is None:
         return None
     stage, got, mask = found
@@ -53,7 +53,7 @@ def provenance(session: Session, own: CandidateRun) -> Born | None:
         why = "its argument is too large, in float64, too" if _exponential(event) else event.likely.evidence
         why = event.likely.evidence if event.likely.id != "unknown" else why
         said.append(f"the first operation that makes one of finite values is {event.op}{at}: {why}".removesuffix(": "))
-    passed = _passed(session, stage, got, mask)
+    passed = _passed(examination, stage, got, mask)
     if passed is not None:
         call, largest, dtype = passed
         said.append(f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
@@ -114,11 +114,11 @@ def _by_the_assay() -> bool:
     return frame is None or f"{os.sep}goldsmith{os.sep}assay{os.sep}" in frame.f_code.co_filename
 
 
-def _first(session: Session, done: CandidateRun) -> tuple[str, Tensor, Tensor] | None:
+def _first(examination: Examination, done: Run) -> tuple[str, Tensor, Tensor] | None:
     """(name, tensor, where it alone is not finite) of the first in the golden's order."""
     mine = named(done)
-    for name in order(session.ref, done):
-        got, golden = mine.get(name, ("", None))[1], session.ref.bounded[name].value
+    for name in order(examination.ref, done):
+        got, golden = mine.get(name, ("", None))[1], examination.ref.bounded[name].value
         if got is None or not got.is_floating_point() or got.shape != golden.shape:
             continue
         mask = ~torch.isfinite(got) & torch.isfinite(golden)
@@ -144,16 +144,16 @@ def _exponential(event: Event) -> bool:
     return event.op.split("::")[-1].rstrip("_") in ("exp", "exp2", "expm1")
 
 
-def _passed(session: Session, stage: str, got: Tensor, mask: Tensor) -> tuple[Call, float, str] | None:
+def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> tuple[OperatorCall, float, str] | None:
     """The golden's operation whose result passes a dtype's maximum where it makes exactly the wrong elements."""
-    golden = Golden(session.ref)
+    golden = Golden(examination.ref)
     mode = Listening().record()
-    golden.run_under(mode, session.ref.leaves, stage)
-    wide = torch.isfinite(session.ref.bounded[stage].value)
-    for call, largest, dtype, limit in list(_large(mode.calls or [], got.dtype, session.dtype))[:_TRIED]:
+    golden.run_under(mode, examination.ref.leaves, stage)
+    wide = torch.isfinite(examination.ref.bounded[stage].value)
+    for call, largest, dtype, limit in list(_large(mode.calls or [], got.dtype, examination.dtype))[:_TRIED]:
         change = moved(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
         try:
-            value = golden.run_under(Listening({call.index: change}), session.ref.leaves, stage).get(stage)
+            value = golden.run_under(Listening({call.index: change}), examination.ref.leaves, stage).get(stage)
         except Exception:  # noqa: BLE001 - a golden that cannot go on with NaN answers nothing
             continue
         if value is not None and value.shape == mask.shape and torch.equal(torch.isnan(value) & wide, mask):
@@ -161,7 +161,7 @@ def _passed(session: Session, stage: str, got: Tensor, mask: Tensor) -> tuple[Ca
     return None
 
 
-def _large(calls: list[Call], *dtypes: torch.dtype) -> Iterator[tuple[Call, float, str, float]]:
+def _large(calls: list[OperatorCall], *dtypes: torch.dtype) -> Iterator[tuple[OperatorCall, float, str, float]]:
     limits = {str(d).removeprefix("torch."): float(torch.finfo(d).max) for d in (*dtypes, torch.float16)}
     for call in calls:
         if isinstance(call.out, Tensor) and call.out.is_floating_point() and call.out.numel():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .evidence import Ratio
-from .numbers import Named, name
+from .numbers import NamedNumber, name
 
 _EXPLAINED = 1e-3  # of the error's squares may be left over
 _FLOOR = 1e-6  # relative: no ratio is known better
@@ -130,7 +130,7 @@ def _rows(
 
 def _row_factor(
     fitted: Mapping[int, tuple[float, float, float]], count: int, factors: Mapping[str, Tensor]
-) -> Named | None:
+) -> NamedNumber | None:
     """The factor whose elements, or their reciprocals, are the rows' ratios."""
     found = []
     index = sorted(fitted)
@@ -143,7 +143,7 @@ def _row_factor(
         for said, wanted in ((factor, rows), (f"1/{factor}", 1 / rows), (f"{factor}^2", rows.square())):
             if bool(((values - wanted).abs() <= errors + 1e-5 * wanted.abs()).all()):
                 found.append(said)
-    return Named(float(values.median()), found[0], tuple(found[1:])) if found else None
+    return NamedNumber(float(values.median()), found[0], tuple(found[1:])) if found else None
 
 
 def _ranges(index: list[int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..declare.case import Case
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY
 from .kept import Kept
@@ -17,10 +17,10 @@ from .rules.reading import plain, run_named
 from .runs import OTHERS, facts
 
 SALT = 1  # of the draw that a check calls with other inputs
-Examined = tuple[Report, list[Session]]
+Examined = tuple[Report, list[Examination]]
 
 
-def asks(failing: Session, report: Report) -> bool:
+def asks(failing: Examination, report: Report) -> bool:
     """Whether only a run of other inputs is wrong."""
     found = [f for f in report.findings if f.rung != QUALITY]
     others = all(plain(run_named(f.text)) == OTHERS for f in found)
@@ -28,23 +28,23 @@ def asks(failing: Session, report: Report) -> bool:
 
 
 def redrawn(
-    failing: Session, report: Report, kept: Kept, examine: Callable[[Case], Examined]
-) -> tuple[Session, Report]:
-    """The session, and the report, of the draw at which the first call is wrong; else what was given.
+    failing: Examination, report: Report, kept: Kept, examine: Callable[[Case], Examined]
+) -> tuple[Examination, Report]:
+    """The examination, and the report, of the draw at which the first call is wrong; else what was given.
 
-    It must be one that `asks`.  examine  checks a case and gives the first session that fails
+    It must be one that `asks`.  examine  checks a case and gives the first examination that fails
     """
     found = [f for f in report.findings if f.rung != QUALITY]
     fact = facts(failing, only=(OTHERS,))[0].get(OTHERS)
     if fact is not None and (fact.error or fact.stale):
         return failing, report
     with kept.forgotten():
-        other, sessions = examine(failing.case.variant(SALT))
+        other, examinations = examine(failing.case.variant(SALT))
     mine = [f for f in other.findings if f.rung != QUALITY]
-    if other.verdict != FAIL or not sessions or sessions[0]._first is None or all(map(_of_another_run, mine)):
+    if other.verdict != FAIL or not examinations or examinations[0]._first is None or all(map(_of_another_run, mine)):
         return failing, report
     other.findings += [f for f in found if f.text not in {m.text for m in mine}]
-    return sessions[0], other
+    return examinations[0], other
 
 
 def _of_another_run(finding: object) -> bool:

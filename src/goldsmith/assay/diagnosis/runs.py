@@ -17,7 +17,7 @@ from ..execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
 from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..probes import decisions
 from .evidence import RunFact
 from .isolate import named, order
@@ -34,7 +34,7 @@ GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved 
 
 
 def facts(
-    session: Session,
+    examination: Examination,
     *,
     repeats: int = 3,
     only: tuple[str, ...] | None = None,
@@ -50,40 +50,44 @@ def facts(
     """
     out = {} if into is None else into
     left = 0
-    for name, how, material in _plan(session, repeats, only):
+    for name, how, material in _plan(examination, repeats, only):
         if only is not None and not name.startswith(only):
             continue
         if spent():
             left += 1
             continue
-        fact = _fact(session, name, how, material)
+        fact = _fact(examination, name, how, material)
         if fact is not None:
             out[name] = fact
     return out, left
 
 
-def _plan(session: Session, repeats: int, only: tuple[str, ...] | None) -> Iterator[tuple[str, RunSettings, Material]]:
+def _plan(examination: Examination, repeats: int, only: tuple[str, ...] | None) -> Iterator[tuple[str, How, Material]]:
     """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
-    first, same = session.first, session.material
+    first, same = examination.first, examination.material
     if only is not None and FRESH in only:
-        yield FRESH, RunSettings(), same
-    yield ZEROED, RunSettings(fill=ZERO_FILL), same
-    if _nan_in(first, session.ref):
-        yield NUMBERS, RunSettings(neighbour_sign=1), same
-    if any(f.probe == "poison" for f in session.findings) or _nan_in(first, session.ref):
-        yield LINGERING, RunSettings(watch_seconds=_LINGER), same
-    yield "second call", RunSettings(fill=DIRT_FILL, fresh=False), same
-    yield OTHERS, RunSettings(fresh=False), session.variant(1)
-    yield "back", RunSettings(fresh=False), same
+        yield FRESH, How(), same
+    yield ZEROED, How(fill=ZERO_FILL), same
+    if _nan_in(first, examination.ref):
+        yield NUMBERS, How(beside=1), same
+    if any(f.probe == "poison" for f in examination.findings) or _nan_in(first, examination.ref):
+        yield LINGERING, How(linger=_LINGER), same
+    yield "second call", How(fill=DIRT_FILL, fresh=False), same
+    yield OTHERS, How(fresh=False), examination.variant(1)
+    yield "back", How(fresh=False), same
     for i in range(repeats):
         yield f"repeat {i + 1}", RunSettings(), same
     if same.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2
-        yield f"{threads} thread{'s' * (threads > 1)}", RunSettings(threads=threads), same
-        yield "4 threads", RunSettings(threads=4), same
-    golden = {f"saved.{n}": session.ref.values[f"saved.{n}"] for n in first.saved if f"saved.{n}" in session.ref.values}
-    if golden and callable(session.target.backward):
-        yield GOLDEN_SAVED, RunSettings(substitute=golden), same
+        yield f"{threads} thread{'s' * (threads > 1)}", How(threads=threads), same
+        yield "4 threads", How(threads=4), same
+    golden = {
+        f"saved.{n}": examination.ref.values[f"saved.{n}"]
+        for n in first.saved
+        if f"saved.{n}" in examination.ref.values
+    }
+    if golden and callable(examination.target.backward):
+        yield GOLDEN_SAVED, How(substitute=golden), same
     tensors = [*same.inputs, *(f"grad_{n}" for n in first.cotangents)]
     for layout in ("contiguous", *LAYOUTS):
         yield f"layout {layout}", RunSettings(layouts=dict.fromkeys(tensors, layout)), same
@@ -107,55 +111,55 @@ def nudge(t: Tensor) -> Tensor:
     return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 
 
-def _fact(session: Session, name: str, how: RunSettings, material: Material) -> RunFact | None:
+def _fact(examination: Examination, name: str, how: How, material: Material) -> RunFact | None:
     """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
-    done = session.execute(PROBE, name, how, material, look=False)
+    done = examination.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
         said = str(done.error).strip().splitlines() or [""]
         error = f"{type(done.error).__name__}: {said[0][:200]}"
         return RunFact(name, same=False, error=error, text=f"{name}: the {done.phase} raises {error}")
-    like_first = material is session.material and not how.cotangents
-    if like_first and session.same_decisions(done):
-        ref = session.ref
+    like_first = material is examination.material and not how.cotangents
+    if like_first and examination.same_decisions(done):
+        ref = examination.ref
     else:
         try:
-            ref = decisions.settle(session, done, session.references(material, done))
+            ref = decisions.settle(examination, done, examination.references(material, done))
         except GoldenError:  # it has no answer at these values
             return None
     wrong, silent = [], False
     for tensor, kind, got in done.results():
         against = ref.reference(tensor, kind, noise=False)
-        if against is None or tensor in session.target.decisions or (name == GOLDEN_SAVED and kind != "grad"):
+        if against is None or tensor in examination.target.decisions or (name == GOLDEN_SAVED and kind != "grad"):
             continue
         if got is None and kind == "grad" and not bool(against.bounded.value.count_nonzero()):
             continue
         if not ladder.judge(tensor, got, against, probe=PROBE).ok:
             wrong.append(tensor)
-        elif tensor in session.bad:
+        elif tensor in examination.bad:
             silent |= bool(against.bounded.open.double().mean() > _OPEN)
     if silent and not wrong:
         return None
-    first = "" if not wrong else first_in(session, done, ref, wrong)
-    same, apart = (True, 0.0) if not like_first else _compared(session.first, done)
+    first = "" if not wrong else first_in(examination, done, ref, wrong)
+    same, apart = (True, 0.0) if not like_first else _compared(examination.first, done)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"
     if done.late_bytes:
         text += f"; {done.late_bytes} bytes of its own buffers were written after the call had returned"
     nan = _nan_in(done, ref)
-    stale = _stale(session, done, material, wrong) if name == OTHERS else None
-    alike = _alike(session, done, ref, wrong) if name == NUDGED else {}
-    computed = _computed(session, done) if name == ZEROED else ()
+    stale = _stale(examination, done, material, wrong) if name == OTHERS else None
+    alike = _alike(examination, done, ref, wrong) if name == NUDGED else {}
+    computed = _computed(examination, done) if name == ZEROED else ()
     return RunFact(
         name, tuple(wrong), same, apart, text=text, first=first, late=done.late_bytes, nan=nan, stale=stale,
         alike=alike, computed=computed,
     )  # fmt: skip
 
 
-def _alike(session: Session, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
+def _alike(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Of each wrong tensor the correlation of its errors with those of the first run."""
     found = {}
     for tensor in wrong:
-        a, b = _error(session.first, session.ref, tensor), _error(done, ref, tensor)
+        a, b = _error(examination.first, examination.ref, tensor), _error(done, ref, tensor)
         if a is not None and b is not None and a.shape == b.shape and float(a.norm()) and float(b.norm()):
             found[tensor] = float(a @ b) / float(a.norm() * b.norm())
     return found
@@ -168,13 +172,13 @@ def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None
     return (got.double() - golden.double()).nan_to_num(0, 0, 0).flatten()
 
 
-def _stale(session: Session, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
+def _stale(examination: Examination, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:
     """The input which, as it was in the first run, makes the golden give what came; several where only those do."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
-    for names in _together(session.material.inputs) if wrong else ():
-        old = material.with_inputs({n: session.material.inputs[n] for n in names})
+    for names in _together(examination.material.inputs) if wrong else ():
+        old = material.with_inputs({n: examination.material.inputs[n] for n in names})
         try:
-            ref = session.references(old, done)
+            ref = examination.references(old, done)
             against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
         except GoldenError:  # lengths of one draw need not go with the offsets of another
             continue
@@ -191,13 +195,13 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
     return [names for names in dict.fromkeys(tries) if names]
 
 
-def _computed(session: Session, done: CandidateRun) -> tuple[str, ...]:
+def _computed(examination: Examination, done: Run) -> tuple[str, ...]:
     """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
     now, found = named(done), []
-    for name in _nan_in(session.first, session.ref):
-        first, got = named(session.first)[name][1], now.get(name, ("", None))[1]
+    for name in _nan_in(examination.first, examination.ref):
+        first, got = named(examination.first)[name][1], now.get(name, ("", None))[1]
         if first is not None and got is not None and got.shape == first.shape:
-            there = got[torch.isnan(first) & ~torch.isnan(session.ref.values[name])]
+            there = got[torch.isnan(first) & ~torch.isnan(examination.ref.values[name])]
             found += [name] if bool((there != 0).all()) else []
     return tuple(found)
 
@@ -214,14 +218,14 @@ def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_in(session: Session, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
+def first_in(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> str:
     """The first in the golden's order that is wrong in this run, stages among them."""
     for name in order(ref, done):
         if name in wrong:
             return name
         tensor = done.stages.get(name)
         against = None if tensor is None else ref.reference(name, "stage", noise=False)
-        if tensor is None or against is None or name in session.target.decisions:
+        if tensor is None or against is None or name in examination.target.decisions:
             continue
         if not ladder.judge(name, tensor, against, probe=PROBE).ok:
             return name

@@ -192,7 +192,7 @@ def resized(case: Case, sizes: Mapping[str, Any]) -> Case:
     return replace(case, sizes=now, name=f"{case.name.split('[')[0]}[{label}]" if label else case.name)
 
 
-class _Cut:
+class _CutCase:
     """A given case with its axes cut: axes of one length, in whatever input, are taken to be the same axis."""
 
     def __init__(self, case: Case, inputs: Mapping[str, Any]):
@@ -210,12 +210,12 @@ class _Cut:
         return replace(self.case, draw=draw, name=f"{self.case.name}[{label}]" if label else self.case.name)
 
 
-def _axes(case: Case, dtype: torch.dtype, seed: int) -> _Cut:
-    return _Cut(case, case.build(dtype, "cpu", seed))
+def _axes(case: Case, dtype: torch.dtype, seed: int) -> _CutCase:
+    return _CutCase(case, case.build(dtype, "cpu", seed))
 
 
 def _lengths(cut: Remake) -> dict[str, int]:
-    return cut.lengths if isinstance(cut, _Cut) else {}
+    return cut.lengths if isinstance(cut, _CutCase) else {}
 
 
 def _narrowed(tensor: Tensor, now: Mapping[str, int]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from .. import probes as catalogue
 from ..checks import examine
 from ..declare.case import Case
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import FAIL, Finding
 from .collect import Depth, begin, collect, surest
@@ -32,46 +32,53 @@ _GROUPS = (
 
 
 def smallest(
-    session: Session, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool],
+    examination: Examination, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool],
     shown: str = "", over: Callable[[float], bool] = lambda more: False,
-) -> tuple[Shrunk, Session]:  # fmt: skip
-    """The smallest case that keeps the stage and the rules' best cause, with its session; at worst the session's own.
+) -> tuple[Shrunk, Examination]:  # fmt: skip
+    """The smallest case with the same stage and the same best cause by rules; at worst the examined one.
 
     On the way down what was learned has no say: a smaller case looks otherwise, whatever its fault is. Of what is left
     in the end it has: diagnosed again, the case must be told as `shown`, the best cause of all, or it is too small to
     tell causes apart. over: whether there is no time for that.
     """
-    same = _Same(session, evidence, stage, cause, spent)
-    costs = _Costs(session, _CHECKS * session.seconds.get("values", 0.0))
+    same = _Same(examination, evidence, stage, cause, spent)
+    costs = _Costs(examination, _CHECKS * examination.seconds.get("values", 0.0))
     found = shrink(
-        session.case, same, least=_least(session), dtype=session.dtype, seed=session.seed, spent=spent, costs=costs,
-        tells=_Tells(same, shown, over),
+        examination.case, same, least=_least(examination), dtype=examination.dtype, seed=examination.seed, spent=spent,
+        costs=costs, tells=_Tells(same, shown, over),
     )  # fmt: skip
-    small = same.session(found.trial)
-    return (found, small) if small is not None else (replace(found, trial=Trial(session.case), steps=()), session)
+    small = same.examination(found.trial)
+    return (
+        (found, small) if small is not None else (replace(found, trial=Trial(examination.case), steps=()), examination)
+    )
 
 
-def _least(session: Session) -> dict[str, int]:
+def _least(examination: Examination) -> dict[str, int]:
     """No size becomes 0 that is 0 in no case; of tensors that were given, no axis does."""
-    if session.case.given:
-        return {str(n): 1 for t in session.material.inputs.values() for n in t.shape}
-    asked = [c.sizes for c in session.target.cases]
-    whole = [n for n in session.case.sizes if all(isinstance(s.get(n, 1), int) for s in asked)]
+    if examination.case.given:
+        return {str(n): 1 for t in examination.material.inputs.values() for n in t.shape}
+    asked = [c.sizes for c in examination.target.cases]
+    whole = [n for n in examination.case.sizes if all(isinstance(s.get(n, 1), int) for s in asked)]
     return {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in whole}
 
 
 class _Same:
-    """Whether a trial fails at the same stage for the same reason; keeps the session of the last that did.
+    """Whether a trial fails at the same stage for the same reason; keeps the examination of the last that did.
 
     That of a large case is many times as large as its inputs: of the others only the trial is kept, which draws it
     again.
     """
 
     def __init__(
-        self, session: Session, evidence: Evidence, stage: str | None, cause: str, spent: Callable[[float], bool]
+        self,
+        examination: Examination,
+        evidence: Evidence,
+        stage: str | None,
+        cause: str,
+        spent: Callable[[float], bool],
     ):
-        self.whole, self.stage, self.cause, self.spent = session, stage, cause, spent
-        self.last: tuple[Trial, Session] | None = None
+        self.whole, self.stage, self.cause, self.spent = examination, stage, cause, spent
+        self.last: tuple[Trial, Examination] | None = None
         first = surest(evidence.report)
         self.probes = frozenset(_ALWAYS) | _owner(first)
         self.depth = depth(evidence, cause)
@@ -80,30 +87,30 @@ class _Same:
         failing = self._examined(trial)
         if failing is None:
             return False
-        session, report = failing
-        evidence = begin(session, report)
-        collect(session, evidence, self.depth, spent=self.spent, wanted=self.stage)
+        examination, report = failing
+        evidence = begin(examination, report)
+        collect(examination, evidence, self.depth, spent=self.spent, wanted=self.stage)
         if evidence.first_wrong != self.stage:
             return False
         if by_rules(evidence) != self.cause:
             return False
-        self.last = trial, session
+        self.last = trial, examination
         return True
 
-    def _examined(self, trial: Trial) -> tuple[Session, Report] | None:
-        """A trial's session and report, where it fails."""
+    def _examined(self, trial: Trial) -> tuple[Examination, Report] | None:
+        """A trial's examination and report, where it fails."""
         s = self.whole
         try:
-            report, sessions = examine(
+            report, examinations = examine(
                 s.target, [trial.case], s.dtype, s.device, s.seed, self.probes, None, until_failing=True
             )
         except Exception:  # noqa: BLE001 - segments, scalars or shapes that do not go with these sizes
             return None
         if report.partial:
             raise KeyboardInterrupt
-        return (sessions[0], report) if sessions and report.verdict == FAIL else None
+        return (examinations[0], report) if examinations and report.verdict == FAIL else None
 
-    def session(self, trial: Trial) -> Session | None:
+    def examination(self, trial: Trial) -> Examination | None:
         """Of a trial that did; None where it does not fail once more."""
         if trial.case is self.whole.case:
             return self.whole
@@ -132,17 +139,17 @@ class _Tells:
         try:
             supply = s.draw(trial.case).supply
             case = Case(trial.case.name, lambda make: dict(supply), given=True)
-            report, sessions = examine(
+            report, examinations = examine(
                 s.target, [case], s.dtype, s.device, s.seed, self.probes, most, until_failing=True
             )
             if report.partial:
                 raise KeyboardInterrupt
             if any(n.id == "budget" for n in report.notes):
                 return True
-            if not sessions or report.verdict != FAIL:
+            if not examinations or report.verdict != FAIL:
                 return False
-            evidence = begin(sessions[0], report)
-            collect(sessions[0], evidence, Depth(sent=True), spent=self.over)
+            evidence = begin(examinations[0], report)
+            collect(examinations[0], evidence, Depth(sent=True), spent=self.over)
         except Exception:  # noqa: BLE001 - as a trial: what does not go with these sizes does not tell
             return False
         causes = rank(evidence)
@@ -153,19 +160,19 @@ class _Tells:
 class _Costs:
     """How many seconds a trial takes: those of the whole case, as one run of the golden takes less or more of them."""
 
-    def __init__(self, session: Session, whole: float):
-        self.session, self.whole = session, whole
-        self.golden = self._golden(session.case)
+    def __init__(self, examination: Examination, whole: float):
+        self.examination, self.whole = examination, whole
+        self.golden = self._golden(examination.case)
 
     def __call__(self, trial: Trial) -> float:
         return self.whole * min(1.0, self._golden(trial.case) / self.golden) if self.golden else 0.0
 
     def _golden(self, case: Case) -> float:
         try:
-            supply = self.session.draw(case).supply
+            supply = self.examination.draw(case).supply
             with torch.no_grad():
                 began = time.perf_counter()
-                self.session.target.bound("golden", supply)(supply)
+                self.examination.target.bound("golden", supply)(supply)
                 return time.perf_counter() - began
         except Exception:  # noqa: BLE001 - sizes that do not go together, numbers narrower than it takes: for the trial
             return 0.0

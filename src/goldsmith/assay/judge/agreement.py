@@ -1,8 +1,8 @@
-"""Two runs that should agree: bit for bit, or within the noise of legal summation orders.
+"""Whether two runs agree: bit for bit, or within the noise of legal summation orders.
 
     |a - b| <= (sqrt(2 ln m) + 4 + 8 / sqrt(K m)) * pooled rms of the ensemble's own differences
 
-errors divided by the rounding bound before they are pooled, so that rows of different scale do not hide one another.
+Errors are divided by the rounding bound before pooling, so that rows of different scale do not hide each other.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ..golden.golden_tensor import GoldenTensor
 
-REPEATED = 1.5  # both runs are drawn from the noise, and rounding to the store's grid is coarser than normal
+# both runs are drawn from the noise, and rounding to the stored dtype is coarser than a normal distribution
+REPEATED = 1.5
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs lie apart. equal: bit for bit; lawful: within the noise; certain: beyond the bounds, too."""
+    """How far two runs are apart. equal: bit for bit; lawful: within the noise; certain: also beyond the bounds."""
 
     equal: bool
     lawful: bool
@@ -44,7 +45,7 @@ def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def difference(a: Tensor | None, b: Tensor | None, reference: GoldenTensor | None) -> Difference:
-    """How two results of the same inputs differ, judged by what legal orders would make them differ."""
+    """How two results of the same inputs differ, judged by the differences between legal summation orders."""
     if same_bits(a, b):
         return EQUAL
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
@@ -58,7 +59,7 @@ def difference(a: Tensor | None, b: Tensor | None, reference: GoldenTensor | Non
     over = mask & ~(apart <= limit)
     worst = int(torch.where(mask, apart / limit, torch.zeros_like(apart)).nan_to_num(math.inf).argmax())
     measured, allowed = float(apart.flatten()[worst]), float(limit.flatten()[worst])
-    text += f", by up to {measured:.3g} where legal orders are expected within {allowed:.3g}"
+    text += f", by up to {measured:.3g}; legal summation orders differ by at most {allowed:.3g}"
     certain = bool((mask & (apart > 2.04 * reference.bounded.bound)).any())
     return Difference(False, not bool(over.any()), certain, measured, allowed, mask, text)
 
@@ -66,8 +67,8 @@ def difference(a: Tensor | None, b: Tensor | None, reference: GoldenTensor | Non
 def noise_limit(reference: GoldenTensor) -> Tensor:
     """The largest difference between two legal runs, per element.
 
-    What the golden makes without any rounding (a copy, a gather, x 2^k) has no legal orders: there two runs may differ
-    by what another formula rounds beside the largest of the numbers, and no more.
+    A result without rounding (a copy, a gather, x 2^k) has no legal orders. There, two runs may differ by the rounding
+    of another formula, relative to the largest number of the tensor.
     """
     bound = reference.bounded.bound
     scale = torch.where(torch.isfinite(bound) & (bound > 0), bound, torch.ones_like(bound))

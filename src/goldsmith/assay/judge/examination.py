@@ -1,7 +1,7 @@
-"""One case in one dtype under examination: runs the candidate, keeps its first run, collects what is found.
+"""Examination: one case in one dtype. It runs the candidate, keeps its first run, and collects findings.
 
-Probes are functions of a Session. What must hold in every run (nothing written outside a buffer, no input changed,
-nothing left unwritten, no shared memory) is looked at here, once for all of them.
+Probes are functions of an Examination. It checks once, for all probes, what must hold in every run: no write outside a
+buffer, no changed input, no unwritten element, no shared memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..report.results import (
 from ..support import deadline, inplace_errors
 from . import ladder
 
-INTERPRETERS = "InterpreterError"  # Triton's: wraps whatever is raised inside a kernel
+INTERPRETERS = "InterpreterError"  # Triton's error that wraps whatever is raised inside a kernel
 _LIBRARIES = (
     *(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay")),
     f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
@@ -49,12 +49,12 @@ _LIBRARIES = (
 
 
 class Ended(Exception):
-    """The case cannot go on: the candidate raised in its first run, or the budget is spent."""
+    """The case cannot continue: the candidate raised in its first run, or the budget is spent."""
 
 
 @dataclass
 class Budget:
-    """Seconds for a whole check; None: as long as it takes."""
+    """The time limit of a whole check, in seconds; None: no limit."""
 
     seconds: float | None
     started: float
@@ -68,8 +68,8 @@ class Budget:
         return f"the budget of {self.seconds:g} s was spent"
 
     @contextmanager
-    def ends(self, session: Session) -> Iterator[None]:
-        """Inside, what costs much is left out where there is no time for it, and noted."""
+    def ends(self, examination: Examination) -> Iterator[None]:
+        """Inside, costly work that no longer fits is skipped, and a note names it."""
         if self.seconds is None:
             yield
             return
@@ -78,11 +78,11 @@ class Budget:
                 yield
             finally:
                 for what in left_out:
-                    session.note("budget", what, f"{self.said}; left out: {what}")
+                    examination.note("budget", what, f"{self.said}; left out: {what}")
 
 
-class Session:
-    """State of one (case, dtype): what probes read and write."""
+class Examination:
+    """The state of one case in one dtype, which probes read and write."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Session:
         self.notes: list[Note] = []
         self.rows: list[Row] = []
         self.maps: dict[str, ErrorMap] = {}
-        self.hints: dict[str, str] = {}  # tensor -> what a finding on it adds
-        self.declared: list[tuple] = []  # (run, declaration, references) that hints were taken from
+        self.hints: dict[str, str] = {}  # tensor -> text to add to a finding about it
+        self.declared: list[tuple] = []  # (run, declaration, golden results) that hints were taken from
         self.problems: list[str] = []
         self.bad: set[str] = set()
-        self.short = ""  # what was told of memory that was not there
+        self.short = ""  # the message of an out-of-memory error
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
-        self.seconds: dict[str, float] = {}  # of each probe
+        self.seconds: dict[str, float] = {}  # per probe
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
         self.material = self.draw(case)
@@ -118,7 +118,7 @@ class Session:
     # material and runs
 
     def draw(self, case: Case) -> Material:
-        """The case's inputs, drawn."""
+        """Draw the case's inputs."""
         supply = case.build(self.dtype, self.device, self.seed)
         inputs, scalars = inputs_and_scalars(supply)
         return Material(self.target, case.name, case.sizes, inputs, scalars, self.seed, order=tuple(supply))
@@ -128,15 +128,9 @@ class Session:
         return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
 
     def execute(
-        self,
-        probe: str,
-        run: str,
-        how: RunSettings | None = None,
-        material: Material | None = None,
-        *,
-        look: bool = True,
-    ) -> CandidateRun:
-        """Run the candidate, and look at what must hold in every run."""
+        self, probe: str, run: str, how: How | None = None, material: Material | None = None, *, look: bool = True
+    ) -> Run:
+        """Run the candidate, and check what must hold in every run."""
         self.candidate_runs += 1
         how = how or RunSettings()
         if how.fill == NAN_FILL and "poison" not in self.selected:
@@ -154,8 +148,8 @@ class Session:
         return done
 
     @property
-    def first(self) -> CandidateRun:
-        """The plain run that everything is compared with."""
+    def first(self) -> Run:
+        """The plain run that all others are compared with."""
         if self._first is None:
             raise RuntimeError("probe 'values' has not run yet")
         return self._first
@@ -174,17 +168,15 @@ class Session:
     def ref(self, references: GoldenResults) -> None:
         self._ref = references
 
-    def same_decisions(self, done: CandidateRun) -> bool:
-        """Whether a run decided as the first one did (ties may be broken otherwise, masks drawn in another order)."""
+    def same_decisions(self, done: Run) -> bool:
+        """Whether a run decided as the first one did; it may break ties differently or draw another mask."""
         return all(
             torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
             for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
         )
 
-    def references(
-        self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None
-    ) -> GoldenResults:
-        """GoldenResults for a run, counted."""
+    def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> GoldenResults:
+        """The golden's results for a run; counted."""
         made = GoldenResults(material, run, decisions, seed=material.seed)
         self._references.append(made)
         return made
@@ -199,7 +191,7 @@ class Session:
         self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
         measured: float | None = None, limit: float | None = None,
     ) -> None:  # fmt: skip
-        """Add a finding, unless its probe is not selected or has said the same of the same tensor already."""
+        """Add a finding, unless its probe is not selected or has already reported this tensor."""
         if probe not in self.selected or any(
             (f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings
         ):
@@ -211,7 +203,7 @@ class Session:
             self.notes.append(Note(id, tensor, text, self.label))
 
     def absorb(self, judgement: ladder.Judgement, *, failing: bool = True) -> bool:
-        """Take over a judgement's row, findings and notes; True when it found something worse than quality."""
+        """Adopt a judgement's row, findings and notes; True when it is worse than QUALITY."""
         row = judgement.row
         if not failing and not judgement.ok:
             row = replace(row, state="note")
@@ -223,7 +215,9 @@ class Session:
         return not judgement.ok
 
     def _attributed(self, finding: Finding) -> Finding | None:
-        """Rungs 2 to 4 of the plain run belong to the probes that measure them, and go where those are not selected."""
+        """Rungs 2 to 4 of the plain run belong to the probes that measure them; without those probes they are
+        dropped.
+        """
         owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(
             finding.rung, finding.probe
         )
@@ -239,8 +233,8 @@ class Session:
         share = float(mask.double().mean()) if mask.numel() else 0.0
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
-    def raised(self, probe: str, run: str, done: CandidateRun) -> bool:
-        """Whether a run raised; if so, it is a finding (or a refusal of the interpreter, which is nobody's fault)."""
+    def raised(self, probe: str, run: str, done: Run) -> bool:
+        """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
         if done.error is None:
             return False
         what = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
@@ -255,8 +249,8 @@ class Session:
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
 
-    def golden_raises(self, run: str, material: Material, done: CandidateRun) -> bool:
-        """Whether the golden raises on a probe's own inputs as well: then they are to blame, and nobody else."""
+    def golden_raises(self, run: str, material: Material, done: Run) -> bool:
+        """Whether the golden raises on a probe's own inputs as well; then the inputs are to blame."""
         try:
             self.references(material, done).values  # noqa: B018
         except GoldenError as error:
@@ -268,15 +262,19 @@ class Session:
 
     # what must hold in every run
 
-    def look(self, run: str, done: CandidateRun) -> None:
-        """Guard bands, inputs, shared memory and poison of one run."""
+    def look(self, run: str, done: Run) -> None:
+        """Check guard bands, inputs, shared memory and poison of one run."""
         self._written_outside(run, done)
-        for text in done.changed_settings:
-            self.note("settings", text.partition(",")[0], f"{text} after a run ({run}), for all that runs later")
+        for text in done.settings:
+            self.note(
+                "settings",
+                text.partition(",")[0],
+                f"{text} after a run ({run}), which affects everything that runs later",
+            )
         if "guard" in self.selected:
             for name, mask in done.from_guards.items():
                 where = self.locate(name, mask)
-                text = f"{name} holds what lies outside of a buffer: {where.text} ({run}); a stray read"
+                text = f"{name} holds memory from outside a buffer: {where.text} ({run}); a stray read"
                 self.find(CERTAIN, "guard", name, text, where=where)
         if "alias" in self.selected:
             self._memory(run, done)
@@ -308,8 +306,8 @@ class Session:
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
 
 
-def decided(done: CandidateRun, name: str) -> Tensor | None:
-    """A run's decision of that name: an output, a saved output or a stage."""
+def decided(done: Run, name: str) -> Tensor | None:
+    """A run's decision `name`: an output, a saved output or a stage."""
     everything = {**done.stages, **done.outputs}
     return everything.get(name, everything.get(f"saved.{name}"))
 
@@ -341,7 +339,7 @@ def _place(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, what it was raised from, and so on to the first."""
+    """The error and its causes, down to the first."""
     chain: list[BaseException] = []
     seen: BaseException | None = error
     while seen is not None and seen not in chain:
@@ -351,11 +349,11 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def from_interpreter(error: BaseException) -> bool:
-    """Whether an exception says that Triton's interpreter lacks something, rather than that the kernel is wrong.
+    """Whether an exception means that Triton's interpreter lacks something, not that the kernel is wrong.
 
-    Inside a kernel the interpreter wraps every exception in InterpreterError. What it lacks surfaces as
+    Inside a kernel the interpreter wraps every exception in InterpreterError. A missing feature surfaces as
     NotImplementedError, as a method missing on a plain number (scalar arguments are Python floats there), or as a
-    TypeError of its own code.
+    TypeError of the interpreter's own code.
     """
     chain = _chain(error)
     if not any(type(e).__name__ == INTERPRETERS for e in chain):

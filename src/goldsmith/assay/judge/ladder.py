@@ -28,13 +28,15 @@ from .locations import locate, looks_like, worst
 __all__ = ["GoldenTensor", "Judgement", "judge", "locate"]
 
 _QUALITY_RATIO = 2.0
-_TRUNCATION = 2.0**-12  # of the value: 1024 steps of 16 terms that each lose up to 2^-22 toward zero
+_TRUNCATION = 2.0**-12  # relative to the value: 1024 steps of 16 terms that each lose up to 2^-22 toward zero
 Confirm = Callable[[int], "tuple[Tensor, GoldenTensor]"]
 
 
 @dataclass
 class Judgement:
-    """One row for the table; findings (empty when right); notes (flushes_subnormals, not_proven)."""
+    """The result for one tensor: a table row, findings (none when it is right), and notes (flushes_subnormals,
+    not_proven).
+    """
 
     row: Row
     findings: list[Finding] = field(default_factory=list)
@@ -55,20 +57,20 @@ def judge(
     probe: str = "values",
     confirm: Confirm | None = None,
 ) -> Judgement:
-    """Hold `got` to `ref`, rung by rung; the first rung that finds something ends it.
+    """Compare `got` with `ref`, rung by rung; the first rung that finds something ends it.
 
     got: the candidate's tensor as it was stored (None: missing, CERTAIN).
-    confirm(attempt) -> (candidate's tensor, reference) on a fresh seed with a fresh ensemble: statistical, systematic
-    and quality alarms count only when it repeats them; without it they are not raised at all. attempt is 1, 2, ...
+    confirm(attempt) -> (candidate's tensor, golden tensor) on a fresh seed with a fresh ensemble, attempt = 1, 2, ...
+    Statistical, systematic and quality alarms count only when it repeats them; without `confirm` they are never raised.
     """
     g = ref.bounded.value
     shape = tuple(g.shape)
     if got is None or tuple(got.shape) != shape:
-        came = "no tensor came" if got is None else f"shape {list(got.shape)} came"
+        came = "there is no tensor" if got is None else f"shape {list(got.shape)} came"
         text = f"{name}: {came}, expected shape {list(shape)}"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
         return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
-    held = _Held(name, got, ref)
+    held = _Comparison(name, got, ref)
     findings = held.certain(probe, case)
     if not findings and confirm is not None and ref.noise.usable:
         findings = _alarms(held, confirm, probe, case)
@@ -77,12 +79,12 @@ def judge(
 
 
 def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
-    """Whether one element is beyond the noise of the ensemble: what alarms, before a fresh seed is asked."""
-    return ref.noise.usable and _beyond(_Held(name, got, ref))
+    """Whether one element is beyond the noise of the ensemble: an alarm, before a fresh seed confirms it."""
+    return ref.noise.usable and _beyond(_Comparison(name, got, ref))
 
 
-class _Held:
-    """A candidate's tensor beside its reference."""
+class _Comparison:
+    """A candidate's tensor compared with the golden's."""
 
     def __init__(self, name: str, got: Tensor, ref: GoldenTensor):
         self.name, self.ref = name, ref
@@ -110,7 +112,7 @@ class _Held:
 
     @cached_property
     def beyond(self) -> Tensor:
-        """Elements beyond the noise, which another formula does not explain."""
+        """Elements beyond the noise that the rounding of another formula does not explain."""
         out = self.ref.noise.excess(self.r) > self.ref.noise.limit()
         return out & ~self.cancels if self.ref.store.is_floating_point and bool(out.any()) else out
 
@@ -140,7 +142,7 @@ class _Held:
         return {text: mask for text, mask in fits.items() if bool(mask.any())}
 
     def _members_overflow(self) -> Tensor:
-        """Where the golden's own arithmetic, in the compute precision, gives NaN or Inf: nobody's fault."""
+        """Where the golden's own arithmetic gives NaN or Inf in the compute precision, which is no fault."""
         out = torch.zeros_like(self.y_finite)
         for member in (*self.ref.ensemble, *self.ref.honest):
             out = out | ~torch.isfinite(member)
@@ -187,14 +189,16 @@ class _Held:
             text = (
                 f"{self.name}: {int(self.cancelled.sum())} elements are off by up to {off:.2g} where the golden is 0 or"
             )
-            text += f" next to nothing beside {most:.2g}: rounding of another formula, whose sums cancel there"
+            text += f" tiny beside {most:.2g}: the rounding of another formula, whose sums cancel there"
             out.append(Note("cancels", self.name, text, case))
         share = float(b.open.double().mean()) if b.open.numel() else 0.0
         if b.notes and share:
-            text = f"{self.name}: not proven: {', '.join(b.notes)}; no error rule, so rung 1 is silent"
+            text = f"{self.name}: not proven: {', '.join(b.notes)} has no error rule, so rung 1 is skipped"
             out.append(Note("not_proven", self.name, text, case))
         elif share:
-            text = f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned; rung 1 is silent"
+            text = (
+                f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned, so rung 1 is skipped"
+            )
             out.append(Note("not_proven", self.name, text, case))
         return out
 
@@ -225,14 +229,14 @@ class _Held:
 # rungs 2 to 4
 
 
-def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Finding]:
-    again: _Held | None = None
+def _alarms(held: _Comparison, confirm: Confirm, probe: str, case: str) -> list[Finding]:
+    again: _Comparison | None = None
 
-    def repeats() -> _Held:
+    def repeats() -> _Comparison:
         nonlocal again
         if again is None:
             got, ref = confirm(1)
-            again = _Held(held.name, got, ref)
+            again = _Comparison(held.name, got, ref)
         return again
 
     for rung in (_statistical, _systematic, _quality):
@@ -242,15 +246,15 @@ def _alarms(held: _Held, confirm: Confirm, probe: str, case: str) -> list[Findin
     return []
 
 
-def _beyond(held: _Held) -> bool:
+def _beyond(held: _Comparison) -> bool:
     return bool(held.beyond.any())
 
 
-def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
+def _statistical(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     if not _beyond(held) or not _repeated(repeats, _beyond):
         return None
     if held.ref.tensor_cores and _truncated_products(held):
-        text = f"{held.name} is biased toward zero, as products truncated in tensor cores are; a fresh seed repeats it"
+        text = f"{held.name} is biased toward zero, like products that tensor cores truncate; a fresh seed repeats it"
         return Finding(QUALITY, probe, held.name, None, patterns.slope(held.r, held.ref.noise).value, None, text, case)
     excess, limit = held.ref.noise.excess(held.r), held.ref.noise.limit()
     bad = held.beyond
@@ -264,15 +268,15 @@ def _statistical(held: _Held, repeats: Callable[[], _Held], probe: str, case: st
     return Finding(STATISTICAL, probe, held.name, place, measured, limit, text, case)
 
 
-def _truncated_products(held: _Held) -> bool:
-    """A slope toward zero explains the whole alarm: without it nothing is beyond the limit."""
+def _truncated_products(held: _Comparison) -> bool:
+    """A slope toward zero explains the whole alarm: without it nothing exceeds the limit."""
     noise = held.ref.noise
     bias = patterns.slope(held.r, noise)
     rest = noise.excess(held.r - bias.value * noise.signal)
     return -_TRUNCATION < bias.value < 0 and bool((rest <= noise.limit()).all())
 
 
-def _systematic(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
+def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     seen = _patterns(held)
     if not seen:
         return None
@@ -289,32 +293,32 @@ def _systematic(held: _Held, repeats: Callable[[], _Held], probe: str, case: str
     return Finding(rung, probe, held.name, None, same[0].measured, same[0].limit, text, case)
 
 
-def _quality(held: _Held, repeats: Callable[[], _Held], probe: str, case: str) -> Finding | None:
-    def ratios(h: _Held) -> tuple[float, float]:
-        """Maximum and rms as multiples of the noisiest member's, rounding of the store included in both."""
+def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    def ratios(h: _Comparison) -> tuple[float, float]:
+        """Maximum and rms as multiples of the noisiest member's, both with the rounding of the store."""
         noise = h.ref.noise
         quantum = float(noise.quantum.double().square().sum() / max(noise.count, 1)) ** 0.5
         rms = float(h.r.double().square().sum() / max(noise.count, 1)) ** 0.5
         floor = max(noise.rms, quantum, 1e-30)
         return float(h.r.abs().max()) / max(noise.largest, floor), rms / floor
 
-    def worse(h: _Held) -> bool:
+    def worse(h: _Comparison) -> bool:
         return min(ratios(h)) > _QUALITY_RATIO
 
     if not worse(held) or not _repeated(repeats, worse):
         return None
     top, rms = ratios(held)
     text = (
-        f"{held.name} is within its bounds, but {top:.2g} times (maximum) and {rms:.2g} times (rms) as far off as the "
-        f"noisiest honest implementation; a fresh seed repeats it"
+        f"{held.name} is within its bounds, but its error is {top:.2g} times (maximum) and {rms:.2g} times (rms) that "
+        f"of the noisiest honest implementation; a fresh seed repeats it"
     )
     return Finding(QUALITY, probe, held.name, None, min(top, rms), _QUALITY_RATIO, text, case)
 
 
-def _repeated(repeats: Callable[[], _Held], test: Callable[[_Held], bool]) -> bool:
+def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:
     fresh = repeats()
     return fresh.ref.noise.usable and test(fresh)
 
 
-def _patterns(held: _Held) -> list[patterns.ErrorPattern]:
-    return patterns.error_patterns(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)
+def _patterns(held: _Comparison) -> list[patterns.Pattern]:
+    return patterns.found(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)

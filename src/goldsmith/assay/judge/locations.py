@@ -1,4 +1,4 @@
-"""Where the wrong elements of a tensor lie, and what they look like, in words."""
+"""Where the wrong elements of a tensor are, and what the tensor looks like, in words."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from ..golden.golden_tensor import GoldenTensor
 from ..report.results import Location
 
-_RANGES = 6  # more separate ranges on an axis are summarised
+_RANGES = 6  # an axis with more separate ranges is summarised
 
 
 def locate(name: str, bad: Tensor, ref: GoldenTensor) -> Location:
-    """Where the True elements of `bad` lie: segments, index ranges per axis (both ends included), share, a sentence.
+    """Where the True elements of `bad` are: segments, index ranges per axis (inclusive), share, and a sentence.
 
     Axes that are bad at every index are left out.
     """
@@ -68,7 +68,7 @@ def _say(ranges: list[tuple[int, int]], n: int) -> str:
 
 
 def _segments(bad: Tensor, ref: GoldenTensor) -> list[str]:
-    """Segments that hold all the bad elements together; none when some lie outside every segment."""
+    """The segments that together hold all bad elements; none when some lie outside every segment."""
     if not bad.dim():
         return []
     hits = {}
@@ -83,7 +83,7 @@ def _percent(share: float) -> str:
 
 
 def worst(bad: Tensor, badness: Tensor, y: Tensor, ref: GoldenTensor) -> str:
-    """The worst element: index, candidate, golden, bound. No relative error, so none against 0."""
+    """The worst element: index, candidate, golden, bound. No relative error, because the golden may be 0."""
     flat = torch.where(bad, torch.nan_to_num(badness, torch.inf), -1.0).flatten()
     i = int(flat.argmax())
     index = [int(k) for k in torch.unravel_index(torch.tensor(i), bad.shape)] if bad.dim() else []
@@ -93,7 +93,9 @@ def worst(bad: Tensor, badness: Tensor, y: Tensor, ref: GoldenTensor) -> str:
 
 
 def looks_like(y: Tensor, ref: GoldenTensor) -> list[str]:
-    """Plain readings of a wrong tensor: zeros, a constant factor, a sign, a transposition, a shift, a reversal."""
+    """Simple descriptions of a wrong tensor: zeros, a constant factor, a flipped sign, a transposition, a shift, a
+    reversal.
+    """
     g = ref.bounded.value
     if y.numel() < 2 or not bool(torch.isfinite(g).all()):
         return []

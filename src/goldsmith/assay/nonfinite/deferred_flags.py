@@ -18,7 +18,7 @@ EVIDENCE = "flags alone were kept: watch with sync=True for the cause; what only
 
 
 @dataclass(frozen=True)
-class Note:
+class FlagRecord:
     """One operator's result; `meant`: the operator was given an infinite number."""
 
     op: str
@@ -31,7 +31,7 @@ class Note:
     meant: bool
 
 
-def flush(watch: Observer, notes: list[Note], known: Iterable[Known]) -> None:
+def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> None:
     """Read all flags at once, then judge the notes in order."""
     known = list(known)
     entries = [*known, *(entry for note in notes for _, _, entry in note.inputs)]
@@ -51,7 +51,7 @@ def flush(watch: Observer, notes: list[Note], known: Iterable[Known]) -> None:
                 entry.peak = values[id(entry.peak)]
 
 
-def _judge(watch: Observer, note: Note, values: dict[int, float]) -> None:
+def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
     if note.known.under is not None:
         note.known.told |= note.known.under.told
         note.known.meant |= note.known.under.meant

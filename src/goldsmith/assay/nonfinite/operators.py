@@ -20,10 +20,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ..support.dispatch_mode import DispatchMode
 from . import deferred_flags as flags
 from . import events as facts
-from .deferred_flags import Note
+from .deferred_flags import FlagRecord
 from .events import Event, Likely, Operand
 from .interfaces import Observer
-from .storage_history import FOREIGN, TOLD, Known, Plan, owner, plan_of
+from .storage_history import FOREIGN, TOLD, Known, OperatorEffects, effects_of, owner
 
 PURGE = 1 << 14  # storages, after which dead ones are forgotten
 FLUSH = 1 << 16  # operators, after which on-device flags are read although the step goes on
@@ -46,8 +46,8 @@ class Ear(DispatchMode):
         super().__init__()
         self.watch = watch
         self.known: dict[int, Known] = {}
-        self.plans: dict[Any, Plan] = {}
-        self.notes: list[Note] = []
+        self.plans: dict[Any, OperatorEffects] = {}
+        self.notes: list[FlagRecord] = []
         self.fresh = 0
         self.last = "the start"
         self.purge_at = PURGE
@@ -59,7 +59,7 @@ class Ear(DispatchMode):
         self.watch.remember()
         plan = self.plans.get(func)
         if plan is None:
-            plan = self.plans[func] = plan_of(func)
+            plan = self.plans[func] = effects_of(func)
         if plan.skip and not plan.constant:
             return func(*args, **kwargs)
         _aside.on = True
@@ -69,7 +69,7 @@ class Ear(DispatchMode):
         finally:
             _aside.on = False
 
-    def _hear(self, func: Callable, plan: Plan, args: Any, kwargs: Any) -> Any:
+    def _hear(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
         if plan.constant:
             return self._constant(_run(func, args, kwargs))
         if plan.empty:
@@ -181,8 +181,8 @@ class Ear(DispatchMode):
     # judging
 
     def _judge(
-        self, func: Callable, plan: Plan, args: Any, kwargs: Any, out: Tensor, label: str, read: list[Tensor],
-        before: dict[int, float | Tensor],
+        self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any, out: Tensor, label: str,
+        read: list[Tensor], before: dict[int, float | Tensor],
     ) -> None:  # fmt: skip
         if self.watch.sync:
             value = facts.peak(out)
@@ -196,7 +196,9 @@ class Ear(DispatchMode):
             before_it = self.entry(out)
             meant = before_it is not None and before_it.fresh and (given or any(e.meant for _, _, e in operands))
             known = self._record(out, plan.name, peak, meant=meant)
-            self.notes.append(Note(plan.name, label, out.numel(), peak, operands, self.watch.place(), known, given))
+            self.notes.append(
+                FlagRecord(plan.name, label, out.numel(), peak, operands, self.watch.place(), known, given)
+            )
             if len(self.notes) >= FLUSH:
                 self.flush()
             return

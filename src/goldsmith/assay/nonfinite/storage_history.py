@@ -69,7 +69,7 @@ def owner(known: Known | None, peak: float) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class OperatorEffects:
     """How an operator is heard: `writes` are the arguments that it changes, `reads` whether it reads them as well."""
 
     skip: bool
@@ -83,7 +83,7 @@ class Plan:
     unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
 
 
-def plan_of(func: Any) -> Plan:
+def effects_of(func: Any) -> OperatorEffects:
     schema = func._schema
     stem = schema.name.split("::")[1]
     writes: list[int | str] = []
@@ -94,7 +94,7 @@ def plan_of(func: Any) -> Plan:
     reads = bool(writes) and stem not in PURE_WRITERS and not any(isinstance(w, str) for w in writes)
     many = stem.startswith(("_foreach", "_fused"))
     pointwise = torch.Tag.pointwise in func.tags and not writes and not many
-    return Plan(
+    return OperatorEffects(
         view, stem == CONSTANT, func in _EMPTY, schema.name, tuple(writes), reads, many, pointwise,
         UNSAID.get(stem, ()),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The probes: one file each, every one a function of a Session. DEFAULT has them in the order in which they run."""
+"""The probes: one file each, every one a function of a Examination. DEFAULT has them in the order in which they run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...core.tracing import TargetError
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from . import layouts, repeats, scaling, second_call, statistics, taint, values
 
 
@@ -16,7 +16,7 @@ class Probe:
 
     name: str
     summary: str
-    run: Callable[[Session], None] | None
+    run: Callable[[Examination], None] | None
 
 
 DEFAULT = (

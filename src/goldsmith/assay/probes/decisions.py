@@ -17,21 +17,21 @@ from ..bounds.running_errors import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
-from ..judge.examination import Session, decided
+from ..judge.examination import Examination, decided
 from ..report.results import CERTAIN, SYSTEMATIC
 
 NAME = "decisions"
 
 
-def settle(session: Session, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
+def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenResults:
     """GoldenResults with the candidate's legal decisions in place of the golden's own."""
     taken: dict[str, Tensor] = {}
-    for name, decision in session.target.decisions.items():
-        made = _made(session, name, done)
+    for name, decision in examination.target.decisions.items():
+        made = _made(examination, name, done)
         own = _golden_has(plain, name, "decision")
         if isinstance(decision, Given):
             taken[name] = made
-            _rate(session, name, decision, made)
+            _rate(examination, name, decision, made)
             continue
         of = decision.scores if isinstance(decision, TopK) else decision.of
         _golden_has(plain, of, f"what {name!r} was decided on")
@@ -40,12 +40,12 @@ def settle(session: Session, done: CandidateRun, plain: GoldenResults) -> Golden
             value = plain.leaves[of]
             scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
         if isinstance(decision, TopK):
-            taken[name] = _topk(session, name, decision, made, own, scores)
+            taken[name] = _topk(examination, name, decision, made, own, scores)
         else:
-            taken[name] = _sign(session, name, decision, made, own, scores)
+            taken[name] = _sign(examination, name, decision, made, own, scores)
     if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in taken.items()):
         return plain
-    settled = session.references(plain.material, done, taken)
+    settled = examination.references(plain.material, done, taken)
     _ = settled.values
     ignored = sorted(set(taken) - settled.decisions_used)
     if ignored:
@@ -56,7 +56,7 @@ def settle(session: Session, done: CandidateRun, plain: GoldenResults) -> Golden
     return settled
 
 
-def _made(session: Session, name: str, done: CandidateRun) -> Tensor:
+def _made(examination: Examination, name: str, done: Run) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
     found = decided(done, name)
     if found is not None:
@@ -75,13 +75,13 @@ def _golden_has(plain: GoldenResults, name: str, what: str) -> Tensor:
     )
 
 
-def _number(session: Session, value: Any) -> Any:
-    return session.material.scalars[value] if isinstance(value, str) else value
+def _number(examination: Examination, value: Any) -> Any:
+    return examination.material.scalars[value] if isinstance(value, str) else value
 
 
-def _asked(session: Session, name: str, decision: TopK, scores: Tensor) -> int:
+def _asked(examination: Examination, name: str, decision: TopK, scores: Tensor) -> int:
     """k, where the scores have the declared axis and so many along it: otherwise the declaration is wrong."""
-    shape, dim, k = list(scores.shape), decision.dim, _number(session, decision.k)
+    shape, dim, k = list(scores.shape), decision.dim, _number(examination, decision.k)
     where = f"decisions[{name!r}]"
     if not -len(shape) <= dim < len(shape):
         raise TargetError(f"{where}: dim {dim} is no axis of the scores {decision.scores!r}, whose shape is {shape}")
@@ -94,15 +94,15 @@ def _asked(session: Session, name: str, decision: TopK, scores: Tensor) -> int:
     return int(k)
 
 
-def _topk(session: Session, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
-    k = _asked(session, name, decision, scores.value)
+def _topk(examination: Examination, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
+    k = _asked(examination, name, decision, scores.value)
     dropped = made.dim() == scores.value.dim() - 1  # argmax without keepdim
     index = (made.unsqueeze(decision.dim) if dropped else made).movedim(decision.dim, -1).long()
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     if index.shape != (*value.shape[:-1], k):
         text = f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for"
-        session.find(CERTAIN, NAME, name, text)
+        examination.find(CERTAIN, NAME, name, text)
         return own
     if not index.numel():
         return made
@@ -120,52 +120,52 @@ def _topk(session: Session, name: str, decision: TopK, made: Tensor, own: Tensor
     best_out = torch.where(chosen, torch.full_like(value, -math.inf), value - bound).amax(-1)
     wrong |= worst_in < best_out
     wrong &= ~torch.isnan(value).any(-1)
-    _report(session, name, index, golden, wrong, outside, repeated)
+    _report(examination, name, index, golden, wrong, outside, repeated)
     legal = torch.where(wrong.unsqueeze(-1), golden.to(index.device), inside).to(made.dtype).movedim(-1, decision.dim)
     return legal.squeeze(decision.dim) if dropped else legal
 
 
 def _report(
-    session: Session, name: str, index: Tensor, golden: Tensor, wrong: Tensor, outside: Tensor, repeated: Tensor
+    examination: Examination, name: str, index: Tensor, golden: Tensor, wrong: Tensor, outside: Tensor, repeated: Tensor
 ) -> None:
     rows = wrong.numel()
     if bool(wrong.any()):
         reason = "an index out of range" if bool(outside.any()) else "a score that loses"
         reason = "an index twice" if bool(repeated.any()) and not bool(outside.any()) else reason
-        where = session.locate(name, wrong.unsqueeze(-1).expand_as(index))
+        where = examination.locate(name, wrong.unsqueeze(-1).expand_as(index))
         text = f"{name} is not a legal choice in {int(wrong.sum())} of {rows} rows: {reason}"
-        session.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
+        examination.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
         text = f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart"
-        session.note("tie", name, f"{text}; all legal")
+        examination.note("tie", name, f"{text}; all legal")
 
 
-def _sign(session: Session, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
+def _sign(examination: Examination, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
     if made.shape != of.value.shape:
         text = f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
-        session.find(CERTAIN, NAME, name, text)
+        examination.find(CERTAIN, NAME, name, text)
         return own
     said, golden = made > 0, of.value > 0
     wrong = (said != golden) & (of.value.abs() > of.bound * SLACK)
     if bool(wrong.any()):
         text = f"{name} has the wrong side of {decision.of} in {int(wrong.sum())} of {wrong.numel()} elements"
         share = float(wrong.double().mean())
-        session.find(CERTAIN, NAME, name, text, where=session.locate(name, wrong), measured=share, limit=0.0)
+        examination.find(CERTAIN, NAME, name, text, where=examination.locate(name, wrong), measured=share, limit=0.0)
     tied = (said != golden) & ~wrong
     if bool(tied.any()):
         text = f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound"
-        session.note("tie", name, f"{text}; both sides are legal")
+        examination.note("tie", name, f"{text}; both sides are legal")
     return torch.where(wrong, own.to(made.dtype), made)
 
 
-def _rate(session: Session, name: str, decision: Given, made: Tensor) -> None:
+def _rate(examination: Examination, name: str, decision: Given, made: Tensor) -> None:
     if decision.rate is None or not made.numel():
         return
-    rate, n = float(_number(session, decision.rate)), made.numel()
+    rate, n = float(_number(examination, decision.rate)), made.numel()
     zeros = int((made == 0).sum())
     spread = math.sqrt(n * rate * (1 - rate))
     if abs(zeros - n * rate) > 6 * spread + 0.5:
         sigmas = abs(zeros - n * rate) / max(spread, 1e-300)
         text = f"{name} drops {zeros} of {n} elements; at rate {rate:g} that is {sigmas:.1f} sigma off"
-        session.find(SYSTEMATIC, NAME, name, text, measured=zeros / n, limit=rate)
+        examination.find(SYSTEMATIC, NAME, name, text, measured=zeros / n, limit=rate)

@@ -16,7 +16,7 @@ from ..bounds.running_errors import unit_roundoff
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..noise import formula_rounding
 from ..support import deadline
 
@@ -27,8 +27,8 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 
 def hint(
-    session: Session,
-    done: CandidateRun,
+    examination: Examination,
+    done: Run,
     reference: GoldenResults,
     name: str,
     kind: str,
@@ -40,11 +40,11 @@ def hint(
 
     scaled: inputs of another magnitude, where what the golden itself cannot hold in 16 bits is not asked for.
     """
-    known = session.hints.get(name, "")
+    known = examination.hints.get(name, "")
     if not known and tensor is not None:
         known = _formula(reference, name, tensor)  # the narrower of the two
-        known = known or _made(session, done, reference, name, kind, tensor, scaled)
-        session.hints[name] = known
+        known = known or _made(examination, done, reference, name, kind, tensor, scaled)
+        examination.hints[name] = known
     if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
     return known
@@ -61,7 +61,7 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
 
 
 def _made(
-    session: Session, done: CandidateRun, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
+    examination: Examination, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -80,19 +80,19 @@ def _made(
         return found
 
     def allows(compute: torch.dtype | None, stages: tuple[str, ...]) -> bool:
-        against = _declared(session, done, reference, compute, stages, dtype).reference(name, kind)
+        against = _declared(examination, done, reference, compute, stages, dtype).reference(name, kind)
         if against is None or not ladder.judge(name, tensor, against).ok:
             return False
         return against.noise.usable and not ladder.stands_out(name, tensor, against)
 
-    stages = _stages(session, reference)
+    stages = _stages(examination, reference)
     if stages and right(None, stages):
         alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
         needed = tuple(alone[-1:]) or stages
         said = ", ".join(f"{s!r}: {input!r}" for s in needed)
         what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
         return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{said}}}"
-    if right(dtype) or (scaled and _overflows(_declared(session, done, reference, dtype, (), dtype), name)):
+    if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
             f"compute=torch.{spelt}"
@@ -107,22 +107,22 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
 
 
 def _declared(
-    session: Session, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
-    stages: tuple[str, ...], dtype: torch.dtype,
+    examination: Examination, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
+    dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
-    session.declared = [d for d in session.declared if d[0] is done]
-    for _, how, made in session.declared:
+    examination.declared = [d for d in examination.declared if d[0] is done]
+    for _, how, made in examination.declared:
         if how == (compute, stages):
             return made
     made = GoldenResults(
         reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
-    session.declared.append((done, (compute, stages), made))
+    examination.declared.append((done, (compute, stages), made))
     return made
 
 
-def _stages(session: Session, reference: GoldenResults) -> tuple[str, ...]:
+def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:
     """The golden's own floating stages of the forward, not stored in 16 bits so far."""
     values, known = reference.values, reference.stores
     return tuple(
@@ -132,7 +132,7 @@ def _stages(session: Session, reference: GoldenResults) -> tuple[str, ...]:
         and not n.endswith(".grad")
         and "#" not in n
         and n not in reference.outputs
-        and n not in session.target.decisions
+        and n not in examination.target.decisions
         and values[n].is_floating_point()
         and known.get(n) not in NARROW
     )

@@ -15,7 +15,7 @@ from ..execute.memory import LAYOUTS, strides_for
 from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, reach, values
 
@@ -23,96 +23,98 @@ NAME = "layouts"
 REFUSALS = (ValueError, TypeError, RuntimeError)
 
 
-def run(session: Session) -> None:
-    inputs = tuple(session.material.inputs)
-    sent = tuple(f"grad_{n}" for n in session.first.cotangents)
-    contiguous_only = session.target.layouts == "contiguous"
+def run(examination: Examination) -> None:
+    inputs = tuple(examination.material.inputs)
+    sent = tuple(f"grad_{n}" for n in examination.first.cotangents)
+    contiguous_only = examination.target.layouts == "contiguous"
     for layout in LAYOUTS:
-        names = [n for n in (*inputs, *sent) if _differs(session, n, layout)]
+        names = [n for n in (*inputs, *sent) if _differs(examination, n, layout)]
         if contiguous_only:
-            refused = [n for n in names if n in inputs and not _dense(session, n, layout)]
+            refused = [n for n in names if n in inputs and not _dense(examination, n, layout)]
             names = [n for n in names if n not in refused]
             if refused:
-                _refused(session, layout, refused)
+                _refused(examination, layout, refused)
         if names:
-            _tried(session, layout, names)
-    _expanded(session, contiguous_only)
-    if session.first.own_function and len(session.first.cotangents) > 1:
-        _alone(session)
+            _tried(examination, layout, names)
+    _expanded(examination, contiguous_only)
+    if examination.first.own and len(examination.first.cotangents) > 1:
+        _alone(examination)
 
 
-def _alone(session: Session) -> None:
+def _alone(examination: Examination) -> None:
     """A gradient for the first of several outputs alone, as `loss.backward()` of (loss, z) sends it.
 
     What autograd hands to a Function for the others is zeros, or None after `ctx.set_materialize_grads(False)`.
     """
-    name = next(iter(session.first.cotangents))
+    name = next(iter(examination.first.cotangents))
     label = f"grad_{name} alone"
-    done = session.execute(NAME, label, RunSettings(only_output=name))
-    if not session.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
-        settled = decisions.settle(session, done, session.references(session.material, done))
-        values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))
+    done = examination.execute(NAME, label, How(alone=name))
+    if not examination.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
+        settled = decisions.settle(examination, done, examination.references(examination.material, done))
+        values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
 
 
-def _value(session: Session, name: str) -> Tensor:
-    given = session.material.inputs.get(name)
-    return session.first.cotangents[name.removeprefix("grad_")] if given is None else given
+def _value(examination: Examination, name: str) -> Tensor:
+    given = examination.material.inputs.get(name)
+    return examination.first.cotangents[name.removeprefix("grad_")] if given is None else given
 
 
-def _differs(session: Session, name: str, layout: str) -> bool:
+def _differs(examination: Examination, name: str, layout: str) -> bool:
     """Whether the layout changes anything for this tensor."""
-    value = _value(session, name)
+    value = _value(examination, name)
     return value.numel() > 0 and strides_for(value, layout) != strides_for(value, None)
 
 
-def _dense(session: Session, name: str, layout: str) -> bool:
+def _dense(examination: Examination, name: str, layout: str) -> bool:
     """Whether the tensor is without gaps in that layout all the same (a vector that is off the alignment)."""
-    value = _value(session, name)
+    value = _value(examination, name)
     strides, _ = strides_for(value, layout)
     return torch.empty_strided(value.shape, strides, device="meta").is_contiguous()
 
 
-def _tried(session: Session, layout: str, names: list[str]) -> None:
+def _tried(examination: Examination, layout: str, names: list[str]) -> None:
     """All tensors in this layout at once; when that fails, one at a time, to name the one that matters."""
-    if _agrees(session, layout, names, report=len(names) == 1):
+    if _agrees(examination, layout, names, report=len(names) == 1):
         return
-    if len(names) > 1 and all([_agrees(session, layout, [n], report=True) for n in names]):
-        _agrees(session, layout, names, report=True)
+    if len(names) > 1 and all([_agrees(examination, layout, [n], report=True) for n in names]):
+        _agrees(examination, layout, names, report=True)
 
 
-def _agrees(session: Session, layout: str, names: list[str], *, report: bool) -> bool:
+def _agrees(examination: Examination, layout: str, names: list[str], *, report: bool) -> bool:
     label = f"layout:{layout}({', '.join(names)})"
-    how = RunSettings(layouts=dict.fromkeys(names, layout))
-    done = session.execute(NAME, label, how)
+    how = How(layouts=dict.fromkeys(names, layout))
+    done = examination.execute(NAME, label, how)
     if done.error is not None:
         if report:
-            session.raised(NAME, label, done)
+            examination.raised(NAME, label, done)
         return False
-    first = {n: t for n, _, t in session.first.results()}
+    first = {n: t for n, _, t in examination.first.results()}
     if all(same_bits(first.get(n), t) for n, _, t in done.results()):
         return True
-    before = list(session.findings), dict(session.maps)
-    reference = session.ref
-    if not session.same_decisions(done):
-        reference = decisions.settle(session, done, session.references(session.material, done))
-    noise, skip = "ensemble" in session.selected, frozenset(session.bad)
-    failed = values.judge(session, done, reference, NAME, label, noise=noise, repeat=how, skip=skip)
+    before = list(examination.findings), dict(examination.maps)
+    reference = examination.ref
+    if not examination.same_decisions(done):
+        reference = decisions.settle(examination, done, examination.references(examination.material, done))
+    noise, skip = "ensemble" in examination.selected, frozenset(examination.bad)
+    failed = values.judge(examination, done, reference, NAME, label, noise=noise, repeat=how, skip=skip)
     if not report:
-        session.findings, session.maps = before
+        examination.findings, examination.maps = before
     return not failed
 
 
-def _refused(session: Session, layout: str, names: list[str]) -> None:
+def _refused(examination: Examination, layout: str, names: list[str]) -> None:
     """layouts="contiguous": the candidate must say no, with an exception, or be right all the same."""
     label = f"layout:{layout}({', '.join(names)})"
-    done = session.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
+    done = examination.execute(NAME, label, How(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
         text = f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
-        session.note("refused_layout", ", ".join(names), text)
+        examination.note("refused_layout", ", ".join(names), text)
     elif done.error is not None:
-        session.raised(NAME, label, done)
+        examination.raised(NAME, label, done)
     else:
-        values.judge(session, done, session.ref, NAME, label, noise=False, repeat=None, skip=frozenset(session.bad))
+        values.judge(
+            examination, done, examination.ref, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad)
+        )
 
 
 def _first_line(error: BaseException) -> str:
@@ -120,23 +122,27 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:200]
 
 
-def _expanded(session: Session, contiguous_only: bool) -> None:
+def _expanded(examination: Examination, contiguous_only: bool) -> None:
     """One number sent to every element, as `y.sum().backward()` does, and the first row of every input repeated.
 
     Both at once; when that fails, each by itself, to name the one that matters. When all is right, one number for every
     row, as `y.sum(-1)` sends it: who takes a stride of 0 for one number in all has told nothing so far.
     """
-    sent = {n: _one_number(c) for n, c in session.first.cotangents.items() if c.numel() > 1}
-    inputs = {} if contiguous_only else _repeated_rows(session)
+    sent = {n: _one_number(c) for n, c in examination.first.cotangents.items() if c.numel() > 1}
+    inputs = {} if contiguous_only else _repeated_rows(examination)
     if not sent and not inputs:
         return
-    if _expanded_agrees(session, sent, inputs, report=not (sent and inputs)):
-        rows = {n: c[..., :1].expand(c.shape) for n, c in session.first.cotangents.items() if _has_rows(c)}
+    if _expanded_agrees(examination, sent, inputs, report=not (sent and inputs)):
+        rows = {n: c[..., :1].expand(c.shape) for n, c in examination.first.cotangents.items() if _has_rows(c)}
         if rows:
-            _expanded_agrees(session, rows, {}, report=True, of=" along its last axis")
+            _expanded_agrees(examination, rows, {}, report=True, of=" along its last axis")
         return
-    if sent and inputs and all([_expanded_agrees(session, s, i, report=True) for s, i in ((sent, {}), ({}, inputs))]):
-        _expanded_agrees(session, sent, inputs, report=True)
+    if (
+        sent
+        and inputs
+        and all([_expanded_agrees(examination, s, i, report=True) for s, i in ((sent, {}), ({}, inputs))])
+    ):
+        _expanded_agrees(examination, sent, inputs, report=True)
 
 
 def _has_rows(cotangent: Tensor) -> bool:
@@ -147,54 +153,54 @@ def _one_number(cotangent: Tensor) -> Tensor:
     return cotangent.flatten()[:1].reshape([1] * cotangent.dim()).expand(cotangent.shape)
 
 
-def _repeated_rows(session: Session) -> dict[str, Tensor]:
+def _repeated_rows(examination: Examination) -> dict[str, Tensor]:
     """Floating inputs with a stride of 0; memory that elements share cannot be written, whoever declares it."""
-    found = session.material.inputs.items()
+    found = examination.material.inputs.items()
     return {
         n: _repeat_first(t)
         for n, t in found
-        if t.is_floating_point() and t.numel() > 1 and n not in session.target.mutates
+        if t.is_floating_point() and t.numel() > 1 and n not in examination.target.mutates
     }
 
 
 def _expanded_agrees(
-    session: Session, sent: dict[str, Tensor], inputs: dict[str, Tensor], *, report: bool, of: str = ""
+    examination: Examination, sent: dict[str, Tensor], inputs: dict[str, Tensor], *, report: bool, of: str = ""
 ) -> bool:
     label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}{of}' for n in sent)])})"
-    material = session.material.with_inputs(inputs)
-    done = session.execute(NAME, label, RunSettings(cotangents=sent), material, look=report)
-    if done.error is not None and inputs and session.target.mutates:
+    material = examination.material.with_inputs(inputs)
+    done = examination.execute(NAME, label, How(cotangents=sent), material, look=report)
+    if done.error is not None and inputs and examination.target.mutates:
         return True
-    if done.error is not None and session.golden_raises(label, material, done):
+    if done.error is not None and examination.golden_raises(label, material, done):
         return True
-    before = list(session.findings), list(session.rows), dict(session.maps)
+    before = list(examination.findings), list(examination.rows), dict(examination.maps)
     if done.error is not None:
         text = f"{label} is refused: {_first_line(done.error)}"
-        session.find(CERTAIN, NAME, done.phase, text)
+        examination.find(CERTAIN, NAME, done.phase, text)
         good = False
     else:
-        settled = decisions.settle(session, done, session.references(material, done))
-        skip = frozenset(session.bad)
-        failed = values.judge(session, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
-        good = not failed - _at_ties(session, done, settled, failed if inputs else set(), label, len(before[0]))
+        settled = decisions.settle(examination, done, examination.references(material, done))
+        skip = frozenset(examination.bad)
+        failed = values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
+        good = not failed - _at_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
-        session.findings, session.rows, session.maps = before
-    return good and not done.overruns
+        examination.findings, examination.rows, examination.maps = before
+    return good and not done.hits
 
 
 def _at_ties(
-    session: Session, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, told: int
+    examination: Examination, done: Run, settled: GoldenResults, failed: set[str], label: str, told: int
 ) -> set[str]:
     """Whole numbers that differ because repeated rows tie, as equal values do (scaling's values:flat): a note.
 
     told: how many findings there were before; what was found of these results is taken back.
     """
     whole = {n for n, _, t in done.results() if t is not None and not t.is_floating_point()}
-    tied = {n for n in failed & whole if reach.stable(session, settled, n, done)}
+    tied = {n for n in failed & whole if reach.stable(examination, settled, n, done)}
     if tied:
-        session.findings[told:] = [f for f in session.findings[told:] if f.tensor not in tied]
+        examination.findings[told:] = [f for f in examination.findings[told:] if f.tensor not in tied]
         names = ", ".join(sorted(tied))
-        session.note("compute_range", names, f"{names}: {reach.STABLE} at {label}; not judged there")
+        examination.note("compute_range", names, f"{names}: {reach.STABLE} at {label}; not judged there")
     return tied
 
 

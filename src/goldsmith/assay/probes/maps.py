@@ -11,40 +11,47 @@ from torch import Tensor
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import ErrorMap
 
 CELLS_BAD, CELLS_GOOD = 128, 32
 
 
-def draw(session: Session) -> None:
+def draw(examination: Examination) -> None:
     """Of the plain run: one map for every tensor that fails, or else for the first output."""
-    results = {n: (k, t) for n, k, t in session.first.results() if t is not None}
-    bad = [n for n in results if n in session.bad]
+    results = {n: (k, t) for n, k, t in examination.first.results() if t is not None}
+    bad = [n for n in results if n in examination.bad]
     good = [n for n, (kind, _) in results.items() if kind == "output"][:1]
     for name in bad or good:
-        draw_one(session, "values", *results[name], session.ref, name, bad=bool(bad))
+        draw_one(examination, "values", *results[name], examination.ref, name, bad=bool(bad))
 
 
-def draw_run(session: Session, done: CandidateRun, reference: GoldenResults, run: str, names: Iterable[str]) -> None:
+def draw_run(examination: Examination, done: Run, reference: GoldenResults, run: str, names: Iterable[str]) -> None:
     """Of another run: the tensors that are wrong in it, beside the golden of its very inputs."""
     results = {n: (k, t) for n, k, t in done.results() if t is not None}
     for name in names:
         if name in results:
-            draw_one(session, run, *results[name], reference, name)
+            draw_one(examination, run, *results[name], reference, name)
 
 
 def draw_one(
-    session: Session, run: str, kind: str, tensor: Tensor, references: GoldenResults, name: str, *, bad: bool = True
+    examination: Examination,
+    run: str,
+    kind: str,
+    tensor: Tensor,
+    references: GoldenResults,
+    name: str,
+    *,
+    bad: bool = True,
 ) -> None:
     """A case shows each tensor once, in the first run that has it wrong."""
-    key = f"{session.label} {name}"
+    key = f"{examination.label} {name}"
     reference = references.reference(name, kind, noise=False)
-    if (key in session.maps and session.maps[key].bad) or reference is None:
+    if (key in examination.maps and examination.maps[key].bad) or reference is None:
         return
     if tensor.is_floating_point() and tensor.numel() and tensor.shape == reference.bounded.value.shape:
         cells = CELLS_BAD if bad else CELLS_GOOD
-        session.maps[key] = error_map(session.label, run, tensor, reference, cells, bad)
+        examination.maps[key] = error_map(examination.label, run, tensor, reference, cells, bad)
 
 
 def error_map(case: str, run: str, got: Tensor, reference: GoldenTensor, cells: int, bad: bool) -> ErrorMap:

@@ -20,7 +20,7 @@ from ..bounds.running_errors import SLACK
 from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..noise import formula_rounding
 from .slices import ran, results
 
@@ -32,55 +32,55 @@ STABLE = "right for inputs that are off by rounding at the size of the largest"
 
 
 def seen(
-    session: Session, places: Mapping[str, Tensor], changed: Callable[[float], Material], label: str
+    examination: Examination, places: Mapping[str, Tensor], changed: Callable[[float], Material], label: str
 ) -> dict[str, Tensor]:
     """Of each result's `places` those that some number reaches: changed(times) gives inputs with such numbers."""
     found = {n: torch.zeros_like(mask) for n, mask in places.items()}
     for times in TIMES:
-        made = ran(session, changed(times), f"{label}, {times:g}")
+        made = ran(examination, changed(times), f"{label}, {times:g}")
         if made is None:
             continue
         done, references = made
-        got = results(session, done)
+        got = results(examination, done)
         for name, mask in places.items():
             if name in got and not bool(found[name].any()):  # one number is enough
-                found[name] = mask & moved(session, name, got[name], references)
+                found[name] = mask & moved(examination, name, got[name], references)
         if all(bool(mask.any()) for mask in found.values()):
             break
     return found
 
 
-def moved(session: Session, name: str, tensor: Tensor, references: GoldenResults) -> Tensor:
+def moved(examination: Examination, name: str, tensor: Tensor, references: GoldenResults) -> Tensor:
     """Where a result is another one than in the first run, by more than rounding, while the golden's is the same."""
-    was = {n: t for n, _, t in session.first.results()}.get(name)
-    before, golden = session.ref.bounded.get(name), references.values.get(name)
+    was = {n: t for n, _, t in examination.first.results()}.get(name)
+    before, golden = examination.ref.bounded.get(name), references.values.get(name)
     if was is None or before is None or golden is None or not tensor.shape == was.shape == golden.shape:
         return torch.zeros_like(tensor, dtype=torch.bool)
     still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
     apart = (tensor.double() - was.double()).abs()
     out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound)
-    out = out & off(session, name, tensor, references) if bool(out.any()) else out
-    return off_kinks(session, name, out, references)
+    out = out & off(examination, name, tensor, references) if bool(out.any()) else out
+    return off_kinks(examination, name, out, references)
 
 
-def stable(session: Session, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+def stable(examination: Examination, reference: GoldenResults, name: str, done: Run) -> bool:
     """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     if got is None or got.shape != golden.shape:
         return False
-    return not bool(off(session, name, got, reference, inputs_alone=True).any())
+    return not bool(off(examination, name, got, reference, inputs_alone=True).any())
 
 
-def off_kinks(session: Session, name: str, mask: Tensor, references: GoldenResults) -> Tensor:
+def off_kinks(examination: Examination, name: str, mask: Tensor, references: GoldenResults) -> Tensor:
     """Without the elements of a gradient at which the golden ties or kinks, before or after the change."""
     if not name.endswith(".grad") or not bool(mask.any()):
         return mask
-    mask = mask & ~session.ref.kink(name)
+    mask = mask & ~examination.ref.kink(name)
     return mask & ~references.kink(name) if bool(mask.any()) else mask  # each asks for many runs of the golden
 
 
 def off(
-    session: Session, name: str, tensor: Tensor, references: GoldenResults, *, inputs_alone: bool = False
+    examination: Examination, name: str, tensor: Tensor, references: GoldenResults, *, inputs_alone: bool = False
 ) -> Tensor:
     """Where a result is not the golden's at these inputs, by more than rounding, of another formula too.
 
@@ -94,29 +94,29 @@ def off(
         out &= ~(infinite & references.in_its_own_run(name, lambda t: ~torch.isfinite(t)))
         if not all(bool(torch.isfinite(t).all()) for t in references.values.values() if t.is_floating_point()):
             out &= ~infinite  # the golden divides by 0, or overflows, and another formula's zeros meet that elsewhere
-    return out & ~(apart <= rounding(session, name, references, inputs_alone)) if bool(out.any()) else out
+    return out & ~(apart <= rounding(examination, name, references, inputs_alone)) if bool(out.any()) else out
 
 
-def formula(session: Session, name: str) -> Tensor:
+def formula(examination: Examination, name: str) -> Tensor:
     """How far another formula's rounding moves this result of the first run, at the size of the largest beside it."""
-    golden, ref = session.ref.values[name], session.ref
+    golden, ref = examination.ref.values[name], examination.ref
     return formula_rounding.unit(golden, ref.compute) * _sizes(golden).clamp(
         min=formula_rounding.terms(name, ref.bounded, ref.leaves)
     )
 
 
-def rounding(session: Session, name: str, references: GoldenResults, inputs_alone: bool = False) -> Tensor:
+def rounding(examination: Examination, name: str, references: GoldenResults, inputs_alone: bool = False) -> Tensor:
     """How far the rounding of another formula moves this result at these inputs, per element."""
     golden, compute = references.values[name], references.compute
     unit = formula_rounding.unit(golden, compute)
-    size = torch.maximum(_sizes(golden), _sizes(session.ref.values[name]))
+    size = torch.maximum(_sizes(golden), _sizes(examination.ref.values[name]))
     size = size.clamp(min=formula_rounding.terms(name, references.bounded, references.leaves))
     far = torch.zeros_like(golden)
-    generator = torch.Generator().manual_seed(session.seed + 41)
+    generator = torch.Generator().manual_seed(examination.seed + 41)
     for _ in range(_DRAWS):
         off = {n: _off(t, compute, generator) for n, t in references.material.inputs.items() if _rounds(t)}
         material = references.material.with_inputs(off)
-        run = session.references(material, references.run, references.decisions).values[name]
+        run = examination.references(material, references.run, references.decisions).values[name]
         far = torch.maximum(far, (run - golden).abs().nan_to_num(0.0, 0.0, 0.0))
     return 2 * far if inputs_alone else torch.maximum(unit * size, 2 * far)
 

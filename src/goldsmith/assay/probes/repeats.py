@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ..execute.run import RunSettings
-from ..judge.examination import Session
+from ..execute.run import How
+from ..judge.examination import Examination
 from .second_call import agree
 
 NAME = "repeats"
@@ -18,16 +18,16 @@ APART = "farther apart than legal orders of the golden lie"
 WIDER = f"a repeat with the same inputs gives another result, {APART}"
 
 
-def run(session: Session) -> None:
-    on_cpu = session.material.device.type == "cpu"
-    for i in range(COUNT - session.repeated if on_cpu else COUNT):
+def run(examination: Examination) -> None:
+    on_cpu = examination.material.device.type == "cpu"
+    for i in range(COUNT - examination.repeated if on_cpu else COUNT):
         label = f"repeat {i + 1}"
-        again = session.execute(NAME, label)
-        if session.raised(NAME, label, again) or not agree(session, NAME, label, again, WIDER):
+        again = examination.execute(NAME, label)
+        if examination.raised(NAME, label, again) or not agree(examination, NAME, label, again, WIDER):
             return
     if on_cpu:
         threads = 1 if torch.get_num_threads() > 1 else 2
         label = f"{threads} thread{'s' * (threads > 1)}"
-        other = session.execute(NAME, label, RunSettings(threads=threads))
-        if not session.raised(NAME, label, other):
-            agree(session, NAME, label, other, f"with {label} the result is another, {APART}")
+        other = examination.execute(NAME, label, How(threads=threads))
+        if not examination.raised(NAME, label, other):
+            agree(examination, NAME, label, other, f"with {label} the result is another, {APART}")

@@ -20,7 +20,7 @@ from ..golden import zero_times_nan
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
@@ -33,25 +33,25 @@ _FARTHER = 8.0  # than the golden, rounded once more
 RESOLVED = 2.0**-44  # relative: what float64 resolves of a gradient's change
 
 
-def run(session: Session) -> None:
-    if not _floating(session):
+def run(examination: Examination) -> None:
+    if not _floating(examination):
         return
     for exponent in (12, -12):
-        change = partial(_changed, session, change=partial(_scaled, exponent=exponent))
-        done, golden = _held(session, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        change = partial(_changed, examination, change=partial(_scaled, exponent=exponent))
+        done, golden = _held(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
         if golden is not None:
-            scaling_exact.held(session, NAME, f"scale:2^{exponent}", done, golden, change)
+            scaling_exact.held(examination, NAME, f"scale:2^{exponent}", done, golden, change)
     # at equal values every maximum is a tie and every rectifier may stand on its kink: any subgradient is legal there
-    _held(session, "values:flat", _flat, RunSettings(backward=False))
+    _held(examination, "values:flat", _flat, How(backward=False))
     # a sum in one pass errs within its bound there, and far outside the noise of honest ones
-    _held(session, "values:offset", _offset, noise="ensemble" in session.selected)
-    _special(session, "values:nan", float("nan"), torch.isnan)
-    _special(session, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
+    _held(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
+    _special(examination, "values:nan", float("nan"), torch.isnan)
+    _special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
 
 
-def _floating(session: Session) -> list[str]:
+def _floating(examination: Examination) -> list[str]:
     """The inputs whose values are changed: not those that hold zeros and ones alone, which have no other values."""
-    inputs = session.material.inputs
+    inputs = examination.material.inputs
     return [n for n, t in inputs.items() if changeable(t) and not binary(t)]
 
 
@@ -78,13 +78,13 @@ def _flat(t: Tensor) -> Tensor:
     return flat
 
 
-def _changed(session: Session, material: Material, change: Callable[[Tensor], Tensor]) -> Material:
-    return material.with_inputs({n: change(material.inputs[n]) for n in _floating(session)})
+def _changed(examination: Examination, material: Material, change: Callable[[Tensor], Tensor]) -> Material:
+    return material.with_inputs({n: change(material.inputs[n]) for n in _floating(examination)})
 
 
 def _held(
-    session: Session, label: str, change: Callable[[Tensor], Tensor], how: RunSettings = PLAIN, *, noise: bool = False
-) -> tuple[CandidateRun, GoldenResults | None]:
+    examination: Examination, label: str, change: Callable[[Tensor], Tensor], how: How = PLAIN, *, noise: bool = False
+) -> tuple[Run, GoldenResults | None]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
 
     noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
@@ -94,38 +94,42 @@ def _held(
     """
 
     def changed(material: Material) -> Material:
-        return replace(_changed(session, material, change), nudged=noise)
+        return replace(_changed(examination, material, change), nudged=noise)
 
-    material = changed(session.material)
-    done = session.execute(NAME, label, how, material)
-    if done.error is not None and session.golden_raises(label, material, done) or session.raised(NAME, label, done):
+    material = changed(examination.material)
+    done = examination.execute(NAME, label, how, material)
+    if (
+        done.error is not None
+        and examination.golden_raises(label, material, done)
+        or examination.raised(NAME, label, done)
+    ):
         return done, None
-    reference = decisions.settle(session, done, session.references(material, done))
+    reference = decisions.settle(examination, done, examination.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     if reference.read_back is not None and any(_overflows(reference, n) for n in done.outputs):
         open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read such an output again
-    before, drawn = list(session.findings), dict(session.maps)
+    before, drawn = list(examination.findings), dict(examination.maps)
     try:
         failed = values.judge(
-            session, done, reference, NAME, label, noise=noise, repeat=how, skip=frozenset(session.bad | open_ends),
-            change=changed,
+            examination, done, reference, NAME, label, noise=noise, repeat=how,
+            skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
-        excused = {n for n in failed if not _honest_passes(session, reference, n)}
-        stable = set() if noise else {n for n in failed - excused if reach.stable(session, reference, n, done)}
+        excused = {n for n in failed if not _honest_passes(examination, reference, n)}
+        stable = set() if noise else {n for n in failed - excused if reach.stable(examination, reference, n, done)}
         if noise:
             excused |= {n for n in failed - excused if _rounds_so(reference, n, done)}
         steep = {n for n in failed - excused if noise and _steep(reference, n)}
     except BaseException:  # memory that ends: nothing is accused before the golden was asked
-        session.findings, session.maps = before, drawn
+        examination.findings, examination.maps = before, drawn
         raise
-    found = session.findings[len(before) :]
+    found = examination.findings[len(before) :]
     left = {f.tensor for f in found if f.tensor not in excused | steep | stable}
     sure = {f.tensor for f in found if f.rung == CERTAIN}
     # sums of gradients cancel as their formula has them: that of dy * y in place of p * dp is as legal, and rounds more
     other = left - sure if noise and all(n.endswith(".grad") for n in left) else set()
     left = excused | steep | stable | other
-    session.findings = before + [f for f in found if f.tensor not in left]
-    session.maps = drawn | {k: m for k, m in session.maps.items() if m.tensor not in left}
+    examination.findings = before + [f for f in found if f.tensor not in left]
+    examination.maps = drawn | {k: m for k, m in examination.maps.items() if m.tensor not in left}
     for names, why in (
         (excused, "the golden in compute precision leaves its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
@@ -134,7 +138,7 @@ def _held(
     ):
         if names:
             text = ", ".join(sorted(names))
-            session.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
+            examination.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
     return done, reference
 
 
@@ -154,7 +158,7 @@ def _rounds_so(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # NaN is no rounding
 
 
-def _honest_passes(session: Session, reference: GoldenResults, name: str) -> bool:
+def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right where the candidate is not."""
     against = reference.reference(name, "output", noise=False)
     runs = [run[name] for run in (reference.honest, reference.unmodified(False)) if name in run]
@@ -173,25 +177,27 @@ def _steep(reference: GoldenResults, name: str) -> bool:
 # NaN and Inf
 
 
-def _special(session: Session, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
+def _special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
     """One element of every floating input is NaN (or Inf): the results must hold it where the golden does."""
-    places = _places(session)
-    material = _planted(session, places, value)
+    places = _places(examination)
+    material = _planted(examination, places, value)
     forward_only = value == float("inf")  # what a gradient is at infinity depends on the formula
-    done = session.execute(NAME, label, RunSettings(backward=not forward_only), material)
+    done = examination.execute(NAME, label, How(backward=not forward_only), material)
     if isinstance(done.error, REFUSALS):
-        session.note("refused_value", session.target.name or "", f"{label} is refused with {type(done.error).__name__}")
+        examination.note(
+            "refused_value", examination.target.name or "", f"{label} is refused with {type(done.error).__name__}"
+        )
         return
-    if session.raised(NAME, label, done):
+    if examination.raised(NAME, label, done):
         return
-    golden = session.references(material, done, taken(session, done))
+    golden = examination.references(material, done, taken(examination, done))
     leak: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
     for name, _, tensor in done.results():
         expected = golden.values.get(name)
-        if tensor is None or expected is None or name in session.bad or not tensor.is_floating_point():
+        if tensor is None or expected is None or name in examination.bad or not tensor.is_floating_point():
             continue
-        if expected.shape != tensor.shape or name in session.target.decisions:
+        if expected.shape != tensor.shape or name in examination.target.decisions:
             continue
         finite = expected.abs() <= torch.finfo(tensor.dtype).max
         if bool((there(tensor) & finite).any()):
@@ -201,12 +207,16 @@ def _special(session: Session, label: str, value: float, there: Callable[[Tensor
         gone &= torch.isinf(expected) if forward_only else ~there(tensor)
         if bool(gone.any()):
             lost[name] = gone
-    _leaked(session, golden, label, leak, there)
-    _swallowed(session, golden, label, value, there, done, lost)
+    _leaked(examination, golden, label, leak, there)
+    _swallowed(examination, golden, label, value, there, done, lost)
 
 
 def _leaked(
-    session: Session, golden: GoldenResults, label: str, leak: dict[str, Tensor], there: Callable[[Tensor], Tensor]
+    examination: Examination,
+    golden: GoldenResults,
+    label: str,
+    leak: dict[str, Tensor],
+    there: Callable[[Tensor], Tensor],
 ) -> None:
     for name, mask in leak.items():
         honest = golden.honest.get(name)
@@ -214,24 +224,24 @@ def _leaked(
         mask = mask & ~golden.in_its_own_run(name, there)
         if not bool(mask.any()):
             continue
-        wrong = _reached(session, label, name, mask)
+        wrong = _reached(examination, label, name, mask)
         if bool(wrong.any()):
-            where = session.locate(name, wrong)
-            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(session)}"
-            session.find(CERTAIN, NAME, name, text, where=where)
+            where = examination.locate(name, wrong)
+            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(examination)}"
+            examination.find(CERTAIN, NAME, name, text, where=where)
         else:
             text = f"{label}: NaN spreads farther in {name} than in the golden; numbers do not"
-            session.note("nan_spread", name, text)
+            examination.note("nan_spread", name, text)
 
 
-def _said(session: Session) -> str:
+def _said(examination: Examination) -> str:
     """Where that one element is."""
-    shapes = {n: session.material.inputs[n].shape for n in _places(session)}
-    at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(session).items()}
+    shapes = {n: examination.material.inputs[n].shape for n in _places(examination)}
+    at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(examination).items()}
     return "it was put into " + ", ".join(f"{n}{i if i else ''}" for n, i in at.items())
 
 
-def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
+def _reached(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
     """Those elements that finite numbers at the same places reach or make wrong as well.
 
     A product with masked zeros makes NaN of NaN, a cumulative sum NaN of NaN - NaN, and a backward that computes its
@@ -240,26 +250,26 @@ def _reached(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
     """
 
     def changed(times: float) -> Material:
-        return _planted(session, _places(session), None, times)
+        return _planted(examination, _places(examination), None, times)
 
     material = changed(1.0)
-    done = session.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
+    done = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
     got = {n: t for n, _, t in done.results()}.get(name)
     if done.error is not None or got is None or got.shape != mask.shape:
         return torch.zeros_like(mask)
-    references = session.references(material, done, taken(session, done))
-    alone = mask & (references.values[name] == session.ref.values[name])  # the golden does not go there
+    references = examination.references(material, done, taken(examination, done))
+    alone = mask & (references.values[name] == examination.ref.values[name])  # the golden does not go there
     wrong = torch.zeros_like(mask)
     if bool(alone.any()):
-        wrong = reach.seen(session, {name: alone}, changed, f"{label}, a finite number")[name]
+        wrong = reach.seen(examination, {name: alone}, changed, f"{label}, a finite number")[name]
     if bool((mask & ~alone).any()):
-        off = mask & ~alone & reach.off(session, name, got, references)
-        wrong = wrong | reach.off_kinks(session, name, off, references)
+        off = mask & ~alone & reach.off(examination, name, got, references)
+        wrong = wrong | reach.off_kinks(examination, name, off, references)
     return wrong
 
 
 def _swallowed(
-    session: Session,
+    examination: Examination,
     golden: GoldenResults,
     label: str,
     value: float,
@@ -280,68 +290,70 @@ def _swallowed(
     if not lost:
         return
     real = {name: torch.zeros_like(mask) for name, mask in lost.items()}
-    for input, place in _places(session).items():
+    for input, place in _places(examination).items():
         special, finite = (
-            session.references(_planted(session, {input: place}, v), done, taken(session, done)).values
+            examination.references(_planted(examination, {input: place}, v), done, taken(examination, done)).values
             for v in (value, None)
         )
-        nearby = _nearby(session, done, input, place) if any(name.endswith(".grad") for name in lost) else {}
+        nearby = _nearby(examination, done, input, place) if any(name.endswith(".grad") for name in lost) else {}
         for name in lost:
-            before = session.ref.bounded[name]
+            before = examination.ref.bounded[name]
             moves = there(special[name]) & ((finite[name] - before.value).abs() > 2 * before.bound)
             if name in nearby:  # a gradient that jumps at most (a maximum's) is not a number by its formula alone
                 moves &= (nearby[name] - before.value).abs() > RESOLVED * before.value.abs()
-                moves &= ~session.ref.kink(name) if bool(moves.any()) else moves
+                moves &= ~examination.ref.kink(name) if bool(moves.any()) else moves
             real[name] |= moves
     for name, mask in lost.items():
         mask = mask & real[name]
         if name.endswith(".grad") and not any(bool(real[n].any()) for n in lost if not n.endswith(".grad")):
-            mask = _elsewhere(session, label, name, mask)
+            mask = _elsewhere(examination, label, name, mask)
         if bool(mask.any()):
-            where = session.locate(name, mask)
-            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(session)}"
-            session.find(CERTAIN, NAME, name, text, where=where)
+            where = examination.locate(name, mask)
+            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(examination)}"
+            examination.find(CERTAIN, NAME, name, text, where=where)
 
 
-def _elsewhere(session: Session, label: str, name: str, mask: Tensor) -> Tensor:
+def _elsewhere(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
     """Without the gradient of the planted element itself, where every output is NaN as it should be.
 
     A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through the branch that it shuts, and the
     clamp none to what is out of its range: the loss is NaN and says so. Of |x - y| the same holds for NaN in either.
     """
-    inputs, mask = session.material.inputs, mask.contiguous()  # a gradient may lie as a transpose
-    places = [place for other, place in _places(session).items() if inputs[other].shape == mask.shape]
+    inputs, mask = examination.material.inputs, mask.contiguous()  # a gradient may lie as a transpose
+    places = [place for other, place in _places(examination).items() if inputs[other].shape == mask.shape]
     if not any(bool(mask.view(-1)[place]) for place in places):
         return mask
     mask = mask.clone()
     mask.view(-1)[places] = False
     if not bool(mask.any()):
         text = f"{label}: {name} is finite at the planted element itself, whose gradient is NaN in the golden; "
-        session.note("nan_gradient", name, text + "the outputs pass it on")
+        examination.note("nan_gradient", name, text + "the outputs pass it on")
     return mask
 
 
-def _nearby(session: Session, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
+def _nearby(examination: Examination, done: Run, input: str, place: int) -> dict[str, Tensor]:
     """The golden's gradients with that one element moved by a millionth."""
-    copy = session.material.inputs[input].double().contiguous().clone()
+    copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)
-    values = session.references(session.material.with_inputs({input: copy}), done, taken(session, done)).values
+    values = examination.references(
+        examination.material.with_inputs({input: copy}), done, taken(examination, done)
+    ).values
     return {n: g for n, g in values.items() if n.endswith(".grad")}
 
 
-def _places(session: Session) -> dict[str, int]:
-    generator = torch.Generator().manual_seed(session.seed + 5)
+def _places(examination: Examination) -> dict[str, int]:
+    generator = torch.Generator().manual_seed(examination.seed + 5)
     return {
-        n: int(torch.randint(0, session.material.inputs[n].numel(), (1,), generator=generator))
-        for n in _floating(session)
+        n: int(torch.randint(0, examination.material.inputs[n].numel(), (1,), generator=generator))
+        for n in _floating(examination)
     }
 
 
-def _planted(session: Session, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:
+def _planted(examination: Examination, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:
     """The inputs with one element replaced; by a large finite number (times `times`) where value is None."""
     changed = {}
     for name, place in places.items():
-        copy = session.material.inputs[name].clone(memory_format=torch.contiguous_format)
+        copy = examination.material.inputs[name].clone(memory_format=torch.contiguous_format)
         copy.view(-1)[place] = times * far(copy) if value is None else value
         changed[name] = copy
-    return session.material.with_inputs(changed)
+    return examination.material.with_inputs(changed)

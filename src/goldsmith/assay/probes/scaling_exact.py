@@ -15,32 +15,32 @@ from torch import Tensor
 from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import SYSTEMATIC
 
 Change = Callable[[Material], Material]
 
 
-def held(session: Session, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change) -> None:
+def held(examination: Examination, probe: str, label: str, done: Run, golden: GoldenResults, change: Change) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
-    differing = {n.tensor for n in session.notes if n.id == "order_nondeterminism"}
-    broken = _broken(session, session.material, session.first, done, golden)
-    broken = {n: m for n, m in broken.items() if n not in session.bad | differing}
+    differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
+    broken = _broken(examination, examination.material, examination.first, done, golden)
+    broken = {n: m for n, m in broken.items() if n not in examination.bad | differing}
     if not broken:
         return
-    again = session.execute(probe, f"{label} again", look=False)
-    steady = {n for n, _, t in session.first.results() if same_bits(t, dict(_results(again)).get(n))}
-    plain = session.variant(300)
+    again = examination.execute(probe, f"{label} again", look=False)
+    steady = {n for n, _, t in examination.first.results() if same_bits(t, dict(_results(again)).get(n))}
+    plain = examination.variant(300)
     scaled = change(plain)
-    before, after = (session.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled))
+    before, after = (examination.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled))
     raised = before.error is not None or after.error is not None
-    repeated = {} if raised else _broken(session, plain, before, after, session.references(scaled, after))
+    repeated = {} if raised else _broken(examination, plain, before, after, examination.references(scaled, after))
     for name, mask in broken.items():
         if name in steady and name in repeated:
-            where = session.locate(name, mask)
+            where = examination.locate(name, mask)
             text = f"{name} does not scale with its inputs bit for bit, as the golden does ({label}): {where.text}; "
             text += "an absolute constant, or another path at another magnitude; a fresh seed repeats it"
-            session.find(SYSTEMATIC, probe, name, text, where=where)
+            examination.find(SYSTEMATIC, probe, name, text, where=where)
 
 
 def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
@@ -48,15 +48,15 @@ def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
 
 
 def _broken(
-    session: Session, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
+    examination: Examination, plain: Material, first: Run, done: Run, golden: GoldenResults
 ) -> dict[str, Tensor]:
     """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
-    if session.target.decisions:
+    if examination.target.decisions:
         return {}
     pairs = [(plain.inputs[n], t) for n, t in golden.material.inputs.items() if t.is_floating_point()]
     if any(factor(a, b) is None for a, b in pairs):
         return {}  # the inputs themselves were rounded, or hold nothing but zeros
-    before = session.ref if first is session.first else session.references(plain, first)
+    before = examination.ref if first is examination.first else examination.references(plain, first)
     after = golden.values
     known, out = dict(_results(first)), {}
     for name, y in _results(done):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..execute.memory import DIRT_FILL
 from ..execute.run import CandidateRun, Material, RunSettings
 from ..judge.agreement import Difference, difference
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from ..report.results import CERTAIN, STATISTICAL
 from . import decisions, maps, values
 
@@ -22,36 +22,36 @@ BETWEEN = "with a call of other inputs between forward and backward the result i
 BACK = "after a call with other inputs, the first inputs give another result"
 
 
-def run(session: Session) -> None:
-    dirty = session.execute(NAME, NAME, RunSettings(fill=DIRT_FILL, backward_twice=True, fresh=False))
-    if session.raised(NAME, "the second call, same inputs", dirty):
+def run(examination: Examination) -> None:
+    dirty = examination.execute(NAME, NAME, How(fill=DIRT_FILL, twice=True, fresh=False))
+    if examination.raised(NAME, "the second call, same inputs", dirty):
         return
-    agree(session, NAME, NAME, dirty, DIRTY)
-    if dirty.second_grads is not None:
-        _backward_twice(session, dirty)
-    _interleaved(session)
-    back = session.execute(NAME, "back", RunSettings(fresh=False))
-    if not session.raised(NAME, "the first inputs again, after others", back):
-        agree(session, NAME, "back", back, BACK)
-    session.repeated += 2 if session.target.reset is not None else 3  # none of these was fresh
+    agree(examination, NAME, NAME, dirty, DIRTY)
+    if dirty.again is not None:
+        _backward_twice(examination, dirty)
+    _interleaved(examination)
+    back = examination.execute(NAME, "back", How(fresh=False))
+    if not examination.raised(NAME, "the first inputs again, after others", back):
+        agree(examination, NAME, "back", back, BACK)
+    examination.repeated += 2 if examination.target.reset is not None else 3  # none of these was fresh
 
 
-def _interleaved(session: Session) -> None:
+def _interleaved(examination: Examination) -> None:
     """A whole call with other inputs between forward and backward of the first ones; that call is judged, too."""
-    material, made = session.variant(1), _Between(session)
-    how = RunSettings(fresh=False, before_backward=lambda: made.call(material))
-    done = session.execute(NAME, "interleaved", how)
+    material, made = examination.variant(1), _Between(examination)
+    how = How(fresh=False, between=lambda: made.call(material))
+    done = examination.execute(NAME, "interleaved", how)
     if made.error is not None:
         raise made.error
     if made.run is not None:
-        _others(session, material, made.run)
+        _others(examination, material, made.run)
     for name, apart in made.lost.items():
-        where = None if apart.mask is None else session.locate(name, apart.mask)
+        where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
-        session.find(CERTAIN, NAME, name, text, where=where)
+        examination.find(CERTAIN, NAME, name, text, where=where)
     told = "the first inputs, with a call of other inputs between forward and backward"
-    if not session.raised(NAME, told, done):
-        agree(session, NAME, "interleaved", done, BETWEEN)
+    if not examination.raised(NAME, told, done):
+        agree(examination, NAME, "interleaved", done, BETWEEN)
 
 
 class _Between:
@@ -60,46 +60,46 @@ class _Between:
     lost: outputs and gradients of the very first run whose memory holds other numbers then.
     """
 
-    def __init__(self, session: Session):
-        self.session = session
-        self.run: CandidateRun | None = None
+    def __init__(self, examination: Examination):
+        self.examination = examination
+        self.run: Run | None = None
         self.error: Exception | None = None
         self.lost: dict[str, Difference] = {}
 
     def call(self, material: Material) -> None:
         try:
-            self.run = self.session.execute(NAME, "other inputs", RunSettings(fresh=False), material)
-            self.lost = _lost(self.session.first)
+            self.run = self.examination.execute(NAME, "other inputs", How(fresh=False), material)
+            self.lost = _lost(self.examination.first)
         except Exception as error:  # noqa: BLE001
             self.error = error
 
 
-def agree(session: Session, probe: str, label: str, done: CandidateRun, text: str) -> bool:
+def agree(examination: Examination, probe: str, label: str, done: Run, text: str) -> bool:
     """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
-    if not session.same_decisions(done):
-        settled = decisions.settle(session, done, session.references(session.material, done))
-        skip = frozenset(session.bad)
-        return not values.judge(session, done, settled, probe, label, noise=False, repeat=None, skip=skip)
-    names = {n: t for n, _, t in session.first.results()}
+    if not examination.same_decisions(done):
+        settled = decisions.settle(examination, done, examination.references(examination.material, done))
+        skip = frozenset(examination.bad)
+        return not values.judge(examination, done, settled, probe, label, noise=False, repeat=None, skip=skip)
+    names = {n: t for n, _, t in examination.first.results()}
     good = True
     for name, kind, tensor in done.results():
-        if name in session.bad:
+        if name in examination.bad:
             continue
-        reference = session.ref.reference(name, kind)
+        reference = examination.ref.reference(name, kind)
         apart = difference(names.get(name), tensor, reference)
         if apart.equal:
             continue
         if apart.lawful:
             said = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
-            session.note("order_nondeterminism", name, said)
+            examination.note("order_nondeterminism", name, said)
             continue
         good = False
-        where = None if apart.mask is None else session.locate(name, apart.mask)
+        where = None if apart.mask is None else examination.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
         said = f"{text}: {apart.text} ({label})"
-        session.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
+        examination.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
         if tensor is not None:
-            maps.draw_one(session, label, kind, tensor, session.ref, name)
+            maps.draw_one(examination, label, kind, tensor, examination.ref, name)
     return good
 
 
@@ -111,13 +111,13 @@ def _lost(first: CandidateRun) -> dict[str, Difference]:
     return {n: found for n, found in apart.items() if not found.equal}
 
 
-def _backward_twice(session: Session, done: CandidateRun) -> None:
+def _backward_twice(examination: Examination, done: Run) -> None:
     for name, grad in done.grads.items():
-        again = (done.second_grads or {}).get(name)
-        apart = difference(grad, again, session.ref.reference(name, "grad"))
-        if not apart.equal and not apart.lawful and name not in session.bad:
-            where = None if apart.mask is None else session.locate(name, apart.mask)
-            session.find(
+        again = (done.again or {}).get(name)
+        apart = difference(grad, again, examination.ref.reference(name, "grad"))
+        if not apart.equal and not apart.lawful and name not in examination.bad:
+            where = None if apart.mask is None else examination.locate(name, apart.mask)
+            examination.find(
                 CERTAIN,
                 NAME,
                 name,
@@ -125,13 +125,15 @@ def _backward_twice(session: Session, done: CandidateRun) -> None:
                 where=where,
             )
             if again is not None:
-                maps.draw_one(session, "backward twice", "grad", again, session.ref, name)
+                maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)
 
 
-def _others(session: Session, material: Material, done: CandidateRun) -> None:
+def _others(examination: Examination, material: Material, done: Run) -> None:
     """Other values of the same shapes, judged by their own golden: a result kept by shape shows here."""
-    if session.raised(NAME, "other inputs of the same shapes", done):
+    if examination.raised(NAME, "other inputs of the same shapes", done):
         return
-    plain = session.references(material, done)
-    settled = decisions.settle(session, done, plain)
-    values.judge(session, done, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(session.bad))
+    plain = examination.references(material, done)
+    settled = decisions.settle(examination, done, plain)
+    values.judge(
+        examination, done, settled, NAME, "other inputs", noise=False, repeat=None, skip=frozenset(examination.bad)
+    )

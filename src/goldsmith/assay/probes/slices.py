@@ -11,7 +11,7 @@ from ..declare.axis_names import axis_names
 from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
-from ..judge.examination import Session, decided
+from ..judge.examination import Examination, decided
 
 NAME = "taint"
 
@@ -34,17 +34,17 @@ class Slice:
         return tensor.select(self.axis, self.index) if tensor.dim() else tensor
 
     def filled(
-        self, session: Session, value: float | None, material: Material | None = None, times: float = 1.0
+        self, examination: Examination, value: float | None, material: Material | None = None, times: float = 1.0
     ) -> Material:
         """`material` (default: the case's) with this slice at `value`, or at `times` large numbers of random sign."""
-        material = material or session.material
+        material = material or examination.material
         copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = self.of(copy)
         if binary(copy):
             part.copy_(1 - part)
         elif value is None:
-            generator = torch.Generator().manual_seed(session.seed + self.axis)
-            part.copy_(times * spread(part, generator) * far(session.material.inputs[self.name]))
+            generator = torch.Generator().manual_seed(examination.seed + self.axis)
+            part.copy_(times * spread(part, generator) * far(examination.material.inputs[self.name]))
         else:
             part.fill_(value)
         return material.with_inputs({self.name: copy})
@@ -61,14 +61,14 @@ def changeable(t: Tensor) -> bool:
     return t.is_floating_point() and t.numel() > 0 and t.dtype.itemsize > 1
 
 
-def slices(session: Session) -> list[Slice]:
+def slices(examination: Examination) -> list[Slice]:
     """The slices to try; those that cover the same elements as another of their kind are left out."""
-    generator = torch.Generator().manual_seed(session.seed + 11)
+    generator = torch.Generator().manual_seed(examination.seed + 11)
     out: list[Slice] = []
-    for name, tensor in session.material.inputs.items():
+    for name, tensor in examination.material.inputs.items():
         if not changeable(tensor):
             continue
-        names = axis_names(tensor.shape, session.case.sizes)
+        names = axis_names(tensor.shape, examination.case.sizes)
         whole = False  # an axis of length 1: its only slice is the whole tensor, whichever axis it is
         for axis in range(max(tensor.dim(), 1)):
             length = tensor.shape[axis] if tensor.dim() else 1
@@ -84,23 +84,23 @@ def slices(session: Session) -> list[Slice]:
     return out
 
 
-def results(session: Session, done: CandidateRun) -> dict[str, Tensor]:
+def results(examination: Examination, done: Run) -> dict[str, Tensor]:
     """What a run returned and can be compared."""
-    skip = session.bad | set(session.target.decisions)
+    skip = examination.bad | set(examination.target.decisions)
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(session: Session, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
-    done = session.execute(NAME, label, material=material, look=False)
+def ran(examination: Examination, material: Material, label: str) -> tuple[Run, GoldenResults] | None:
+    done = examination.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
-    return done, session.references(material, done, taken(session, done))
+    return done, examination.references(material, done, taken(examination, done))
 
 
-def nan_masks(session: Session, done: CandidateRun, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
+def nan_masks(examination: Examination, done: Run, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
     """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
     suspects = []
-    for name, tensor in results(session, done).items():
+    for name, tensor in results(examination, done).items():
         expected = references.values.get(name)
         if expected is None or expected.shape != tensor.shape:
             continue
@@ -116,7 +116,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def taken(session: Session, done: CandidateRun) -> dict[str, Tensor]:
+def taken(examination: Examination, done: Run) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not: only what rests on them is compared."""
-    made = {n: decided(done, n) for n in session.target.decisions}
+    made = {n: decided(done, n) for n in examination.target.decisions}
     return {n: t for n, t in made.items() if t is not None}

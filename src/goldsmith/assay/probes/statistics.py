@@ -7,25 +7,25 @@ import math
 import torch
 from torch import Tensor
 
-from ..judge.examination import Session
+from ..judge.examination import Examination
 
 ALIKE = 0.999  # correlation from which two pictures count as the same
 ROWS = 256
 ID = "pattern"
 
 
-def run(session: Session) -> None:
-    golden = {n: b.value for n, b in session.ref.bounded.items()}
-    for name, _, tensor in session.first.results():
+def run(examination: Examination) -> None:
+    golden = {n: b.value for n, b in examination.ref.bounded.items()}
+    for name, _, tensor in examination.first.results():
         expected = golden.get(name)
-        if name not in session.bad or tensor is None or expected is None or not tensor.is_floating_point():
+        if name not in examination.bad or tensor is None or expected is None or not tensor.is_floating_point():
             continue
         if tensor.shape != expected.shape or tensor.numel() < 2:
             continue
         others = {n: g for n, g in golden.items() if n != name and g.shape == expected.shape}
         said = patterns(tensor.double(), expected, others)
         if said:
-            session.note(ID, name, f"{name} {'; '.join(said)}")
+            examination.note(ID, name, f"{name} {'; '.join(said)}")
 
 
 def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str]:

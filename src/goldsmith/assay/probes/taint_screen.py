@@ -22,41 +22,41 @@ from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder
-from ..judge.examination import Session
+from ..judge.examination import Examination
 from .slices import Slice, nan_masks, ran, results, spread
 
 Footprint = dict[str, Tensor]
 
 
-def remaining(session: Session, slices: list[Slice]) -> list[Slice]:
+def remaining(examination: Examination, slices: list[Slice]) -> list[Slice]:
     """The slices that need a run of their own, in their order."""
-    if session.target.decisions or not slices:
+    if examination.target.decisions or not slices:
         return slices  # a changed input changes decisions, and with them what reaches what
-    reach = {s: _footprint(session, s) for s in slices}
+    reach = {s: _footprint(examination, s) for s in slices}
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
-        left |= _without_influence(session, [s for s in slices if s.axis == axis], reach)
-    left |= {s for s in slices if binary(session.material.inputs[s.name])}  # NaN is none of their values
-    left |= _leaking(session, [s for s in slices if s not in left], reach)
+        left |= _without_influence(examination, [s for s in slices if s.axis == axis], reach)
+    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # NaN is none of their values
+    left |= _leaking(examination, [s for s in slices if s not in left], reach)
     return [s for s in slices if s in left]
 
 
-def _golden(session: Session, material: Material) -> GoldenResults:
+def _golden(examination: Examination, material: Material) -> GoldenResults:
     """The golden on other inputs, in the dtypes of the first run."""
-    return session.references(material, session.first)
+    return examination.references(material, examination.first)
 
 
-def _footprint(session: Session, part: Slice) -> Footprint:
-    found = _golden(session, part.filled(session, float("nan"))).values
-    return {n: torch.isnan(found[n]) for n in results(session, session.first) if n in found}
+def _footprint(examination: Examination, part: Slice) -> Footprint:
+    found = _golden(examination, part.filled(examination, float("nan"))).values
+    return {n: torch.isnan(found[n]) for n in results(examination, examination.first) if n in found}
 
 
 # influence
 
 
-def _without_influence(session: Session, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
+def _without_influence(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
     """Those of one axis' slices whose influence does not show when all of them are changed."""
-    made = ran(session, _changed(session, slices), f"taint:axis {slices[0].axis}")
+    made = ran(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
     if made is None:
         return set(slices)
     done, references = made
@@ -64,10 +64,10 @@ def _without_influence(session: Session, slices: list[Slice], reach: dict[Slice,
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
-        kept = _golden(session, _changed(session, others)).values
-        if not _follows(session, results(session, done), references, kept, reach[part]):
+        kept = _golden(examination, _changed(examination, others)).values
+        if not _follows(examination, results(examination, done), references, kept, reach[part]):
             left.add(part)
-    if not left and not all(_right(name, y, references) for name, y in results(session, done).items()):
+    if not left and not all(_right(name, y, references) for name, y in results(examination, done).items()):
         return set(slices)  # all of them show, and the values are wrong: something shows where it should not
     return left
 
@@ -77,27 +77,31 @@ def _right(name: str, y: Tensor, references: GoldenResults) -> bool:
     return against is None or ladder.judge(name, y, against).ok
 
 
-def _changed(session: Session, slices: list[Slice]) -> Material:
+def _changed(examination: Examination, slices: list[Slice]) -> Material:
     """The inputs with these slices at about 2 rms (8 in 16 bits); each has its numbers whatever the others are."""
     changed: dict[str, Tensor] = {}
     for part in slices:
-        tensor = session.material.inputs[part.name]
+        tensor = examination.material.inputs[part.name]
         if part.name not in changed:
             changed[part.name] = tensor.clone(memory_format=torch.contiguous_format)
         place = part.of(changed[part.name])
         if binary(tensor):
             place.copy_(1 - part.of(tensor))
             continue
-        generator = torch.Generator().manual_seed(session.seed + 31 * part.index + part.axis)
+        generator = torch.Generator().manual_seed(examination.seed + 31 * part.index + part.axis)
         rms = float(tensor.double().square().mean().sqrt())
         # enough to show above the rounding of a store, and short of saturating what is not saturated
         size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms if rms > 0 else 1.0)
         place.copy_(spread(place, generator) * min(4 / 3 * size, torch.finfo(tensor.dtype).max / 8))
-    return session.material.with_inputs(changed)
+    return examination.material.with_inputs(changed)
 
 
 def _follows(
-    session: Session, got: dict[str, Tensor], references: GoldenResults, kept: dict[str, Tensor], reach: Footprint
+    examination: Examination,
+    got: dict[str, Tensor],
+    references: GoldenResults,
+    kept: dict[str, Tensor],
+    reach: Footprint,
 ) -> bool:
     """Whether every result answers to a slice as the golden does; kept: the golden with the slice as it was."""
     for name, mask in reach.items():
@@ -119,7 +123,7 @@ def _follows(
 # leaks
 
 
-def _leaking(session: Session, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
+def _leaking(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
     """Those whose NaN, or whose finite number, shows in other places than in the golden."""
     left: set[Slice] = set()
     for group in _alike([s for s in slices if not s.random], reach):
@@ -128,13 +132,13 @@ def _leaking(session: Session, slices: list[Slice], reach: dict[Slice, Footprint
         finite = [
             s for s in slices if s.random and (s.name, s.axis) in axes and (s.name, s.axis, s.index) not in taken_by
         ]
-        material = session.material
+        material = examination.material
         for parts, value in ((finite, None), (group, float("nan"))):
             for part in parts:
-                material = part.filled(session, value, material)
+                material = part.filled(examination, value, material)
         label = f"taint:nan({', '.join(s.text for s in group)})"
-        made = ran(session, material, label)
-        if made is None or nan_masks(session, *made) or _moved(session, *made):
+        made = ran(examination, material, label)
+        if made is None or nan_masks(examination, *made) or _moved(examination, *made):
             left |= {*group, *finite}
     return left
 
@@ -149,11 +153,11 @@ def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slic
     return list(groups.values())
 
 
-def _moved(session: Session, done: CandidateRun, references: GoldenResults) -> bool:
+def _moved(examination: Examination, done: Run, references: GoldenResults) -> bool:
     """Whether something has changed by more than rounding that stays as it was in the golden."""
-    first = {n: t for n, _, t in session.first.results()}
-    for name, y in results(session, done).items():
-        expected, before, was = references.values.get(name), session.ref.bounded.get(name), first.get(name)
+    first = {n: t for n, _, t in examination.first.results()}
+    for name, y in results(examination, done).items():
+        expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)
         if expected is not None and before is not None and was is not None and expected.shape == y.shape:
             still = (y == was) | ((y.double() - was.double()).abs() <= 2 * SLACK * before.bound)
             if bool((~still & (expected == before.value)).any()):

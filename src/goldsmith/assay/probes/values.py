@@ -15,7 +15,7 @@ from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
-from ..judge.examination import Ended, Session
+from ..judge.examination import Ended, Examination
 from ..noise import formula_rounding
 from ..report.results import CERTAIN, STATISTICAL, Finding
 from . import decisions, hints, maps
@@ -23,45 +23,47 @@ from . import decisions, hints, maps
 GROSS = 0.05
 
 
-def run(session: Session) -> None:
+def run(examination: Examination) -> None:
     """Make the first run and its references, check the golden, judge every tensor."""
-    first = session.first = session.execute("values", "values", look=False)
-    plain = session.references(session.material, first)
-    _golden_first(session, plain)
+    first = examination.first = examination.execute("values", "values", look=False)
+    plain = examination.references(examination.material, first)
+    _golden_first(examination, plain)
     if first.error is not None:
-        session.look("values", first)
-        session.raised("values", "values", first)
+        examination.look("values", first)
+        examination.raised("values", "values", first)
         raise Ended("the candidate raised")
-    _names_exist(session, plain)
-    session.target.check_names(session.material.supply, first.names, tuple(plain.bounded))
-    session.ref = decisions.settle(session, first, plain)
-    session.look("values", first)
-    judge(session, first, session.ref, "values", "values", noise="ensemble" in session.selected, repeat=RunSettings())
-    if session.ref.unable:
+    _names_exist(examination, plain)
+    examination.target.check_names(examination.material.supply, first.names, tuple(plain.bounded))
+    examination.ref = decisions.settle(examination, first, plain)
+    examination.look("values", first)
+    judge(
+        examination, first, examination.ref, "values", "values", noise="ensemble" in examination.selected, repeat=How()
+    )
+    if examination.ref.unable:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
-        session.note("golden_raised", session.target.name or "", f"{text}: {session.ref.unable}")
-    session.stages = session.ref.order
-    _stages(session, first)
+        examination.note("golden_raised", examination.target.name or "", f"{text}: {examination.ref.unable}")
+    examination.stages = examination.ref.order
+    _stages(examination, first)
     if first.asked:
-        _debug_outputs(session)
-    _forward_only(session, first)
-    _narrow_results(session, first)
-    maps.draw(session)
+        _debug_outputs(examination)
+    _forward_only(examination, first)
+    _narrow_results(examination, first)
+    maps.draw(examination)
 
 
-def _golden_first(session: Session, plain: GoldenResults) -> None:
+def _golden_first(examination: Examination, plain: GoldenResults) -> None:
     """Nobody is accused by a golden at fault, nor of raising where it raises itself."""
     checked = plain.self_check()
-    session.problems += checked.problems
+    examination.problems += checked.problems
     for text in checked.notes:
-        session.note("golden", session.target.name or "", text)
-    if session.problems:
+        examination.note("golden", examination.target.name or "", text)
+    if examination.problems:
         raise Ended("the golden is at fault")
 
 
 def judge(
-    session: Session,
-    done: CandidateRun,
+    examination: Examination,
+    done: Run,
     reference: GoldenResults,
     probe: str,
     label: str,
@@ -76,18 +78,18 @@ def judge(
     repeat: how to run again on a fresh seed to confirm an alarm; None: only what is certain counts.
     change: what this run did to the values of its inputs, to be done to the fresh ones as well.
     """
-    decided = set(session.target.decisions)
+    decided = set(examination.target.decisions)
     got = {n: (k, t) for n, k, t in done.results()}
     for name in reference.bounded:
-        if name not in got and name in _expected(session, done, reference):
+        if name not in got and name in _expected(examination, done, reference):
             got[name] = ("grad" if name.endswith(".grad") else "output", None)
-    repeats = _Repeats(session, probe, repeat, change) if repeat is not None and noise else None
+    repeats = _Repeats(examination, probe, repeat, change) if repeat is not None and noise else None
 
     def look(
         name: str, tensor: Tensor | None, against: GoldenTensor, confirm: ladder.Confirm | None
     ) -> tuple[ladder.Judgement, Finding | None]:
-        judged = ladder.judge(name, tensor, against, case=session.label, run=label, probe=probe, confirm=confirm)
-        return judged, _far_off(session, probe, label, name, tensor, against)
+        judged = ladder.judge(name, tensor, against, case=examination.label, run=label, probe=probe, confirm=confirm)
+        return judged, _far_off(examination, probe, label, name, tensor, against)
 
     failed = set()
     for name, (kind, tensor) in got.items():
@@ -102,18 +104,18 @@ def judge(
             runs = (reference.honest, reference.unmodified(False))
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
-            tensor = torch.zeros_like(session.material.inputs[name.removesuffix(".grad")])
-        told = _told(session, done, name)
+            tensor = torch.zeros_like(examination.material.inputs[name.removesuffix(".grad")])
+        told = _told(examination, done, name)
         if told is not None and tensor is not None and told.shape == golden.shape:
             tensor = torch.where(told, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement, gross = look(name, tensor, against, confirm)
         if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
-            tensor, excused = _other_side(session, reference, name, tensor, against)
+            tensor, excused = _other_side(examination, reference, name, tensor, against)
             if excused:
                 judgement, gross = look(name, tensor, against, confirm)
         if gross is not None or not judgement.ok:
-            hint = hints.hint(session, done, reference, name, kind, tensor, scaled=probe == "scaling")
+            hint = hints.hint(examination, done, reference, name, kind, tensor, scaled=probe == "scaling")
             judgement.findings = [replace(f, text=f.text + hint) for f in judgement.findings]
             gross = gross if gross is None else replace(gross, text=gross.text + hint)
         if label != "values":
@@ -121,13 +123,13 @@ def judge(
         if told is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
         if gross is not None:
-            session.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
-        if session.absorb(judgement) or told is not None or gross is not None:
+            examination.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
+        if examination.absorb(judgement) or told is not None or gross is not None:
             failed.add(name)
     if label == "values":
-        session.bad |= failed
+        examination.bad |= failed
     else:
-        maps.draw_run(session, done, reference, label, failed)
+        maps.draw_run(examination, done, reference, label, failed)
     return failed
 
 
@@ -139,13 +141,13 @@ def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> Go
 
 
 def _far_off(
-    session: Session, probe: str, label: str, name: str, tensor: Tensor | None, against: GoldenTensor
+    examination: Examination, probe: str, label: str, name: str, tensor: Tensor | None, against: GoldenTensor
 ) -> Finding | None:
     """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
 
     That is, by more than GROSS of it, where the plain run's legal orders differ by a thousandth of that at most.
     """
-    before = None if label == "values" or against.ensemble else session.ref.reference(name, against.kind)
+    before = None if label == "values" or against.ensemble else examination.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
         return None
     if not before.ensemble:  # there was no time for it
@@ -157,7 +159,7 @@ def _far_off(
         return None
     text = f"{name} is off by {measured / size:.3g} of its size, where legal orders of the plain run differ by "
     text += f"{noise / size:.3g} ({label})"
-    return Finding(STATISTICAL, probe, name, None, measured / size, GROSS, text, session.label)
+    return Finding(STATISTICAL, probe, name, None, measured / size, GROSS, text, examination.label)
 
 
 def _rms(t: Tensor) -> float:
@@ -167,7 +169,7 @@ def _rms(t: Tensor) -> float:
 
 
 def _other_side(
-    session: Session, references: GoldenResults, name: str, tensor: Tensor, against: GoldenTensor
+    examination: Examination, references: GoldenResults, name: str, tensor: Tensor, against: GoldenTensor
 ) -> tuple[Tensor, bool]:
     """A gradient with the golden's own in place of what another convention at ties and kinks explains."""
     golden, swing = against.bounded, references.swings.get(name)
@@ -176,23 +178,23 @@ def _other_side(
     mask = swing.excuses(tensor.double(), golden, against.store, against.ensemble)
     if bool(mask.any()):
         text = f"{int(mask.sum())} of {mask.numel()} elements of {name} lie where the golden has a tie or a kink"
-        session.note("tie", name, f"{text}; there its gradient is one of several, and the candidate's is another")
+        examination.note("tie", name, f"{text}; there its gradient is one of several, and the candidate's is another")
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _told(session: Session, done: CandidateRun, name: str) -> Tensor | None:
+def _told(examination: Examination, done: Run, name: str) -> Tensor | None:
     """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
-    told = (("poison", done.unwritten), ("guard", done.from_guards))
-    masks = [masks[name] for probe, masks in told if probe in session.selected and name in masks]
+    told = (("poison", done.unwritten), ("guard", done.strayed))
+    masks = [masks[name] for probe, masks in told if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
 
 class _Repeats:
     """Fresh seeds of the same run, each made once for all tensors that ask."""
 
-    def __init__(self, session: Session, probe: str, how: RunSettings, change: Callable[[Material], Material] | None):
-        self.session, self.probe, self.how, self.change = session, probe, how, change
-        self.made: dict[int, tuple[CandidateRun, GoldenResults]] = {}
+    def __init__(self, examination: Examination, probe: str, how: How, change: Callable[[Material], Material] | None):
+        self.examination, self.probe, self.how, self.change = examination, probe, how, change
+        self.made: dict[int, tuple[Run, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
@@ -209,20 +211,20 @@ class _Repeats:
 
         return confirm
 
-    def _make(self, attempt: int) -> tuple[CandidateRun, GoldenResults]:
-        material = self.session.variant(100 + attempt)
+    def _make(self, attempt: int) -> tuple[Run, GoldenResults]:
+        material = self.examination.variant(100 + attempt)
         material = material if self.change is None else self.change(material)
-        done = self.session.execute(self.probe, "confirmation", self.how, material, look=False)
+        done = self.examination.execute(self.probe, "confirmation", self.how, material, look=False)
         if done.error is not None:
-            self.session.raised(self.probe, "fresh seed", done)
+            self.examination.raised(self.probe, "fresh seed", done)
             raise Ended("the candidate raised")
-        plain = self.session.references(material, done)
-        return done, decisions.settle(self.session, done, plain)
+        plain = self.examination.references(material, done)
+        return done, decisions.settle(self.examination, done, plain)
 
 
-def _names_exist(session: Session, plain: GoldenResults) -> None:
+def _names_exist(examination: Examination, plain: GoldenResults) -> None:
     golden = plain.bounded
-    for name in session.first.outputs:
+    for name in examination.first.outputs:
         if name not in golden:
             made = ", ".join(n for n in golden if not n.endswith(".grad"))
             raise TargetError(
@@ -231,45 +233,49 @@ def _names_exist(session: Session, plain: GoldenResults) -> None:
             )
 
 
-def _expected(session: Session, done: CandidateRun, reference: GoldenResults) -> set[str]:
+def _expected(examination: Examination, done: Run, reference: GoldenResults) -> set[str]:
     """Results that the golden says should be there."""
-    wanted = {f"{n}.grad" for n in session.target.wanted_grads(session.material.inputs)} if done.cotangents else set()
-    declared = session.target.outputs or ()
-    wanted |= {f"saved.{n}" if n in session.target.saved else n for n in declared}
-    return wanted if session.target.outputs is not None else wanted | set(reference.outputs)
+    wanted = (
+        {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)}
+        if done.cotangents
+        else set()
+    )
+    declared = examination.target.outputs or ()
+    wanted |= {f"saved.{n}" if n in examination.target.saved else n for n in declared}
+    return wanted if examination.target.outputs is not None else wanted | set(reference.outputs)
 
 
-def _stages(session: Session, done: CandidateRun) -> None:
+def _stages(examination: Examination, done: Run) -> None:
     """Stages that both name: a difference is a note while every result is right, else where the fault begins."""
     for name, tensor in done.stages.items():
-        reference = session.ref.reference(name, "stage", noise=False)
+        reference = examination.ref.reference(name, "stage", noise=False)
         if reference is None:
-            known = ", ".join(n for n in session.ref.bounded if n not in done.outputs)
-            session.note("unknown_stage", name, f"the golden has no stage {name!r}; it has: {known or 'none'}")
-        elif name not in session.target.decisions and name not in done.outputs:
-            judgement = ladder.judge(name, tensor, reference, case=session.label, run="values", probe="values")
-            differs = session.absorb(judgement, failing=False)
-            if differs and session.bad:
-                session.rows[-1] = replace(session.rows[-1], state="bad")
+            known = ", ".join(n for n in examination.ref.bounded if n not in done.outputs)
+            examination.note("unknown_stage", name, f"the golden has no stage {name!r}; it has: {known or 'none'}")
+        elif name not in examination.target.decisions and name not in done.outputs:
+            judgement = ladder.judge(name, tensor, reference, case=examination.label, run="values", probe="values")
+            differs = examination.absorb(judgement, failing=False)
+            if differs and examination.bad:
+                examination.rows[-1] = replace(examination.rows[-1], state="bad")
             elif differs:
-                session.note(
+                examination.note(
                     "stage_differs", name, f"stage {name} differs from the golden's, while every result is right"
                 )
 
 
-def _debug_outputs(session: Session) -> None:
+def _debug_outputs(examination: Examination) -> None:
     """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
-    traced = session.execute("values", "debug outputs", RunSettings(debug=True))
-    if session.raised("values", "debug outputs", traced):
+    traced = examination.execute("values", "debug outputs", How(debug=True))
+    if examination.raised("values", "debug outputs", traced):
         return
-    judge(session, traced, session.ref, "values", "debug outputs", noise=False, repeat=None)
-    fresh = {n: t for n, t in traced.stages.items() if n not in session.first.stages}
-    _stages(session, CandidateRun(outputs=traced.outputs, stages=fresh))
+    judge(examination, traced, examination.ref, "values", "debug outputs", noise=False, repeat=None)
+    fresh = {n: t for n, t in traced.stages.items() if n not in examination.first.stages}
+    _stages(examination, Run(outputs=traced.outputs, stages=fresh))
 
 
-def _narrow_results(session: Session, done: CandidateRun) -> None:
+def _narrow_results(examination: Examination, done: Run) -> None:
     """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
-    inputs = [unit_roundoff(t.dtype) for t in session.material.inputs.values() if t.is_floating_point()]
+    inputs = [unit_roundoff(t.dtype) for t in examination.material.inputs.values() if t.is_floating_point()]
     for name, tensor in done.outputs.items():
         unit = unit_roundoff(tensor.dtype)
         if inputs and unit > max(inputs):
@@ -278,26 +284,26 @@ def _narrow_results(session: Session, done: CandidateRun) -> None:
                 f"{name} is stored in {dtype}, narrower than every input, so it is judged to {unit:.1g} of its value; "
                 "what is lost below that before the store does not show (it would in a float32 result)"
             )
-            session.note("narrow_result", name, text)
+            examination.note("narrow_result", name, text)
 
 
-def _forward_only(session: Session, done: CandidateRun) -> None:
+def _forward_only(examination: Examination, done: Run) -> None:
     """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
 
     One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
     """
-    target, wanted = session.target, session.target.wanted_grads(session.material.inputs)
+    target, wanted = examination.target, examination.target.wanted_grads(examination.material.inputs)
     if target.backward != "auto" or not wanted:
         return
     kept = (*(f"saved.{n}" for n in target.saved), *target.decisions)
     visible = {n: t for n, t in done.outputs.items() if n not in kept and t.is_floating_point()}
-    able = session.ref.differentiable if target.golden_backward is None else frozenset(visible)
+    able = examination.ref.differentiable if target.golden_backward is None else frozenset(visible)
     lost = [n for n in visible if n in able and n not in done.cotangents]
     try:
-        flows = {n: _reached(session, done, n, visible) for n in lost}
+        flows = {n: _reached(examination, done, n, visible) for n in lost}
     except (GoldenError, NotImplementedError):  # nobody asked for the golden's gradient so far, and it has none
         text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
-        session.note("forward_only", lost[0], f"{text}: gradients were not judged")
+        examination.note("forward_only", lost[0], f"{text}: gradients were not judged")
         return
     sources = [n for n in lost if flows[n]]
     if not sources:
@@ -309,7 +315,7 @@ def _forward_only(session: Session, done: CandidateRun) -> None:
             f"from {', '.join(sources)} to {', '.join(inputs)}; a kernel that is forward only is declared with "
             "backward=None"
         )
-        session.find(CERTAIN, "values", f"{inputs[0]}.grad", text)
+        examination.find(CERTAIN, "values", f"{inputs[0]}.grad", text)
         return
     for name in sources:
         text = (
@@ -317,13 +323,13 @@ def _forward_only(session: Session, done: CandidateRun) -> None:
             f"{', '.join(n for n in wanted if n in flows[name])}; if {name} has none on purpose, declare "
             f"saved=({name!r},), or detach it in the golden"
         )
-        session.find(CERTAIN, "values", name, text)
+        examination.find(CERTAIN, "values", name, text)
 
 
-def _reached(session: Session, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _reached(examination: Examination, done: Run, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
-    sent[name] = session.material.cotangent(name, visible[name])
-    alone = session.references(session.material, replace(done, cotangents=sent), session.ref.decisions)
-    wanted = session.target.wanted_grads(session.material.inputs)
+    sent[name] = examination.material.cotangent(name, visible[name])
+    alone = examination.references(examination.material, replace(done, cotangents=sent), examination.ref.decisions)
+    wanted = examination.target.wanted_grads(examination.material.inputs)
     return {n for n in wanted if f"{n}.grad" in alone.values and bool(alone.values[f"{n}.grad"].count_nonzero())}

@@ -1,4 +1,4 @@
-"""Report: what `check` returns, with its rendering as text and as a page."""
+"""Report: what `check` returns. It adds the rendering as text and as a page to ReportFacts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a check says: findings on the ladder's rungs, notes, one row per case, run and tensor, and small error maps.
+"""The results of a check as data: findings, notes, one row per case, run and tensor, and small error maps.
 
-Everything here is plain data, which survives `Report.from_json(report.to_json())`. It does not load torch, so
-that pages and command lines can read reports quickly.
+All of it survives `Report.from_json(report.to_json())`. This module does not load torch, so that pages and commands
+read reports quickly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Finding:
-    """One reason to reject, with the rung that says how sure it is."""
+    """One reason to reject the candidate, with the rung that says how certain it is."""
 
     rung: str
     probe: str
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth saying that is nobody's fault (tie, order_nondeterminism, not_proven, ...)."""
+    """An observation that is no fault (tie, order_nondeterminism, not_proven, ...)."""
 
     id: str
     tensor: str
@@ -64,7 +64,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of one run of one case, with the figures that its state rests on."""
+    """One tensor of one run of one case, with the figures behind its state."""
 
     case: str
     run: str
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ProbeRun:
-    """Whether a probe ran, why not, how long it took, and how many candidate runs it spent."""
+    """One probe: whether it ran, why not, its time, and how many runs of the candidate it used."""
 
     name: str
     ran: bool
@@ -96,7 +96,9 @@ class ProbeRun:
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A tensor as small pictures: golden, candidate, error/limit; rows x columns, block maxima of at most 128 x 128."""
+    """A tensor as small pictures: golden, candidate, error/limit, as rows x columns, each cell the maximum of a
+    block; at most 128 x 128.
+    """
 
     tensor: str
     case: str
@@ -111,7 +113,7 @@ class ErrorMap:
 
 @dataclass
 class ReportFacts:
-    """A verdict with everything it rests on, as data; `Report` adds the rendering."""
+    """A verdict with everything that supports it, as data; `Report` adds the rendering."""
 
     target: str
     verdict: str = PASS
@@ -140,7 +142,7 @@ class ReportFacts:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The report that `to_json` wrote, equal to the original."""
+        """The inverse of `to_json`."""
         if data.get("schema") != SCHEMA:
             raise ValueError(f"report has schema {data.get('schema')!r}; this version reads {SCHEMA}")
         data = {k: v for k, v in data.items() if k != "schema"}

@@ -1,4 +1,4 @@
-"""The report for a terminal: one sentence first, then evidence, table, notes and cost. 80 columns, plain text."""
+"""Renders a report for a terminal of 80 columns: one sentence first, then evidence, table, notes and cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render(report: ReportFacts) -> str:
 
 
 def headline(report: ReportFacts) -> str:
-    """The verdict and the weightiest finding in one sentence."""
+    """The verdict and the most important finding in one sentence."""
     name = report.target or "the target"
     findings = ranked(report)
     if report.verdict == REFERENCE_FAULT:
@@ -47,7 +47,7 @@ def headline(report: ReportFacts) -> str:
 
 
 def _left_out(report: ReportFacts, left_out: dict[str, str], judged: int, refused: int) -> str:
-    """Cases that did not run, by name, and why; then what the others came to."""
+    """Names the cases that did not run, and why; then the outcome of the others."""
     names = list(left_out)
     shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else "")
     why = next(iter(left_out.values())).partition(": ")[2]
@@ -58,7 +58,7 @@ def _left_out(report: ReportFacts, left_out: dict[str, str], judged: int, refuse
 
 
 def ranked(report: ReportFacts) -> list[Finding]:
-    """Findings, the surest first; those about the golden before all."""
+    """Findings, the most certain first; those about the golden come before all others."""
     return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
 
 
@@ -82,7 +82,7 @@ def _findings(report: ReportFacts) -> str:
 
 
 def _worst_rows(report: ReportFacts) -> list[Row]:
-    """Rows that are not ok, then for every tensor the plain run that came closest to its bound."""
+    """Rows that are not ok, then for each tensor the plain run closest to its bound."""
     bad = [r for r in report.rows if r.state in ("bad", "quality")]
     closest: dict[str, Row] = {}
     for row in report.rows:
@@ -94,7 +94,7 @@ def _worst_rows(report: ReportFacts) -> list[Row]:
 
 
 def _table(report: ReportFacts, rows: list[Row]) -> str:
-    """Columns of text as wide as 80 columns leave room for; the case is said where there are several."""
+    """A table of text columns within 80 columns; it names the case where there are several."""
     words = ["tensor", "case", "run"] if len(report.cases) > 1 else ["tensor", "run"]
     head = (*words, "error", "/bound", "/noise", "ulp", "state")
     cells = [
@@ -110,7 +110,7 @@ def _table(report: ReportFacts, rows: list[Row]) -> str:
     lines = [_line(row, widths, len(words)) for row in (head, *cells)]
     total = len(report.rows)
     if total > len(rows):
-        lines.append(f"  {len(rows)} of {total} rows: what failed, and of the rest the closest to its bound")
+        lines.append(f"  {len(rows)} of {total} rows: the failing ones, and of the others the closest to their bounds")
     return "\n".join(lines)
 
 
@@ -121,7 +121,7 @@ def _line(cells: tuple[str, ...], widths: list[int], words: int) -> str:
 
 
 def _share(wanted: list[int], room: int) -> list[int]:
-    """Widths for the text columns: what they want, the widest cut first."""
+    """Widths of the text columns: as wide as their text, the widest cut first."""
     widths = list(wanted)
     while sum(widths) > room and max(widths) > 6:
         widths[widths.index(max(widths))] -= 1
@@ -129,7 +129,7 @@ def _share(wanted: list[int], room: int) -> list[int]:
 
 
 def _notes(report: ReportFacts) -> str:
-    """Notes that differ in tensor, numbers or case are said once, with the other tensors and the number of cases."""
+    """Notes that differ only in tensor, numbers or case appear once, with the other tensors and the number of cases."""
     grouped: dict[tuple[str, str], list[Note]] = {}
     for note in report.notes:
         likeness = re.sub(r"\d[\d.e+-]*", "#", note.text.replace(note.tensor, "@"))

@@ -1,4 +1,4 @@
-"""When a check must be over: what costs much and can be left out looks here before it begins."""
+"""Time limits of a check: costly work that can be skipped asks here whether enough time is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEFT_OUT: ContextVar[list[str] | None] = ContextVar("_LEFT_OUT", default=None)
 
 @contextmanager
 def until(end: float) -> Iterator[list[str]]:
-    """Inside, time is over at `end` of time.perf_counter(); gives what is left out for want of it, in words."""
+    """Inside, time ends at `end` (of time.perf_counter()); yields the descriptions of the work that was skipped."""
     left_out: list[str] = []
     tokens = _END.set(end), _LEFT_OUT.set(left_out)
     try:
@@ -24,7 +24,7 @@ def until(end: float) -> Iterator[list[str]]:
 
 
 def lacks(seconds: float, what: str) -> bool:
-    """Whether less time is left than something takes, which is then left out, and said."""
+    """Whether less than `seconds` is left; then `what` is recorded as skipped."""
     if _END.get() - time.perf_counter() >= seconds:
         return False
     left_out = _LEFT_OUT.get()
@@ -34,14 +34,14 @@ def lacks(seconds: float, what: str) -> bool:
 
 
 def cut() -> bool:
-    """Whether something was left out."""
+    """Whether anything was skipped."""
     return bool(_LEFT_OUT.get())
 
 
 class Pace:
-    """Asked before each step of a loop: is there no time for one more that takes as long as the longest before it?
+    """Tells a loop, before each step, whether time remains for a step as long as the longest so far.
 
-    over(more): whether time is over, or would be so many seconds later. cut: there was none, once.
+    over(more): whether time is over, or would be `more` seconds later. cut: whether it was over once.
     """
 
     def __init__(self, over: Callable[[float], bool]) -> None:

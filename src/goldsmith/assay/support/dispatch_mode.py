@@ -1,4 +1,6 @@
-"""What the assay's dispatch modes have in common: torch's compiler is kept out of them only where it is at work."""
+"""DispatchMode: the base of the assay's dispatch modes, without the cost of torch's compiler where nothing is
+traced.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ _traced_by = torch._C._dynamo.eval_frame.get_eval_frame_callback  # None: nothin
 
 
 class DispatchMode(TorchDispatchMode):
-    """torch keeps its compiler from tracing `__torch_dispatch__`, at each operator, and imports it for that: a second
-    of each process. Where nothing traces, there is nothing to be kept out.
+    """A TorchDispatchMode that keeps torch's compiler out only while something is being traced.
+
+    torch itself guards every `__torch_dispatch__` against its compiler, and imports the compiler for that: 1 s a
+    process.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What autograd raises about writing in place, told as what it is: a tensor was edited that was still needed."""
+"""Turns autograd's errors about in-place writes into a sentence that says which tensor was edited too early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ADVICE = "it must write to a copy (x = x.clone())"
 
 
 def edited(error: BaseException, inputs: Sequence[str] = ()) -> str | None:
-    """The sentence about who raised it, or None where the error is about something else."""
+    """The sentence, or None where the error is about something else. inputs: names of those that require a gradient."""
     text = str(error)
     if _LEAF.search(text):
         which = f"the input {inputs[0]}" if len(inputs) == 1 else "an input"

@@ -1,4 +1,4 @@
-"""Memory that the machine does not have: says nothing of the candidate, and nothing of the golden."""
+"""Out of memory: recognised on every device, and blamed on neither the candidate nor the golden."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 
 import torch
 
-TO_DO = "give the case smaller sizes, end what else uses the memory, or take a device with more of it"
-_ON_A_CPU = "DefaultCPUAllocator"  # in the text of the RuntimeError that torch raises there
+TO_DO = "use smaller sizes in the case, end other programs that use the memory, or choose a device with more of it"
+_ON_A_CPU = "DefaultCPUAllocator"  # part of the RuntimeError that torch raises on a CPU
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -18,13 +18,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def told(error: BaseException) -> str:
-    """What was too much, and what to do. torch's own text goes on with every process on the card."""
+    """How much was asked for and what to do. torch's own text also lists every process on the GPU."""
     wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-    return f"out of memory{f', {wanted[1]} more were wanted' if wanted else ''}; {TO_DO}"
+    return f"out of memory{f', {wanted[1]} more were needed' if wanted else ''}; {TO_DO}"
 
 
 def release(device: str | torch.device) -> None:
-    """Give a card's memory back before the next case: tensors in reference cycles, and what torch keeps for later."""
+    """Free a GPU's memory before the next case: reference cycles, and what torch's allocator has cached."""
     if torch.device(device).type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Whether anything can be kept in a folder, asked before the work of which something is to be kept."""
+"""Checks that a folder can be written to, before the work whose result is to be stored there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def unwritable(folder: Path) -> str:
-    """Why nothing can be written there, "" where it can; a folder that is not there is not left behind."""
+    """Why nothing can be written there, "" where it can. A folder created for the check is removed again."""
     made: list[Path] = []
     try:
         made = [p for p in (folder, *folder.parents) if not p.exists()]
@@ -16,7 +16,7 @@ def unwritable(folder: Path) -> str:
         with tempfile.TemporaryFile(dir=folder):
             return ""
     except FileExistsError:
-        return "it is no folder"
+        return "it is not a folder"
     except OSError as error:
         return str(error.strerror or error)
     finally:

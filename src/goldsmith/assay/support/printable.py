@@ -1,10 +1,10 @@
-"""Text of others (messages of a candidate's exceptions, names) with its control characters written out."""
+"""Escapes control characters in foreign text, such as a candidate's exception messages and names."""
 
 from __future__ import annotations
 
 import re
 
-# all but line end and tab; marks that turn the direction of text; halves of surrogate pairs, which no file can hold
+# all but newline and tab; marks that change the direction of text; lone surrogates, which no file can hold
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

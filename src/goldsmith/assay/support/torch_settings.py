@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
+_SMALL = 2**17  # up to this many input elements in all, one thread is faster than two
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch.ones(3) and the like make `dtype` inside (running_bounds, legal_runs and self_check do this themselves)."""
+    """Inside, torch.ones(3) and the like create `dtype`. running_bounds, legal_runs and self_check set it
+    themselves.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -26,17 +28,20 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def in_one_order(leaves: Mapping[str, Tensor]) -> Iterator[None]:
-    """On a card: sums that torch adds with atomics (index_select's gradient, scatter_add) are sorted, where it can."""
-    mode: Any = torch.utils.deterministic  # a module whose attribute is set in a class of its own
+    """On a GPU, torch sorts the sums that it otherwise adds with atomics (index_select's gradient, scatter_add), if
+    it can.
+    """
+    mode: Any = torch.utils.deterministic  # Any: a module whose class defines this attribute as a property
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = mode.fill_uninitialized_memory
     if before[0] or not any(t.is_cuda for t in leaves.values()):
         yield
         return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*determinis.*")  # of what torch has in no order; self_check sees it
+        # about operators without a deterministic version; self_check notices those
+        warnings.filterwarnings("ignore", message=".*determinis.*")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        mode.fill_uninitialized_memory = False  # NaN in what nobody wrote would repeat
+        mode.fill_uninitialized_memory = False  # NaN in elements that nobody wrote would repeat
         try:
             yield
         finally:
@@ -46,7 +51,7 @@ def in_one_order(leaves: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def threads_for(leaves: Mapping[str, Tensor]) -> Iterator[None]:
-    """One intra-op thread for small work: on two busy cores the barrier of a 10 us loop was seen to cost 5 ms."""
+    """One intra-op thread for small work: on two busy cores the barrier of a 10 us loop cost up to 5 ms."""
     before = torch.get_num_threads()
     small = sum(t.numel() for t in leaves.values()) <= _SMALL
     if small and before > 1:

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from ...report.results import CERTAIN
-from ..evidence import Pattern
+from ..evidence import ErrorPattern
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 
 _PLAIN = EXACT + 0.035  # the whole result is the golden's: whatever in the golden were exchanged says less plainly so
 
 
-def _pattern(r: Reading, found: Pattern, score: float = EXACT) -> Match:
+def _pattern(r: Reading, found: ErrorPattern, score: float = EXACT) -> Match:
     said = [found.text or f"{found.tensor} is the golden {found.kind} ({_told(found)}), match {found.match:.4f}"]
     if found.also:
         said.append(f"also explained by {', '.join(found.also)}")
     return Match(score - 0.1 * bool(found.also), tuple(said), {**found.params, "also": list(found.also)})
 
 
-def _told(found: Pattern) -> str:
+def _told(found: ErrorPattern) -> str:
     return ", ".join(f"{k} {v}" for k, v in found.params.items())
 
 
@@ -135,7 +135,7 @@ def wrong_stride(r: Reading) -> Match | None:
     return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))
 
 
-def _oblong(r: Reading, found: Pattern) -> bool:
+def _oblong(r: Reading, found: ErrorPattern) -> bool:
     """Whether the exchanged axes have different lengths: the tensor's shape is kept, so its strides are exchanged."""
     axes = found.params.get("axes", ())
     return r.g is not None and len({r.g.shape[a] for a in axes}) > 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
-from ..evidence import Evidence, Fit, Influence, MemoryFact, Pattern, Ratio, RunFact
+from ..evidence import ErrorPattern, Evidence, Fit, Influence, MemoryFact, Ratio, RunFact
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
 WEAK = 0.4  # it fits, and so do other stories: the most that is no claim
@@ -285,7 +285,7 @@ class Reading:
         found = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
         return min(found, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
 
-    def pattern(self, *kinds: str) -> Pattern | None:
+    def pattern(self, *kinds: str) -> ErrorPattern | None:
         found = [p for p in self.e.permutations if p.kind in kinds and p.match >= 0.98]
         return max(found, key=lambda p: p.match, default=None)
 

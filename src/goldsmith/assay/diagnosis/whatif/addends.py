@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, instead, moved
+from .calls import Change, Changed, Key, OperatorCall, floating, instead, moved
 from .groups import made_alike
 
 _SUMS = frozenset("add add_ sub sub_".split())
@@ -20,10 +20,10 @@ _ADDENDS, _FACTORS = 12, 24
 _LEAST = 1e-12  # of the addends' size: a sum that is smaller vanishes identically
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong gradient is made of."""
     backward = [c for c in calls if c.backward and c.index in among]
-    addends: dict[int, Call] = {}
+    addends: dict[int, OperatorCall] = {}
     for call in backward:
         if call.name in _SUMS:
             for key in call.made[:2]:
@@ -45,9 +45,9 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             yield Change("wrong_factor", text, addend.index, _times(factor), {**params, "named": name}, 0.5)
 
 
-def _left_out(calls: Sequence[Call], backward: Sequence[Call]) -> Iterator[Change]:
+def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -> Iterator[Change]:
     """Nothing comes through one of the ways, in every turn of a loop."""
-    ways: dict[tuple, dict[int, Call]] = {}
+    ways: dict[tuple, dict[int, OperatorCall]] = {}
     for call in backward:
         for i, key in enumerate(call.made[:2] if call.name in _SUMS else ()):
             maker = _made(calls, key)
@@ -72,7 +72,7 @@ def _left_out(calls: Sequence[Call], backward: Sequence[Call]) -> Iterator[Chang
         yield Change("missing_term", text, at[0], group[0][1], more, prior, group=group if len(group) > 1 else ())
 
 
-def _source(calls: Sequence[Call], call: Call) -> Call:
+def _source(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall:
     """What a gradient is that only takes its place in a larger one."""
     while call.name in _PLACING and call.made:
         before = _made(calls, call.made[0])
@@ -82,12 +82,12 @@ def _source(calls: Sequence[Call], call: Call) -> Call:
     return call
 
 
-def _made(calls: Sequence[Call], key: Key) -> Call | None:
+def _made(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     return maker if maker is not None and maker.backward and maker.owns else None
 
 
-def _forward(calls: Sequence[Call]) -> list[tuple[str, Tensor]]:
+def _forward(calls: Sequence[OperatorCall]) -> list[tuple[str, Tensor]]:
     """What the forward computes of several numbers, and what it is given; what was seen last has its name."""
     found: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
@@ -109,7 +109,7 @@ def _times(factor: Tensor) -> Changed:
     return moved(lambda out: out * factor)
 
 
-def vanishing(calls: Sequence[Call], among: set[int]) -> dict[int, Changed]:
+def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Changed]:
     """Sums of the backward that are 0 for every input, or have such an addend: they stay as they are.
 
     The path of a norm's mean through its variance is one: a kernel's formula does not have it. When something else is
@@ -138,7 +138,7 @@ def vanishing(calls: Sequence[Call], among: set[int]) -> dict[int, Changed]:
     return found
 
 
-def _vanishes(call: Call, addend: Tensor) -> bool:
+def _vanishes(call: OperatorCall, addend: Tensor) -> bool:
     axes = call.args[1] if len(call.args) > 1 and call.args[1] else list(range(addend.dim()))
     size, total = addend.abs().sum(axes), addend.sum(axes).abs()
     return bool((size > 0).any()) and bool((total <= _LEAST * size).all())

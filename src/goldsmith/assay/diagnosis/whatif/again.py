@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Instead, Key, floating, instead
+from .calls import Change, Changed, Instead, Key, OperatorCall, floating, instead
 from .saved import followed
 
 _MOST = 600  # changes
@@ -21,7 +21,7 @@ _SUMS = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _MASKS = frozenset("masked_fill where tril triu".split())
 
 
-def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
     """`made`: what is tried of each operator alone, in the forward of which the outputs would be wrong, too."""
     if not tensor.endswith(".grad"):
         return
@@ -50,24 +50,24 @@ def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], tensor:
     yield from sorted(found, key=lambda c: -c.prior)[:_MOST]
 
 
-def _old_inner(calls: Sequence[Call]) -> tuple[tuple[int, Changed], ...]:
+def _old_inner(calls: Sequence[OperatorCall]) -> tuple[tuple[int, Changed], ...]:
     """Gradients of softmax whose inner product is the right one: kernels take it from the output, not from weights."""
     return tuple((c.index, _with_inner(c)) for c in calls if c.name == "_softmax_backward_data" and c.backward)
 
 
-def _in_backward(calls: Sequence[Call], call: Call) -> tuple[tuple[int, Changed], ...]:
+def _in_backward(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple[tuple[int, Changed], ...]:
     """What cuts the gradient to the mask of an operator of the forward, and no longer does."""
     alike = [c for c in calls if c.backward and c.line and c.line == call.line and c.name in _MASKS]
     passing = instead(lambda *args, **kwargs: next(a for a in args if floating(a) and a.numel() > 1).clone())
     return tuple((c.index, passing) for c in alike)
 
 
-def _with_inner(call: Call) -> Changed:
+def _with_inner(call: OperatorCall) -> Changed:
     inner = (call.args[0] * call.args[1]).sum(call.args[2], keepdim=True)
     return instead(lambda g, y, *args: y * (g - inner))
 
 
-def _remade(calls: Sequence[Call], call: Call, change: Change, kept: bool) -> Instead:
+def _remade(calls: Sequence[OperatorCall], call: OperatorCall, change: Change, kept: bool) -> Instead:
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if change.change is None:
             return {}
@@ -79,7 +79,7 @@ def _remade(calls: Sequence[Call], call: Call, change: Change, kept: bool) -> In
     return instead
 
 
-def _with_old_sum(call: Call, args: Sequence) -> Tensor | None:
+def _with_old_sum(call: OperatorCall, args: Sequence) -> Tensor | None:
     """A softmax of new arguments over the old ones' sum; the sum itself stays."""
     if call.name == "logsumexp":
         return call.out
@@ -90,7 +90,7 @@ def _with_old_sum(call: Call, args: Sequence) -> Tensor | None:
     return None
 
 
-def _reaching(calls: Sequence[Call], read: set[Key]) -> set[int]:
+def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
     """Forward operators that what the backward reads is made of."""
     known: set[Key] = set(read)
     for call in reversed(calls):
@@ -101,7 +101,7 @@ def _reaching(calls: Sequence[Call], read: set[Key]) -> set[int]:
     return {k for k in known if isinstance(k, int)}
 
 
-def _summed_below(calls: Sequence[Call], call: Call) -> bool:
+def _summed_below(calls: Sequence[OperatorCall], call: OperatorCall) -> bool:
     """Whether a softmax, or its sum, is made of it."""
     known: set[Key] = {call.index}
     for other in calls[call.index + 1 :]:

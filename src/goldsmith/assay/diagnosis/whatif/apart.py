@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 
 _SUMS = frozenset("sum mean amax logsumexp".split())
 _NORMS = frozenset("_softmax _log_softmax".split())
@@ -21,7 +21,7 @@ _PARTS = 6  # sizes that are tried
 _ALSO = ("truncated_reduction", "wrong_factor")
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     axis = _axis(call)
     if axis is None:
         return
@@ -38,7 +38,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
 
 
-def _together(call: Call, axis: int) -> Iterator[Change]:
+def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
     """The other way round: the sum goes over a neighbouring axis as well, as of a view that has both in one."""
     x = call.args[0]
     for other in (axis - 1, axis + 1):
@@ -56,7 +56,7 @@ def _together(call: Call, axis: int) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
 
 
-def _axis(call: Call) -> int | None:
+def _axis(call: OperatorCall) -> int | None:
     """The one axis that is summed along, and whose places all read the sum; None elsewhere."""
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return None

@@ -14,7 +14,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, moved, whole
+from .calls import Change, Key, OperatorCall, floating, moved, whole
 from .judge import Judge
 
 _SENT, _PLACES, _PAIRS = 1024, 8192, 2**21  # numbers that come down, that come out, and one with another, at most
@@ -26,7 +26,9 @@ _AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add e
 _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 
 
-def changes(calls: Sequence[Call], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]) -> Iterator[Change]:
+def changes(
+    calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
+) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of. leaves: indices among them may say an order of rows."""
     orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
@@ -45,7 +47,7 @@ def changes(calls: Sequence[Call], among: set[int], judge: Judge, leaves: Mappin
             yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge, leaves))
 
 
-def _linear(calls: Sequence[Call], call: Call, i: int, a: object) -> bool:
+def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object) -> bool:
     """Whether the i-th argument is what comes down, and the result has no other addend."""
     if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
         return False
@@ -57,13 +59,13 @@ def _linear(calls: Sequence[Call], call: Call, i: int, a: object) -> bool:
     return not bool(made[0].any()) and torch.allclose(made[1], -2 * call.out, rtol=1e-9, atol=0)
 
 
-def _made(call: Call, i: int, t: Tensor) -> Tensor:
+def _made(call: OperatorCall, i: int, t: Tensor) -> Tensor:
     args = [b.clone() if isinstance(b, Tensor) else b for b in call.args]
     args[i] = t
     return call.func(*args, **call.kwargs)
 
 
-def _change(call: Call, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
+def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
     sent = call.args[at].detach()
     if sent.numel() * call.out.numel() > _PAIRS:
         return None

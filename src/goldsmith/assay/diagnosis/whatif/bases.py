@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, instead
+from .calls import Change, OperatorCall, instead
 
 _LN2, _LOG2E = math.log(2.0), 1 / math.log(2.0)
 # of x, its maximum m, and s, the logarithm of the sum of exp(x - m): (text, the logarithm of the softmax, cause)
@@ -42,7 +42,7 @@ _SUM: tuple[tuple[str, str, Callable[[Tensor, Tensor], Tensor]], ...] = (
 _PRIOR = 0.5
 
 
-def changes(call: Call) -> Iterator[Change]:
+def changes(call: OperatorCall) -> Iterator[Change]:
     """Of a softmax, its logarithm, or the logarithm of a sum of exponentials."""
     if call.name == "logsumexp":
         yield from _of_sums(call)
@@ -58,7 +58,7 @@ def changes(call: Call) -> Iterator[Change]:
         yield Change(cause, f"{call.said} {text}", call.index, instead(other), {}, _PRIOR)
 
 
-def _of_sums(call: Call) -> Iterator[Change]:
+def _of_sums(call: OperatorCall) -> Iterator[Change]:
     axes = call.args[1]
     for cause, text, parts in _SUM:
 

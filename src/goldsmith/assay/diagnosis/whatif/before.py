@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, replaced, seen_through
+from .calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through
 
 _LEAST, _MOST = 2, 1024  # turns
 _CHANGES = 200
 _STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
 _ALIASES = frozenset("detach alias clone".split())
-_Pair = tuple[Call, int, Call, int]  # who makes, of which operand; who reads, as which
+_Pair = tuple[OperatorCall, int, OperatorCall, int]  # who makes, of which operand; who reads, as which
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     found: dict[tuple, list[_Pair]] = {}
     readers = _readers(calls, among)
@@ -44,13 +44,13 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             yield _changed(calls, late, pairs)
 
 
-def _told(made: Call, j: int, read: Call, i: int) -> tuple:
+def _told(made: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
     """What is the same in every turn: lines, operands, and how many operators lie between."""
     return made.name, made.line, j, read.name, read.line, i, read.index - made.index
 
 
-def _readers(calls: Sequence[Call], among: set[int]) -> dict[Key, list[tuple[Call, int]]]:
-    found: dict[Key, list[tuple[Call, int]]] = {}
+def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
+    found: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.index not in among or call.backward or not call.line or not call.owns or call.name in _ALIASES:
             continue
@@ -62,7 +62,7 @@ def _readers(calls: Sequence[Call], among: set[int]) -> dict[Key, list[tuple[Cal
     return found
 
 
-def _operands(made: Call) -> Iterator[tuple[int, Key]]:
+def _operands(made: OperatorCall) -> Iterator[tuple[int, Key]]:
     """Those that are as large as the result, so that they may stand in its place."""
     keys = iter(made.made)
     for j, a in enumerate(made.args):
@@ -71,7 +71,7 @@ def _operands(made: Call) -> Iterator[tuple[int, Key]]:
             yield j, key
 
 
-def _changed(calls: Sequence[Call], late: bool, pairs: list[_Pair]) -> Change:
+def _changed(calls: Sequence[OperatorCall], late: bool, pairs: list[_Pair]) -> Change:
     held: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
     group: dict[int, Changed] = {}
     for made, j, _, _ in pairs:

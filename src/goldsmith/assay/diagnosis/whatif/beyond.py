@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, moved, replaced, whole
+from .calls import Change, OperatorCall, floating, given, moved, replaced, whole
 from .sums import axes_of, neutral, only
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
@@ -17,7 +17,7 @@ _PARTS = (2, 3, 4, 8)
 _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
-def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`numbers`: the case's sizes and scalars, among which is how many parts there are."""
     given_ = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **given_}
@@ -37,7 +37,7 @@ def _rests(n: int, parts: Mapping[int, str]) -> Iterator[tuple[int, str]]:
             yield n - n % count, f"what is left of {n} behind {of} equal parts of {n // count} is in none of them"
 
 
-def _looked_up(call: Call) -> tuple[Tensor, int, int] | None:
+def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:
     """(the index, how many there are to choose from, axes of the result behind those of the index)"""
     x = call.args[0]
     if call.name == "index":
@@ -52,7 +52,7 @@ def _looked_up(call: Call) -> tuple[Tensor, int, int] | None:
     return index, x.shape[axis], 0 if call.name == "gather" else x.dim() - 1
 
 
-def _of_a_lookup(call: Call, parts: Mapping[int, str]) -> Iterator[Change]:
+def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Change]:
     found = _looked_up(call)
     if found is None or not found[0].numel():
         return
@@ -77,7 +77,7 @@ def _of_a_lookup(call: Call, parts: Mapping[int, str]) -> Iterator[Change]:
                          also=("dtype_width", "invalid_index"))  # fmt: skip
 
 
-def _of_a_sum(call: Call, axis: int, parts: Mapping[int, str]) -> Iterator[Change]:
+def _of_a_sum(call: OperatorCall, axis: int, parts: Mapping[int, str]) -> Iterator[Change]:
     n, fill = call.args[0].shape[axis], neutral(call.name)
     for limit, why in _rests(n, parts):
         text = f"{call.said} ends at {limit}: {why}"

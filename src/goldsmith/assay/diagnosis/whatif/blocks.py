@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 from .sums import BLOCKS
 
 _VIEWS = frozenset("view unsqueeze expand _unsafe_view alias detach".split())
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.backward or not call.args or not floating(call.args[0]):
         return
     if call.name == "mean":
@@ -23,7 +23,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _apart(call, calls)
 
 
-def _alike(call: Call) -> Iterator[Change]:
+def _alike(call: OperatorCall) -> Iterator[Change]:
     """The mean of the blocks' means: the last one, which is shorter, weighs too much."""
     axis = _axis(call)
     if axis is None:
@@ -40,7 +40,7 @@ def _alike(call: Call) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, instead(merged), {"block": block}, 0.5, also=("wrong_mask",))
 
 
-def _apart(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """x - mean(x) with the mean of x's own block: the distance between the blocks' means is left out."""
     maker = _maker(calls, call.made[1])
     if maker is None or maker.name != "mean" or maker.made[:1] != call.made[:1]:
@@ -58,7 +58,7 @@ def _apart(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
             yield Change("missing_term", text, call.index, instead(inside), {"block": block}, 0.5)
 
 
-def _maker(calls: Sequence[Call], key: object) -> Call | None:
+def _maker(calls: Sequence[OperatorCall], key: object) -> OperatorCall | None:
     call = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     while call is not None and call.name in _VIEWS and call.made:
         before = call.made[0]
@@ -66,7 +66,7 @@ def _maker(calls: Sequence[Call], key: object) -> Call | None:
     return call
 
 
-def _axis(call: Call) -> int | None:
+def _axis(call: OperatorCall) -> int | None:
     """The one axis that is reduced; None where there are none or several."""
     dims = call.args[1] if len(call.args) > 1 else None
     return dims[0] % call.args[0].dim() if isinstance(dims, list | tuple) and len(dims) == 1 else None

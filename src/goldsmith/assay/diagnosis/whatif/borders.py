@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, moved
+from .calls import Change, OperatorCall, moved
 from .groups import together
 
 _MOST = 1024  # steps
@@ -17,12 +17,12 @@ _OF_A_STEP = 8  # operators of one name and line
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def changes(calls: Sequence[Call], made: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
     """`made`: what is tried of each operator alone; `wrong`: the wrong elements, right before the first border.
 
     Gradients run the other way: there the last chunk is right.
     """
-    lines: dict[tuple[str, str, bool], list[Call]] = {}
+    lines: dict[tuple[str, str, bool], list[OperatorCall]] = {}
     for call in calls:
         if call.line and call.index in made:
             lines.setdefault((call.name, call.line, call.backward), []).append(call)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
@@ -21,7 +21,7 @@ _LEAST = 1e-12
 Part = tuple[str, int, int]  # what it is called, its first place, and the one behind its last
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     pieces: dict[int, list[Part]] = {}
     for call in calls:
@@ -37,7 +37,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     yield from _left_out(call, axis, part, part in pieces.get(n, []))
 
 
-def _pieces(call: Call) -> Iterator[tuple[int, list[Part]]]:
+def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
     axis = call.args[1] if len(call.args) > 1 else 0
     at, parts = 0, []
     for number, t in enumerate(call.args[0]):
@@ -54,7 +54,7 @@ def _rests(n: int) -> list[Part]:
     return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in found.items()]
 
 
-def _left_out(call: Call, axis: int, part: Part, piece: bool) -> Iterator[Change]:
+def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterator[Change]:
     where, lo, hi = part
     operands = [(0, 1)] if call.name in ("div", "sub") else [(0, 1), (1, 0)]
     for keep, other in operands:

@@ -19,7 +19,7 @@ Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the 
 
 
 @dataclass
-class Call:
+class OperatorCall:
     """One operator of the golden's run, with its operands and what they are called."""
 
     index: int
@@ -100,7 +100,7 @@ class Listening(DispatchMode):
         self.changes, self.wrap, self.saved = dict(changes or {}), wrap, saved
         self.count = 0
         self.backward = False
-        self.calls: list[Call] | None = None
+        self.calls: list[OperatorCall] | None = None
         self.names: dict[int, str] = {}  # storage -> what it is called
         self.keys: dict[int, Key] = {}  # storage -> who made it
         self.held: dict[Key, Tensor] = {}
@@ -159,7 +159,7 @@ class Listening(DispatchMode):
             owns = isinstance(out, Tensor) and self.key_of(out) == -1
             read = tuple(self.key_of(a) for a in _inside_of((args, kwargs)))
             line = self._line()
-            call = Call(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
+            call = OperatorCall(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
             self.calls.append(call)
         self.alive.append((args, out))
         for made in out if isinstance(out, list | tuple) else ():
@@ -196,9 +196,9 @@ def _inside_of(value: Any) -> list[Tensor]:
     return [t for v in value for t in _inside_of(v)] if isinstance(value, list | tuple) else []
 
 
-def behind(calls: Sequence[Call], key: Key) -> set[int]:
+def behind(calls: Sequence[OperatorCall], key: Key) -> set[int]:
     """The operators that a tensor is made of, given who made it."""
-    written: dict[Key, list[Call]] = {}
+    written: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         outs = call.out if isinstance(call.out, list | tuple) else (call.out,)
         writes = not call.owns and any(isinstance(o, Tensor) for o in outs)
@@ -218,7 +218,7 @@ def behind(calls: Sequence[Call], key: Key) -> set[int]:
     return found
 
 
-def compared(calls: Sequence[Call], among: set[int]) -> set[int]:
+def compared(calls: Sequence[OperatorCall], among: set[int]) -> set[int]:
     """The operators among these that comparisons of numbers are made of, and the comparisons."""
     found: set[int] = set()
     for call in calls:
@@ -228,7 +228,7 @@ def compared(calls: Sequence[Call], among: set[int]) -> set[int]:
     return found & among
 
 
-def read_back(calls: Sequence[Call], among: set[int]) -> set[Key]:
+def read_back(calls: Sequence[OperatorCall], among: set[int]) -> set[Key]:
     """Who made what the backward's operators among these read."""
     return {key for call in calls if call.backward and call.index in among for key in call.made}
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, replaced
+from .calls import Change, OperatorCall, floating, given, replaced
 
 _CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _ALSO = ("truncated_reduction", "missing_term")
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.backward or call.name not in ("mm", "bmm", "sum") or not call.args:
         return
     x = call.args[0]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, instead, moved
+from .calls import Change, Changed, OperatorCall, floating, instead, moved
 
 CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # turns
 _LEAST, _MOST = 3, 2048  # turns; operators of a run, for which who depends on whom is asked
@@ -20,7 +20,7 @@ _KINDS = 6
 _ADDS = frozenset("add add_".split())
 
 
-def changes(calls: Sequence[Call], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
@@ -48,7 +48,7 @@ def changes(calls: Sequence[Call], among: set[int], leaves: Mapping[str, Tensor]
 
 
 def _with_last(
-    edges: Sequence[Sequence[Call]], leaves: Mapping[str, Tensor]
+    edges: Sequence[Sequence[OperatorCall]], leaves: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None]]:
     """The last chunk begins with what is asked of the last state, or that is lost as well."""
     yield "", None
@@ -58,10 +58,10 @@ def _with_last(
         yield f", the last one without {last[0]}", lambda given: {n: torch.zeros_like(given[n]) for n in last}
 
 
-def _turns(calls: Sequence[Call], among: set[int]) -> dict[tuple, list[list[Call]]]:
+def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[list[OperatorCall]]]:
     """Of each kind of sum in a loop's backward, turn by turn: the addends that come from the turn after."""
     reach = _reach(calls)
-    kinds: dict[tuple, list[list[Call]]] = {}
+    kinds: dict[tuple, list[list[OperatorCall]]] = {}
     lines: dict[tuple, list[int]] = {}
     for call in calls:
         if call.backward:
@@ -79,7 +79,7 @@ def _turns(calls: Sequence[Call], among: set[int]) -> dict[tuple, list[list[Call
     return {key: members for key, members in kinds.items() if len(members) >= _LEAST - 1}
 
 
-def _sums(calls: Sequence[Call], among: set[int]) -> Iterator[tuple[list[Call], bool]]:
+def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
     """Sums of the backward that are more than a step of a larger one: (addends, whether an output's gradient is one)"""
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
@@ -102,7 +102,7 @@ def _sums(calls: Sequence[Call], among: set[int]) -> Iterator[tuple[list[Call], 
             yield addends, own
 
 
-def _reach(calls: Sequence[Call]) -> list[int]:
+def _reach(calls: Sequence[OperatorCall]) -> list[int]:
     """Of each operator, the operators that its result is made of, as bits."""
     found: list[int] = []
     for call in calls:
@@ -118,7 +118,7 @@ def _nothing() -> Changed:
     return moved(torch.zeros_like)
 
 
-def _of_running_sums(call: Call) -> Iterator[Change]:
+def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
     """A running sum that the backward takes from the end, in chunks that are counted from the beginning."""
     axis = call.args[1] % call.args[0].dim()
     n = call.args[0].shape[axis]

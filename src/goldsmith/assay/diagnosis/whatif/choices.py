@@ -19,7 +19,7 @@ from ...bounds.running_errors import SLACK
 from ...declare.decisions import TopK
 from ...execute.run import CandidateRun, Material
 from ...golden.golden_results import GoldenError
-from ...judge.examination import Session, decided
+from ...judge.examination import Examination, decided
 from ..evidence import WhatIf
 from . import offers
 from .calls import Change
@@ -67,29 +67,29 @@ class _Draw:
         return right & (worst + near >= best) & ~torch.isnan(scores).any(-1)
 
 
-def explain(session: Session, name: str) -> list[WhatIf]:
+def explain(examination: Examination, name: str) -> list[WhatIf]:
     """Of a top-k or argmax that is not legal as it is; empty for what else there is."""
-    decision = session.target.decisions.get(name)
-    if not isinstance(decision, TopK) or session._first is None:
+    decision = examination.target.decisions.get(name)
+    if not isinstance(decision, TopK) or examination._first is None:
         return []
-    first = _drawn(session, name, decision, session.material, session.first)
+    first = _drawn(examination, name, decision, examination.material, examination.first)
     if first is None or bool(first.legal(first.scores).all()):
         return []
-    draws = [first, *_others(session, name, decision)]
+    draws = [first, *_others(examination, name, decision)]
     if sum(int((~d.legal(d.scores)).sum()) for d in draws) < _LEAST:
         return []
-    sizes = session.material.sizes
+    sizes = examination.material.sizes
     found = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
     found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)]
-    return found[:_KEPT] or _by_other_scores(session, name, decision, draws)
+    return found[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
-def _drawn(session: Session, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
+def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: Run) -> _Draw | None:
     got = decided(done, name)
     if done.error is not None or got is None:
         return None
     try:
-        ref = session.references(material, done)
+        ref = examination.references(material, done)
         own, scores = ref.values.get(name), ref.values.get(decision.scores, ref.leaves.get(decision.scores))
     except GoldenError:
         return None
@@ -169,8 +169,8 @@ def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:
 # other scores
 
 
-def _by_other_scores(session: Session, name: str, decision: TopK, draws: list[_Draw]) -> list[WhatIf]:
-    search = _search(session, decision, draws[0])
+def _by_other_scores(examination: Examination, name: str, decision: TopK, draws: list[_Draw]) -> list[WhatIf]:
+    search = _search(examination, decision, draws[0])
     if search is None:
         return []
     over, found = seconds(_SECONDS), list[Change]()
@@ -192,23 +192,23 @@ def _criterion(name: str, what: WhatIf) -> WhatIf:
     return WhatIf("wrong_decision", what.text, name, 1.0, True, {"choice": name}, prior=what.prior, also=also)
 
 
-def _search(session: Session, decision: TopK, first: _Draw) -> Search | None:
+def _search(examination: Examination, decision: TopK, first: _Draw) -> Search | None:
     """For changes of the scores; which ones are wrong is known of the rows alone."""
-    bounded = session.ref.bounded.get(decision.scores)
+    bounded = examination.ref.bounded.get(decision.scores)
     if bounded is None:
         return None
     rows = (~first.legal(first.scores)).unsqueeze(-1).expand_as(first.scores).movedim(-1, decision.dim)
     got = torch.where(rows, bounded.value + 1, bounded.value)
     judge = Judge(got, bounded.value, bounded.bound)
-    return Search(session, decision.scores, judge, session.first, None)
+    return Search(examination, decision.scores, judge, examination.first, None)
 
 
-def _others(session: Session, name: str, decision: TopK) -> list[_Draw]:
+def _others(examination: Examination, name: str, decision: TopK) -> list[_Draw]:
     found = []
     for salt in range(1, _DRAWS + 1):
-        material = session.variant(salt)
-        done = session.execute("whatif", f"other inputs {salt}", material=material, look=False)
-        draw = _drawn(session, name, decision, material, done)
+        material = examination.variant(salt)
+        done = examination.execute("whatif", f"other inputs {salt}", material=material, look=False)
+        draw = _drawn(examination, name, decision, material, done)
         found += [] if draw is None else [draw]
     return found
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 
 _CHOICES = ("topk", "sort", "gather")
 _NORMED = ("_softmax", "sigmoid")
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name == "_softmax":
         yield from _among_all(call, calls)
     if call.name in _CHOICES and call.name != "sort":
@@ -23,17 +23,17 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield _along_the_other(call)
 
 
-def _maker(calls: Sequence[Call], call: Call) -> Call | None:
+def _maker(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall | None:
     key = call.made[0] if call.made else -1
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _axis(call: Call) -> int:
+def _axis(call: OperatorCall) -> int:
     at = {"topk": 2, "sort": 1, "gather": 1}[call.name]
     return (call.args[at] if len(call.args) > at else -1) % max(call.args[0].dim(), 1)
 
 
-def _among_all(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """The chosen ones' shares of all: the softmax comes first, and what is chosen of it is not normalised again."""
     maker = _maker(calls, call)
     if maker is None or maker.name not in _CHOICES or _axis(maker) != call.args[1] % call.args[0].dim():
@@ -58,7 +58,7 @@ def _among_all(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
     yield Change("wrong_factor", text, call.index, shares, {"axis": axis}, 0.6, group=group, also=("wrong_mask",))
 
 
-def _again(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """Shares that the golden leaves as they are, divided by the sum of the chosen ones."""
     maker, axis = _maker(calls, call), _axis(call)
     if maker is None or maker.name not in _NORMED:
@@ -74,7 +74,7 @@ def _again(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
     yield Change("wrong_factor", text, call.index, divided, {"axis": axis}, 0.55)
 
 
-def _along_the_other(call: Call) -> Change:
+def _along_the_other(call: OperatorCall) -> Change:
     """Rows' numbers for columns, where there are as many of both."""
     axis = 1 if call.out.shape[0] == 1 else 0
     text = f"{call.operand(0) or 'a vector'} stands along axis {1 - axis} instead of {axis}"

@@ -25,7 +25,7 @@ Values = Mapping[str, Tensor]
 Put = Callable[[list[Tensor], list[int]], Tensor | None]  # blocks' results, and their lengths, into one
 
 
-class Run(Protocol):
+class GoldenRun(Protocol):
     """The golden's results from other leaves, `until` alone or all of them; RuntimeError where they do not fit."""
 
     until: str
@@ -101,7 +101,7 @@ def _in_blocks(
     pieces = _Pieces(names, axis, n, block, spent)
 
     def put(text: str, cause: str, prior: float, make: Put, *also: str, whole: bool = False) -> Change:
-        def composed(leaves: Values, run: Run) -> Values:
+        def composed(leaves: Values, run: GoldenRun) -> Values:
             parts = pieces.of(leaves, run)
             done = run({})
             found = {k: _put(make, [p[k] for p in parts], lengths, done[k], whole, k != tensor) for k in done}
@@ -137,7 +137,7 @@ class _Pieces:
         self.made: list[Values] = []  # of those leaves, for that result; a block that does not fit says so once
         self.failed = False
 
-    def of(self, leaves: Values, run: Run) -> list[Values]:
+    def of(self, leaves: Values, run: GoldenRun) -> list[Values]:
         key = (id(leaves), run.until)
         if key == self.key:
             return self.made
@@ -184,7 +184,7 @@ def _last_step(names: tuple[str, ...], axis: int, n: int, block: int, of: str, p
     """What the last block adds to those before it stands for the sum of all."""
     before = (n - 1) // block * block
 
-    def composed(leaves: Values, run: Run) -> Values:
+    def composed(leaves: Values, run: GoldenRun) -> Values:
         done, first = run({}), run({m: leaves[m].narrow(axis, 0, before) for m in names})
         return {k: v - first[k] * (before / n) for k, v in done.items() if floating(v) and first[k].shape == v.shape}
 
@@ -204,7 +204,7 @@ class _Once:
         self.made: Values = {}
         self.leaves: Values | None = None  # held, so that no others have its id
 
-    def of(self, leaves: Values, run: Run) -> Values:
+    def of(self, leaves: Values, run: GoldenRun) -> Values:
         if self.key != (id(leaves), run.until):
             self.made = run({})
             self.key, self.leaves = (id(leaves), run.until), leaves
@@ -215,7 +215,7 @@ def _on_from_before() -> Iterator[Change]:
     once = _Once()
     for axis in (0, 1):
 
-        def composed(leaves: Values, run: Run, axis: int = axis) -> Values:
+        def composed(leaves: Values, run: GoldenRun, axis: int = axis) -> Values:
             return {k: v.cumsum(axis) if floating(v) and v.dim() > axis else v for k, v in run({}).items()}
 
         yield from _tiles_go_on(axis, once)
@@ -228,7 +228,7 @@ def _tiles_go_on(axis: int, once: _Once) -> Iterator[Change]:
     """The sums of a tile begin with those that the tile before has left in the same memory."""
     for tile in _TILES:
 
-        def composed(leaves: Values, run: Run, tile: int = tile) -> Values:
+        def composed(leaves: Values, run: GoldenRun, tile: int = tile) -> Values:
             done = once.of(leaves, run)
             return {k: _carried(v, axis, tile) if floating(v) and v.dim() > axis else v for k, v in done.items()}
 
@@ -262,7 +262,7 @@ def _ordered(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]
             place[:extent] = place[:extent] % parts * (extent // parts) + place[:extent] // parts
             for back in (True, False):
 
-                def composed(leaves: Values, run: Run, place: Tensor = place, back: bool = back) -> Values:
+                def composed(leaves: Values, run: GoldenRun, place: Tensor = place, back: bool = back) -> Values:
                     at = place.to(leaves[names[0]].device)
                     done = run({m: torch.empty_like(leaves[m]).index_copy(axis, at, leaves[m]) for m in names})
                     return {k: _handed_out(v, axis, at) if back else v for k, v in done.items()}

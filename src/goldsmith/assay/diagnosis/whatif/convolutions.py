@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, given, replaced
+from .calls import Change, Changed, OperatorCall, floating, given, replaced
 from .sums import cut
 
 _DX, _DW, _DB = 0, 1, 2  # what torch's backward returns
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name == "convolution" and floating(call.args[0]):
         yield from _forward(call)
     elif call.name == "convolution_backward" and floating(call.args[0]):
         yield from _backward(call)
 
 
-def _forward(call: Call) -> Iterator[Change]:
+def _forward(call: OperatorCall) -> Iterator[Change]:
     w, bias = call.args[1], call.args[2]
     name = call.operand(1) or "the kernel"
     for cause, text, other, prior in _kernels(w):
@@ -70,7 +70,7 @@ def _without(w: Tensor, at: tuple) -> Tensor:
     return w
 
 
-def _backward(call: Call) -> Iterator[Change]:
+def _backward(call: OperatorCall) -> Iterator[Change]:
     mask = call.args[10]
     if mask[_DX]:
         for cause, text, other, prior in _kernels(call.args[2]):

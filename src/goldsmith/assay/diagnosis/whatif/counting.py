@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .calls import Call, Change, floating, given, moved, replaced
+from .calls import Change, OperatorCall, floating, given, moved, replaced
 from .moves import wraps
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
@@ -13,7 +13,7 @@ _SIZES = 6
 _MOST = 96  # operators
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """Of `arange`: a range that begins at 1 and is read from 0 is off by one; one that begins at 0 is elsewhere."""
     if call.name != "arange" or call.out.numel() < 2:
         return
@@ -32,7 +32,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     yield Change(cause, text, call.index, moved(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
-def steps(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """A constant that is made of a size of the case, as a step of a grid is, with that size one more or one less."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
     count = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .calls import Call, Change, instead
+from .calls import Change, OperatorCall, instead
 
 _KINDS = (
     ("sign_flip", "its minus is a plus", 1.0, 1.0),
@@ -19,7 +19,7 @@ _KINDS = (
 )
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name != "linalg_cross" or not call.backward:
         return
     for cause, how, first, second in _KINDS:

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from .calls import Call, Change, Changed, instead
+from .calls import Change, Changed, OperatorCall, instead
 
 _CHOICES = frozenset("minimum maximum".split())
 _MASKS = frozenset("gt lt ge le".split())
 _MOST = 64
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong gradient is made of; a line's choices in all turns together."""
-    lines: dict[str, list[tuple[Call, Call | None, Call | None]]] = {}
+    lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
     for call in calls:
         if call.backward or call.name not in _CHOICES or len(call.made) != 2:
             continue
@@ -41,9 +41,9 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                              group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip
 
 
-def _sides(calls: Sequence[Call], choice: Call) -> tuple[Call | None, Call | None]:
+def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[OperatorCall | None, OperatorCall | None]:
     """What the backward hides of the gradient where the other operand is taken: for the first one, and the second."""
-    found: list[Call | None] = [None, None]
+    found: list[OperatorCall | None] = [None, None]
     masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.made == choice.made}
     for call in calls:
         if call.backward and call.name.rstrip("_") == "masked_fill" and len(call.made) > 1 and call.made[1] in masks:
@@ -53,7 +53,7 @@ def _sides(calls: Sequence[Call], choice: Call) -> tuple[Call | None, Call | Non
     return found[0], found[1]
 
 
-def _whole(calls: Sequence[Call], side: Call) -> Iterator[tuple[int, Changed]]:
+def _whole(calls: Sequence[OperatorCall], side: OperatorCall) -> Iterator[tuple[int, Changed]]:
     """All of the gradient that reaches the choice; autograd takes half of it first, where both are the same."""
     halved = calls[side.made[0]] if isinstance(side.made[0], int) and side.made[0] >= 0 else None
     if halved is not None and halved.name == "where":

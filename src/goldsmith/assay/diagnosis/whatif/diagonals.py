@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, given, instead, moved, replaced
+from .calls import Change, OperatorCall, given, instead, moved, replaced
 
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _COMPARES = frozenset("lt le gt ge".split())
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if not isinstance(call.out, Tensor) or call.out.dim() < 2 or not call.out.numel():
         return
     rows, columns = call.out.shape[-2:]
@@ -29,7 +29,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _in_blocks(call, 0 if call.name == "where" else 1)
 
 
-def _offsets(call: Call, apart: int) -> Iterator[Change]:
+def _offsets(call: OperatorCall, apart: int) -> Iterator[Change]:
     diagonal = call.args[1] if len(call.args) > 1 else call.kwargs.get("diagonal", 0)
     which = torch.tril if call.name == "tril" else torch.triu
     for other in (diagonal - apart, diagonal + apart):
@@ -42,7 +42,7 @@ def _said(apart: int) -> str:
     return f"rows and columns are {abs(apart)} apart in number, and are counted from the other end"
 
 
-def _slid(call: Call, apart: int) -> Iterator[Change]:
+def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
     """A comparison of places with places, moved by as much; what comes in at an end is what stood there."""
     for axis in (call.out.dim() - 1, call.out.dim() - 2):
         n = call.out.shape[axis]
@@ -56,7 +56,7 @@ def _slid(call: Call, apart: int) -> Iterator[Change]:
             yield Change("mask_shift", text, call.index, moved(other), params, 0.5, also=("wrong_mask",))
 
 
-def _in_blocks(call: Call, at: int) -> Iterator[Change]:
+def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
     """Only blocks that the diagonal crosses are masked, or all but those."""
     mask = call.args[at]
     if not isinstance(mask, Tensor) or mask.dim() < 2 or min(mask.shape[-2:]) < 2:

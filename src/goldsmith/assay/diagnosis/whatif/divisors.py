@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from .calls import Call, Change, Changed, floating, given, moved, replaced
+from .calls import Change, Changed, OperatorCall, floating, given, moved, replaced
 
 _MOST = 16  # divisions: each takes a search for a number, and a loop has too many
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if not _divides(call) or len(list(islice(filter(_divides, calls), _MOST + 1))) > _MOST:
         return
 
@@ -32,5 +32,5 @@ def _scaled(c: float) -> Changed:
     return moved(lambda out: out * c)
 
 
-def _divides(call: Call) -> bool:
+def _divides(call: OperatorCall) -> bool:
     return not call.backward and call.name in ("div", "div_") and len(call.args) > 1 and floating(call.args[1])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, masks, moved, replaced, whole
+from .calls import Change, OperatorCall, floating, given, instead, masks, moved, replaced, whole
 from .epsilons import ROOTS
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
@@ -79,7 +79,7 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
 _OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index", "wrong_factor": "wrong_stride"}
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     for change in _changes(call, calls):
         other = _OF_PLACES.get(change.cause) if whole(call.out) else None
         if other == "invalid_index" and any(a in (1, -1) for a in call.args[:2] if isinstance(a, int)):
@@ -87,7 +87,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield change if other is None else replace(change, cause=other, also=(change.cause, *change.also))
 
 
-def _changes(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     if call.name in _ADDS and len(call.args) > 1:
         yield from _sums(call, calls)
     if call.name in _SCALES and len(call.args) > 1:
@@ -126,7 +126,7 @@ def _changes(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
 
 
-def _inner_scaled(call: Call) -> Change:
+def _inner_scaled(call: OperatorCall) -> Change:
     """Its inner product times a number: kernels take it from elsewhere, as a mean or with another scale."""
 
     def make(c: float) -> Any:
@@ -136,7 +136,7 @@ def _inner_scaled(call: Call) -> Change:
     return Change("wrong_factor", text, call.index, make, {}, 0.5, free=1.0)
 
 
-def _of_counts(call: Call) -> bool:
+def _of_counts(call: OperatorCall) -> bool:
     """Whether it keeps the counts of empty groups from being divided by: whole numbers, some 0, that become 1."""
     x = call.args[0]
     counted = isinstance(x, Tensor) and x.numel() > 1 and bool((x == x.round()).all()) and bool((x >= 0).all())
@@ -145,7 +145,7 @@ def _of_counts(call: Call) -> bool:
     )
 
 
-def _added_after(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _added_after(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """f(a) + b in place of f(a + b)."""
     key = call.made[0] if call.made else -1
     before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
@@ -170,11 +170,11 @@ _MOVES = frozenset(
 )  # what is wrong with their result is wrong elsewhere
 
 
-def _name(call: Call, i: int) -> str:
+def _name(call: OperatorCall, i: int) -> str:
     return call.operand(i) or f"an operand of {call.name}"
 
 
-def _sums(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """a + s b and a - s b: a term missing, twice, or with the other sign."""
     a, b = call.args[0], call.args[1]
     sign = -1.0 if call.name.startswith("sub") else 1.0
@@ -218,7 +218,7 @@ def _sums(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         )
 
 
-def _exclusive(call: Call, calls: Sequence[Call]) -> bool:
+def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
     """Whether it is cumsum(x) - x: what lies before each place."""
     if not call.name.startswith("sub") or len(call.made) != 2:
         return False
@@ -227,7 +227,7 @@ def _exclusive(call: Call, calls: Sequence[Call]) -> bool:
     return maker is not None and maker.name == "cumsum" and maker.made[:1] == call.made[1:]
 
 
-def _counted(call: Call) -> Iterator[Change]:
+def _counted(call: OperatorCall) -> Iterator[Change]:
     """A number of places, such as a distance, that is one more or one less where it is a factor."""
     for i, a in enumerate(call.args[:2]):
         if whole(a) and a.numel() > 1 and floating(call.out):
@@ -238,7 +238,7 @@ def _counted(call: Call) -> Iterator[Change]:
                 yield Change("off_by_one", text, call.index, change, params, 0.55, also=("wrong_factor", "shifted"))
 
 
-def _products(call: Call) -> Iterator[Change]:
+def _products(call: OperatorCall) -> Iterator[Change]:
     """a b and a / b: a factor missing, twice, or dividing where it should multiply."""
     division = call.name.startswith("div")
     kinds = [(0, 1)] if division else [(0, 1), (1, 0)]
@@ -282,14 +282,14 @@ def _products(call: Call) -> Iterator[Change]:
             yield _free_scale(call)
 
 
-def _free_scale(call: Call) -> Change:
+def _free_scale(call: OperatorCall) -> Change:
     def make(c: float) -> Any:
         return moved(lambda out: out * c)
 
     return Change("wrong_factor", f"{call.said} is multiplied by", call.index, make, {}, 0.45, free=1.0)
 
 
-def _biased(call: Call) -> Iterator[Change]:
+def _biased(call: OperatorCall) -> Iterator[Change]:
     name = _name(call, 0)
 
     def dropped(bias: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -307,7 +307,7 @@ def _biased(call: Call) -> Iterator[Change]:
     yield Change("repeated_term", text, call.index, signed(2), {"term": name, "times": 2}, 0.6)
 
 
-def _scaled_arguments(call: Call) -> Iterator[Change]:
+def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
     """f(c x): a factor that does not come out as a factor."""
 
     def make(c: float) -> Any:
@@ -317,13 +317,13 @@ def _scaled_arguments(call: Call) -> Iterator[Change]:
     yield Change("wrong_factor", text, call.index, make, {}, 0.6, free=1.0)
 
 
-def _skipped(call: Call) -> Change:
+def _skipped(call: OperatorCall) -> Change:
     text = f"{call.name} is not applied to {_name(call, 0)}"
     cause = "wrong_saved_tensor" if call.backward else "wrong_factor"
     return Change(cause, text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": call.name}, 0.35)
 
 
-def _absolute(call: Call) -> Change:
+def _absolute(call: OperatorCall) -> Change:
     text = f"|{_name(call, 0)}| stands in place of {call.said}"
     params = {"factor": _name(call, 0)}
     return Change("wrong_factor", text, call.index, instead(lambda x, *a, **k: x.abs()), params, 0.3)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved
+from .calls import Change, OperatorCall, floating, moved
 
 _MADE = frozenset("mul div add sub neg exp rsub where select_backward slice_backward".split())
 _ALSO = ("truncated_reduction", "missing_term")
@@ -19,9 +19,9 @@ _TURNS = (1, 2, 3, 4)  # such operators that a line has in each turn of a loop
 _SINGLE, _MOST, _LEAST = 3, 400, 3
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    lines: dict[tuple, list[Call]] = {}
+    lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if call.index in among and call.name in _MADE and floating(call.out) and call.owns and call.out.dim():
             lines.setdefault((call.name, call.line, call.backward, call.out.dim()), []).append(call)
@@ -37,7 +37,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                         yield _without(part, axis, place, said)
 
 
-def _parts(members: Sequence[Call]) -> Iterator[Sequence[Call]]:
+def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
     """One by one where they are few; in a loop those of every turn together."""
     if len(members) <= _SINGLE:
         yield from ([call] for call in members)
@@ -46,7 +46,7 @@ def _parts(members: Sequence[Call]) -> Iterator[Sequence[Call]]:
             yield from (members[first::turn] for first in range(turn))
 
 
-def _without(part: Sequence[Call], axis: int, place: int, said: str) -> Change:
+def _without(part: Sequence[OperatorCall], axis: int, place: int, said: str) -> Change:
     def left_out(out: Tensor) -> Tensor:
         if not out.shape[axis]:
             return out

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...execute.run import CandidateRun
-from ...judge.examination import Session
+from ...execute.run import Run
+from ...judge.examination import Examination
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known
 from . import addends, composed, offers
-from .calls import Call, Change, Changed, Instead, Listening, behind, compared
+from .calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
 from .golden import Golden
 from .judge import Judge
 from .mistaken import read_instead
@@ -36,14 +36,14 @@ _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, 
 
 
 def search(
-    session: Session, tensor: str, got: Tensor, own: CandidateRun, *, causes: frozenset[str] | None = None
+    examination: Examination, tensor: str, got: Tensor, own: Run, *, causes: frozenset[str] | None = None
 ) -> Search | None:
     """Of changes of the golden that make `got`, the candidate's wrong `tensor`; None where nothing can be compared.
 
     causes  only changes of these are tried; None: all
     own     the run that `got` comes from; of several changes that make it, those that make its other results are better
     """
-    bounded = session.ref.bounded.get(tensor)
+    bounded = examination.ref.bounded.get(tensor)
     if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
         return None
     judge = Judge(got.detach(), bounded.value, bounded.bound)
@@ -53,11 +53,11 @@ def search(
         causes = frozenset({_EMPTY}) & (causes if causes is not None else frozenset({_EMPTY}))
         if not causes:
             return None
-    return Search(session, tensor, judge, own, causes)
+    return Search(examination, tensor, judge, own, causes)
 
 
 def explain(
-    session: Session,
+    examination: Examination,
     tensor: str,
     got: Tensor,
     own: CandidateRun,
@@ -66,7 +66,7 @@ def explain(
     spent: Callable[[], bool] = lambda: False,
 ) -> list[WhatIf]:
     """All that a search finds, the best first."""
-    found = search(session, tensor, got, own, causes=causes)
+    found = search(examination, tensor, got, own, causes=causes)
     return [] if found is None else found.run(spent)
 
 
@@ -79,8 +79,8 @@ class Search:
     seen      what is said of the magnitude behind each change
     """
 
-    def __init__(self, session: Session, tensor: str, judge: Judge, own: CandidateRun, causes: frozenset[str] | None):
-        self.session, self.tensor, self.judge, self.own = session, tensor, judge, own
+    def __init__(self, examination: Examination, tensor: str, judge: Judge, own: Run, causes: frozenset[str] | None):
+        self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
         self.beside: list[Search] = []
@@ -88,9 +88,9 @@ class Search:
         self.behind: set[int] = set()  # the operators that the wrong tensor is made of
         self.operators: frozenset[str] = frozenset()  # their names
         self.alike = ""  # another tensor of the golden with the very numbers of the wrong one
-        self.golden = Golden(session.ref, opened=not tensor.endswith(".grad"))
-        self.leaves = session.ref.leaves
-        material = session.material
+        self.golden = Golden(examination.ref, opened=not tensor.endswith(".grad"))
+        self.leaves = examination.ref.leaves
+        material = examination.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
         self._waiting: Iterator[tuple[int, Change]] | None = None
@@ -146,7 +146,7 @@ class Search:
         sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
         if not sent or not what.exact or not what.whole or self._others(change, forward=True) == 1:
             return []
-        other = read_instead(what, self.session.ref.values, self._made(change, "") or {})
+        other = read_instead(what, self.examination.ref.values, self._made(change, "") or {})
         return [] if other is None else [(change, other)]
 
     def _settle(self, change: Change, what: WhatIf) -> None:
@@ -157,7 +157,7 @@ class Search:
             if others >= share:
                 self._settled = max(self._settled, what.prior - rarer)
 
-    def _calls(self) -> list[Call]:
+    def _calls(self) -> list[OperatorCall]:
         mode = Listening().record()
         made = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
         calls = mode.calls or []
@@ -171,7 +171,7 @@ class Search:
         self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
-    def _all(self, calls: list[Call]) -> Iterator[Change]:
+    def _all(self, calls: list[OperatorCall]) -> Iterator[Change]:
         """Those that reach what is wrong, the common mistakes of all before the rare ones."""
         reached: dict[int, bool] = {}
         for change in sorted(filter(self.asked, offers.of(self, calls)), key=lambda c: -c.prior):
@@ -184,7 +184,7 @@ class Search:
     def asked(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
-    def _reaches(self, call: Call) -> bool:
+    def _reaches(self, call: OperatorCall) -> bool:
         """Whether NaN in the operator's result arrives at every wrong element."""
 
         def poisoned(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -262,7 +262,7 @@ class Search:
     def holds(self, change: Change) -> bool:
         """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
         if self._witnesses is None:
-            self._witnesses = called(self.session, self.tensor, self.own, self.judge)
+            self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         for draw in self._witnesses:
             if change.redone is not None:
                 if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._seen_in(draw))):
@@ -273,7 +273,7 @@ class Search:
                 return False
         return True
 
-    def _seen_in(self, draw: Witness) -> tuple[list[Call], Judge]:
+    def _seen_in(self, draw: Witness) -> tuple[list[OperatorCall], Judge]:
         """What a change that is read off the numbers is offered from, of another draw."""
         mode = Listening().record()
         draw.golden.run_under(mode, draw.leaves, self.tensor)
@@ -292,7 +292,7 @@ class Search:
         if few(self.judge) or change.drawn or change.composed is not None or of_this_draw(change):
             return True
         if self._witnesses is None:
-            self._witnesses = called(self.session, self.tensor, self.own, self.judge)
+            self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         alike = [draw for draw in self._witnesses if draw.operators == self.all_operators]
         return not alike or self.holds(change)
 
@@ -356,7 +356,7 @@ class Search:
             return 0.0
         same = total = 0
         for other, (_, mine) in named(self.own).items():
-            bounded = self.session.ref.bounded.get(other)
+            bounded = self.examination.ref.bounded.get(other)
             if bounded is None or mine is None or not mine.is_floating_point() or other == self.tensor:
                 continue
             if mine.shape != bounded.value.shape or not mine.numel() or forward and other.endswith(".grad"):

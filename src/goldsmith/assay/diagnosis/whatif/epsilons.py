@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, given, instead, replaced
+from .calls import Change, Changed, OperatorCall, floating, given, instead, replaced
 
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
@@ -24,10 +24,10 @@ Form = Callable[[Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
-class Guard:
+class GuardedCall:
     """Where the golden adds a small constant, or takes the larger of it, right before a function."""
 
-    call: Call
+    call: OperatorCall
     c: float
     added: bool
 
@@ -37,7 +37,7 @@ class Guard:
         return instead(lambda a, *rest, **kwargs: a.clone())
 
 
-def guard_of(call: Call) -> Guard | None:
+def guard_of(call: OperatorCall) -> GuardedCall | None:
     """The call as a guard; None where it is none."""
     added, limited = call.name in _ADDED, call.name in _LIMITED
     if not (added or limited) or len(call.args) < 2 or not floating(call.args[0]) or not floating(call.out):
@@ -47,10 +47,10 @@ def guard_of(call: Call) -> Guard | None:
         return None
     if limited and (len(call.args) > 2 and call.args[2] is not None or call.kwargs.get("max") is not None):
         return None
-    return Guard(call, float(number) * float(call.kwargs.get("alpha", 1)), added)
+    return GuardedCall(call, float(number) * float(call.kwargs.get("alpha", 1)), added)
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     own = guard_of(call)
     if own is not None:
         yield from _guarded_otherwise(own)
@@ -62,7 +62,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield from _at_quotient(call, guard)
 
 
-def _guard_before(call: Call, i: int, calls: Sequence[Call]) -> Guard | None:
+def _guard_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> GuardedCall | None:
     """The guard that made the call's i-th argument, or what it is a view of."""
     at = sum(isinstance(a, Tensor) for a in call.args[:i])
     key = call.made[at] if at < len(call.made) else -1
@@ -70,7 +70,7 @@ def _guard_before(call: Call, i: int, calls: Sequence[Call]) -> Guard | None:
 
 
 def _change(
-    call: Call, text: str, c: float, change: Changed, prior: float, group: tuple[tuple[int, Changed], ...] = ()
+    call: OperatorCall, text: str, c: float, change: Changed, prior: float, group: tuple[tuple[int, Changed], ...] = ()
 ) -> Change:
     return Change("absolute_eps", text, call.index, change, {"eps": c}, prior, group=group)
 
@@ -78,7 +78,7 @@ def _change(
 # at the guard itself
 
 
-def _guarded_otherwise(guard: Guard) -> Iterator[Change]:
+def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
     call, c = guard.call, guard.c
     name = call.operand(0) or "a number"
     forms: list[tuple[str, Form, float]] = [
@@ -99,7 +99,7 @@ def _guarded_otherwise(guard: Guard) -> Iterator[Change]:
             yield _change(call, text, other, given(lambda args, other=other: replaced(args, 1, other)), 0.45)
 
 
-def _said(guard: Guard) -> str:
+def _said(guard: GuardedCall) -> str:
     name = guard.call.operand(0) or "a number"
     return f"{name} + {guard.c:g}" if guard.added else f"max({name}, {guard.c:g})"
 
@@ -107,7 +107,7 @@ def _said(guard: Guard) -> str:
 # at the function of what is guarded
 
 
-def _at_function(call: Call, guard: Guard | None) -> Iterator[Change]:
+def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Change]:
     def inside(c: float) -> Changed:
         return given(lambda args: replaced(args, 0, args[0] + c))
 
@@ -122,7 +122,7 @@ def _at_function(call: Call, guard: Guard | None) -> Iterator[Change]:
             yield _with_any(call, guard, said, form, prior - 0.2)
 
 
-def _forms(call: Call) -> Iterator[tuple[str, Form, float]]:
+def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
     """(how it is said, what it is of the number without its guard and of the constant, prior)."""
     name = call.name.rstrip("_")
     functions: dict[str, Callable[[Tensor], Tensor]] = {
@@ -137,7 +137,7 @@ def _forms(call: Call) -> Iterator[tuple[str, Form, float]]:
     yield f"{name}(a) + {{}}", lambda a, c: f(a) + c, 0.7 if name != "reciprocal" else 0.55
 
 
-def _with_any(call: Call, guard: Guard | None, said: str, form: Form, prior: float) -> Change:
+def _with_any(call: OperatorCall, guard: GuardedCall | None, said: str, form: Form, prior: float) -> Change:
     """With the constant that fits best."""
 
     def make(c: float) -> Changed:
@@ -156,7 +156,7 @@ def _at(form: Form, c: float) -> Callable[..., Tensor]:
 # at the quotient by what is guarded
 
 
-def _at_quotient(call: Call, guard: Guard) -> Iterator[Change]:
+def _at_quotient(call: OperatorCall, guard: GuardedCall) -> Iterator[Change]:
     name, c = call.operand(0) or "a number", guard.c
     forms: tuple[tuple[str, Callable[[Any, Tensor], Tensor]], ...] = (
         (f"{name} / a + {c:g}", lambda x, a: x / a + c),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, moved, replaced
+from .calls import Change, OperatorCall, floating, given, instead, moved, replaced
 
 _MADE = frozenset("mul div add sub mean sum amax exp sigmoid tanh mm bmm var addmm".split())
 _PUT_IN: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
@@ -40,7 +40,7 @@ _WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name.rstrip("_") in _WHOLE:
         yield from _rounded(call)
     if call.name.rstrip("_") in _BENT and floating(call.args[0]):
@@ -51,7 +51,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _put_in(call)
 
 
-def _rounded(call: Call) -> Iterator[Change]:
+def _rounded(call: OperatorCall) -> Iterator[Change]:
     mine = call.name.rstrip("_")
     for name, other in _WHOLE.items():
         if name == mine:
@@ -63,7 +63,7 @@ def _rounded(call: Call) -> Iterator[Change]:
     yield Change("missing_term", text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": mine}, 0.55)
 
 
-def _bent(call: Call) -> Iterator[Change]:
+def _bent(call: OperatorCall) -> Iterator[Change]:
     """Another activation."""
     mine = call.name.rstrip("_")
     mine = "gelu by tanh" if mine == "gelu" and call.kwargs.get("approximate") == "tanh" else mine
@@ -74,7 +74,7 @@ def _bent(call: Call) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, change, {"function": name}, 0.4)
 
 
-def _constants(call: Call, number: float) -> Iterator[Change]:
+def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
     """For goldens that round afterwards, where no slope leads to the number that fits best."""
     if number != round(number) or abs(number) < 3:
         return
@@ -87,7 +87,7 @@ def _constants(call: Call, number: float) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, change, params, 0.55, also=("scale_bias", "off_by_one"))
 
 
-def _put_in(call: Call) -> Iterator[Change]:
+def _put_in(call: OperatorCall) -> Iterator[Change]:
     if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the other part is taken
         text = f"1 - {call.said} stands in place of {call.said}"
         params = {"factor": call.said, "term": call.said}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from .calls import Call, Change, whole
+from .calls import Change, OperatorCall, whole
 
 _MOST = 64  # operators in a group
 _TURNS = 4  # of a loop, at least
@@ -17,7 +17,7 @@ _PLACED = frozenset("select slice narrow".split())  # their arguments differ fro
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def turning(calls: Sequence[Call]) -> set[int]:
+def turning(calls: Sequence[OperatorCall]) -> set[int]:
     """The operators of a loop: of a line there are several that read alike."""
     found: dict[tuple, list[int]] = {}
     for call in calls:
@@ -26,13 +26,13 @@ def turning(calls: Sequence[Call]) -> set[int]:
     return {i for members in found.values() if len(members) >= _TURNS for i in members}
 
 
-def _reading(calls: Sequence[Call], call: Call) -> tuple:
+def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     """Name, line, and the shapes of what is read."""
     shapes = tuple(tuple(a.shape) for a in call.tensors)
     return call.name, call.line, call.backward, shapes
 
 
-def made_alike(calls: Sequence[Call], call: Call) -> tuple:
+def made_alike(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     """The same, with who makes what is read; of what is no tensor, the value."""
     makers = []
     for key in call.made:
@@ -44,7 +44,7 @@ def made_alike(calls: Sequence[Call], call: Call) -> tuple:
     return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
 
-def _indexed_alike(call: Call) -> tuple | None:
+def _indexed_alike(call: OperatorCall) -> tuple | None:
     """Reads of several tensors with the same whole numbers."""
     numbers = [a for a in (*call.args, *_listed(call.args)) if whole(a)]
     if not numbers:
@@ -56,9 +56,9 @@ def _listed(args: tuple) -> list:
     return [b for a in args if isinstance(a, list | tuple) for b in a]
 
 
-def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
     """One change for every kind that all operators of a line, of an expression, or with the same indices, know."""
-    groups: dict[tuple, list[Call]] = {}
+    groups: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if changes.get(call.index):
             if call.line:
@@ -77,7 +77,7 @@ def grouped(calls: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> I
             yield from together(members, changes)
 
 
-def _in_turn(groups: Mapping[tuple, Sequence[Call]]) -> Iterator[Sequence[Call]]:
+def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequence[OperatorCall]]:
     """Of a line that calls an operator several times in each turn of a loop: one of those calls, in all turns."""
     for (_, where, *_), members in groups.items():
         for each in (2, 3, 4) if ":" in str(where) else ():
@@ -85,7 +85,7 @@ def _in_turn(groups: Mapping[tuple, Sequence[Call]]) -> Iterator[Sequence[Call]]
                 yield from (members[i::each] for i in range(each))
 
 
-def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
     """One change for every kind that all members know."""
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
@@ -101,13 +101,13 @@ def together(members: Sequence[Call], changes: Mapping[int, Sequence[Change]]) -
             yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
 
 
-def _running(members: Sequence[Call]) -> bool:
+def _running(members: Sequence[OperatorCall]) -> bool:
     """Whether each adds to what the one before it made."""
     chained = zip(members, members[1:], strict=False)
     return members[0].name in ("add", "add_") and all(a.index in b.made for a, b in chained)
 
 
-def _kinds(call: Call, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
+def _kinds(call: OperatorCall, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
     """By cause, text without names and numbers, and which of its like it is."""
     found: dict[tuple[str, str, int], Change] = {}
     for change in changes:

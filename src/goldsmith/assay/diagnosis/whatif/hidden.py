@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating
+from .calls import Change, Changed, OperatorCall, floating
 
 _MASKS, _MOST = 6, 24
 _LIMITS = frozenset("clamp clamp_min clamp_max relu hardtanh".split())
 _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid tanh rsub".split())
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    masks: list[tuple[Call, Tensor]] = []
+    masks: list[tuple[OperatorCall, Tensor]] = []
     for call in calls:
         mask = _mask(call, call.args, call.out)
         new = mask is not None and bool(mask.any()) and not bool(mask.all())
@@ -38,7 +38,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     yield _hidden(call, source, kept, f"{call.said} counts {said} {within}")
 
 
-def _mask(call: Call, args: tuple, out: Any) -> Tensor | None:
+def _mask(call: OperatorCall, args: tuple, out: Any) -> Tensor | None:
     """What a comparison says, or where a limit is not reached."""
     if not isinstance(out, Tensor):
         return None
@@ -53,14 +53,14 @@ def _fits(mask: Tensor, out: Tensor) -> bool:
     )
 
 
-class _Now:
+class _CurrentMask:
     """The mask of the run that is going on."""
 
     mask: Tensor
 
 
-def _hidden(call: Call, source: Call, kept: bool, text: str) -> Change:
-    now = _Now()
+def _hidden(call: OperatorCall, source: OperatorCall, kept: bool, text: str) -> Change:
+    now = _CurrentMask()
 
     def seen(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved
+from .calls import Change, OperatorCall, floating, moved
 
 # a scalar that fills masked places is asked where masks are
 _MAKES = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.backward or call.name not in _MAKES or not floating(call.out) or call.out.dim() == 0:
         return
     if bool(torch.isneginf(call.out).any()):

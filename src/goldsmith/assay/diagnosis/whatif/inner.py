@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, instead
+from .calls import Change, Changed, OperatorCall, instead
 
 _MOST = 300
 _RARER = 0.03
 _NORMS = frozenset(("_softmax_backward_data", "_log_softmax_backward_data"))
 
 
-def changes(calls: Sequence[Call], among: set[int], tried: Iterable[Change]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Change]) -> Iterator[Change]:
     """`tried`: changes of the backward; those of what a softmax's backward is given are offered with its old sum."""
     norms = [c for c in calls if c.backward and c.index in among and c.name in _NORMS]
     before: set[int] = set()
@@ -43,7 +43,7 @@ def changes(calls: Sequence[Call], among: set[int], tried: Iterable[Change]) -> 
         yield replace(change, text=text, group=(*group, *more), prior=change.prior - _RARER)
 
 
-def _before(calls: Sequence[Call], call: Call) -> set[int]:
+def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
     """The operators of the backward that its gradient is made of."""
     found: set[int] = set()
     waiting = [call.made[0]]
@@ -55,7 +55,7 @@ def _before(calls: Sequence[Call], call: Call) -> set[int]:
     return found
 
 
-def _with_sum(call: Call) -> Changed:
+def _with_sum(call: OperatorCall) -> Changed:
     g, y, axis = call.args[0], call.args[1], call.args[2]
     total = (g.sum(axis, keepdim=True) if call.name.startswith("_log") else (g * y).sum(axis, keepdim=True)).detach()
 

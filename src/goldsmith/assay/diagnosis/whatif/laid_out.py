@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, replaced
+from .calls import Change, Changed, OperatorCall, floating, replaced
 
 _READS = frozenset("index gather index_select embedding take_along_dim".split())
 _STORES = frozenset("index_put index_put_ index_copy index_copy_ scatter scatter_ index_add index_add_".split())
@@ -20,7 +20,7 @@ _ALSO = ("transposed", "invalid_index")
 _NUMBERS = 1 << 20
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name not in _READS | _STORES or call.backward or not call.args or not floating(call.args[0]):
         return
     x = call.args[0]

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, given, instead, moved
+from .calls import Change, Key, OperatorCall, floating, given, instead, moved
 
 _BENDS = frozenset("exp sigmoid tanh silu gelu relu softplus _softmax _log_softmax log sqrt rsqrt".split())
 _DEPTH = 4
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name in _BENDS and floating(call.args[0]):
         for name, factor in _factors(calls, call):
             text = f"{name} is a factor after {call.name}, not before"
@@ -38,11 +38,11 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield Change("wrong_factor", text, call.index, change, {"factor": name, "named": f"1/{name}"}, 0.5)
 
 
-def _made(calls: Sequence[Call], key: Key) -> Call | None:
+def _made(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _factors(calls: Sequence[Call], call: Call) -> list[tuple[str, Tensor | float]]:
+def _factors(calls: Sequence[OperatorCall], call: OperatorCall) -> list[tuple[str, Tensor | float]]:
     """What was multiplied with, or divided by, on the way to the argument; of the shape of a number or a row."""
     found: list[tuple[str, Tensor | float]] = []
     at, depth = call, _DEPTH

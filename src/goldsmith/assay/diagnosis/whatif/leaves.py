@@ -8,7 +8,7 @@ from itertools import combinations, islice, product
 import torch
 from torch import Tensor
 
-from ...judge.examination import Session
+from ...judge.examination import Examination
 from .calls import Change, floating, whole
 from .moves import wraps
 from .sums import strides_exchanged
@@ -21,12 +21,12 @@ Leaves = Mapping[str, Tensor]
 _OTHER = ("wrong_saved_tensor", ("swapped_results", "invalid_index"))  # of whole numbers it is another index
 
 
-def changes(session: Session, leaves: Leaves) -> Iterator[Change]:
+def changes(examination: Examination, leaves: Leaves) -> Iterator[Change]:
     for name, t in leaves.items():
         if floating(t) and t.numel():
             yield from _rearranged(name, t)
             yield from _valued(name)
-            yield from _formats(session, name)
+            yield from _formats(examination, name)
         elif whole(t) and t.numel():
             yield from _numbered(name, t)
     yield from _together(leaves)
@@ -270,9 +270,9 @@ def _valued(name: str) -> Iterator[Change]:
         yield _change(cause, f"{name} {text}", _one(name, change), params, prior)
 
 
-def _formats(session: Session, name: str) -> Iterator[Change]:
+def _formats(examination: Examination, name: str) -> Iterator[Change]:
     """Rounded more narrowly than it came."""
-    given = session.material.inputs.get(name)
+    given = examination.material.inputs.get(name)
     if given is None or given.dtype != torch.float32:
         return
     for dtype in (torch.bfloat16, torch.float16):

@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, replaced, whole
+from .calls import Change, OperatorCall, floating, given, instead, replaced, whole
 
 _SMALL = 8  # places of a row of indices
 _AT = {"gather": 2, "scatter": 2, "scatter_add": 2, "scatter_add_": 2}
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name in ("index", "index_put", "index_put_"):
         yield from _offsets(call)
     if call.name in _AT:
         yield from _one_of_a_row(call, _AT[call.name])
 
 
-def _together(call: Call) -> tuple[int, list[Tensor]] | None:
+def _together(call: OperatorCall) -> tuple[int, list[Tensor]] | None:
     """(the first axis that is indexed, the indices of it and the next ones)"""
     indices = list(call.args[1])
     axes = [d for d, i in enumerate(indices) if i is not None]
@@ -36,7 +36,7 @@ def _together(call: Call) -> tuple[int, list[Tensor]] | None:
     return axes[0], [indices[d] for d in axes]
 
 
-def _offsets(call: Call) -> Iterator[Change]:
+def _offsets(call: OperatorCall) -> Iterator[Change]:
     found = _together(call)
     if found is None or not floating(call.args[0]):
         return
@@ -70,7 +70,7 @@ def _horner(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return place
 
 
-def _at(call: Call, first: int, count: int, place: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+def _at(call: OperatorCall, first: int, count: int, place: Callable[[Sequence[Tensor]], Tensor]) -> Any:
     """The operator on one offset into those axes as they lie in memory; beyond their end it begins anew."""
 
     def run(x: Tensor, indices: Sequence[Tensor | None], *rest: Any, **kwargs: Any) -> Tensor:
@@ -85,7 +85,7 @@ def _at(call: Call, first: int, count: int, place: Callable[[Sequence[Tensor]], 
     return instead(run)
 
 
-def _one_of_a_row(call: Call, at: int) -> Iterator[Change]:
+def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
     """Of a row of indices one is used in place of all; what a scatter then meets twice is stored, or added up."""
     index, axis = call.args[at], call.args[1]
     if not whole(index) or not index.dim() or not isinstance(axis, int) or not 1 < index.shape[axis] <= _SMALL:

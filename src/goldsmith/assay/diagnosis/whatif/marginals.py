@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, replaced
+from .calls import Change, Changed, Key, OperatorCall, floating, replaced
 
 _LEAST, _MOST = 2, 1024  # turns
 _SUMS = frozenset("add add_ sum".split())
@@ -29,14 +29,14 @@ class _Turn:
     """
 
     number: int
-    adds: Call
+    adds: OperatorCall
     at: int
     makes: int
-    share: Call
+    share: OperatorCall
     before: int
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
@@ -53,7 +53,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     not alone), group=group, also=("shifted", "off_by_one"))  # fmt: skip
 
 
-def _turns(calls: Sequence[Call], among: set[int]) -> list[_Turn]:
+def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
     shares = {s: call for call in calls for s in _total(calls, call, among)}
     totals = [calls[i] for i in sorted(shares) if calls[i].made]
     makes = [next((c.index for c in calls[t.index + 1 :] if _goes_on(c, t)), t.index) for t in totals]
@@ -72,7 +72,7 @@ def _turns(calls: Sequence[Call], among: set[int]) -> list[_Turn]:
     return found
 
 
-def _way(calls: Sequence[Call], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
+def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
     """Which operand of which addition, from what is summed to the state of an earlier turn; () without one."""
     call = _maker(calls, key)
     if call is None or call.name not in _ADDED or len(call.made) != 2 or not most:
@@ -84,7 +84,7 @@ def _way(calls: Sequence[Call], key: Key, states: dict[Key, int], most: int = 4)
     return ()
 
 
-def _follow(calls: Sequence[Call], key: Key, way: tuple[int, ...]) -> Call | None:
+def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> OperatorCall | None:
     """The last addition on that way."""
     call = _maker(calls, key)
     for i in way[:-1]:
@@ -92,7 +92,7 @@ def _follow(calls: Sequence[Call], key: Key, way: tuple[int, ...]) -> Call | Non
     return call if way and call is not None and call.name in _ADDED and len(call.made) == 2 else None
 
 
-def _total(calls: Sequence[Call], call: Call, among: set[int]) -> Iterator[int]:
+def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> Iterator[int]:
     """The logsumexp l of which a product of the backward is g exp(x - l)."""
     if not call.backward or call.name != "mul" or call.index not in among:
         return
@@ -106,19 +106,19 @@ def _total(calls: Sequence[Call], call: Call, among: set[int]) -> Iterator[int]:
             yield total.index
 
 
-def _goes_on(call: Call, total: Call) -> bool:
+def _goes_on(call: OperatorCall, total: OperatorCall) -> bool:
     """Whether it makes the next state of the sum: the first that reads it in the forward."""
     same = not call.backward and total.index in call.made and call.owns and floating(call.out)
     return same and call.out.shape == total.out.shape
 
 
-def _maker(calls: Sequence[Call], key: Key) -> Call | None:
+def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
-def _readers(calls: Sequence[Call], among: set[int]) -> dict[Key, list[tuple[Call, int]]]:
+def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
     """Sums of the backward by what they read, and as which argument."""
-    found: dict[Key, list[tuple[Call, int]]] = {}
+    found: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.backward and call.name in _SUMS and call.index in among:
             for i, key in zip((i for i, a in enumerate(call.args) if isinstance(a, Tensor)), call.made, strict=False):
@@ -126,7 +126,9 @@ def _readers(calls: Sequence[Call], among: set[int]) -> dict[Key, list[tuple[Cal
     return found
 
 
-def _carrying(calls: Sequence[Call], turns: Sequence[_Turn], readers: dict[Key, list[tuple[Call, int]]]) -> set[int]:
+def _carrying(
+    calls: Sequence[OperatorCall], turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]]
+) -> set[int]:
     """The sums that the shares of other turns are made of: what goes on to the turn before."""
     wanted = {turn.share.index for turn in turns}
     found: set[int] = set()
@@ -140,7 +142,7 @@ def _carrying(calls: Sequence[Call], turns: Sequence[_Turn], readers: dict[Key, 
 
 
 def _group(
-    turns: Sequence[_Turn], readers: dict[Key, list[tuple[Call, int]]], carried: set[int], step: int
+    turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]], carried: set[int], step: int
 ) -> tuple[tuple[int, Changed], ...]:
     held: dict[tuple[str, int], Tensor] = {}  # of the run that goes on
     group: dict[int, Changed] = {}

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, given, moved, replaced
+from .calls import Change, Changed, OperatorCall, given, moved, replaced
 
 _BLOCKS = (4, 8, 16, 32, 64, 128)
 _BOTH = ("wrong_mask", "off_by_one")
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """Of `masked_fill` and `where`."""
     if call.name not in ("masked_fill", "where") or len(call.args) < 3 or not isinstance(call.out, Tensor):
         return
@@ -30,7 +30,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _by_blocks(call, at, mask)
 
 
-def _filled(call: Call, hidden: Tensor, fill: float) -> Iterator[Change]:
+def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]:
     """Masked places hold another number: what a function that comes too late makes of -inf, or 0.
 
     Where blocks that are masked as a whole are skipped, only those of the blocks on the diagonal do.
@@ -49,7 +49,7 @@ def _filled(call: Call, hidden: Tensor, fill: float) -> Iterator[Change]:
             yield Change("wrong_mask", text, call.index, holds, {}, 0.6, free=-1e-3)
 
 
-def _unguarded(call: Call, mask: Tensor) -> Iterator[Change]:
+def _unguarded(call: OperatorCall, mask: Tensor) -> Iterator[Change]:
     """What is not finite where it is hidden, such as a mean of nothing, is not hidden."""
     for i, at in ((1, ~mask), (2, mask)):
         behind = call.args[i]
@@ -59,7 +59,7 @@ def _unguarded(call: Call, mask: Tensor) -> Iterator[Change]:
             yield Change("empty_group", text, call.index, change, {}, 0.6, also=("wrong_mask",))
 
 
-def _regions(call: Call, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _regions(call: OperatorCall, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:
     hidden = hidden.expand(call.out.shape)
     yield "", hidden
     rows, columns = call.out.shape[-2:] if call.out.dim() > 1 else (1, 0)
@@ -72,7 +72,7 @@ def _regions(call: Call, hidden: Tensor) -> Iterator[tuple[str, Tensor]]:
                 yield f" in the blocks of {block} on the diagonal", within
 
 
-def _by_blocks(call: Call, at: int, mask: Tensor) -> Iterator[Change]:
+def _by_blocks(call: OperatorCall, at: int, mask: Tensor) -> Iterator[Change]:
     rows, columns = mask.shape[-2:]
     i = torch.arange(rows, device=mask.device)[:, None]
     j = torch.arange(columns, device=mask.device)

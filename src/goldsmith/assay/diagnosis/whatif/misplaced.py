@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating, given, moved, replaced
+from .calls import Change, Instead, Key, OperatorCall, floating, given, moved, replaced
 from .saved import followed
 
 _MOST = 12  # tensors that the backward reads
@@ -25,10 +25,10 @@ _SMALL = 1 << 14
 Moved = tuple[str, str, Callable[[Tensor], Tensor], tuple[str, ...], float]
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; all readers of a tensor in the backward, or one."""
     forward: dict[Key, str] = {}
-    readers: dict[Key, list[tuple[Call, int]]] = {}
+    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         keys = iter(call.made)
         for i, a in enumerate(call.args):
@@ -75,14 +75,14 @@ def _first(t: Tensor, axis: int) -> Tensor:
     return t.narrow(axis, 0, 1).expand(t.shape).contiguous()
 
 
-def _instead(calls: list[Call], key: Key, move: Callable[[Tensor], Tensor]) -> Instead:
+def _instead(calls: list[OperatorCall], key: Key, move: Callable[[Tensor], Tensor]) -> Instead:
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         return followed(calls, {key: move(held[key])}, _FOLLOWED) if key in held else {}
 
     return instead
 
 
-def of_a_call(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """In the forward: one number of several, such as a block's scale, in place of all."""
     small = floating(call.out) and _LEAST <= call.out.numel() <= _SMALL
     if call.backward or call.name not in _MADE or not small:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating, read_back
+from .calls import Change, Instead, Key, OperatorCall, floating, read_back
 from .saved import followed
 
 _MOVES = frozenset("clone _to_copy contiguous detach alias".split())
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """exp(x - max x) in place of a softmax, which is that divided by its sum: the softmax over its own maximum."""
     read = read_back(calls, among)
     for call in calls:
@@ -23,7 +23,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                      saved=_undivided(list(calls), call), also=("missing_rescale", "wrong_factor"))  # fmt: skip
 
 
-def _undivided(calls: list[Call], call: Call) -> Instead:
+def _undivided(calls: list[OperatorCall], call: OperatorCall) -> Instead:
     dim = int(call.args[1])
 
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

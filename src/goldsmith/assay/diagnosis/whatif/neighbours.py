@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """The same texts for every place, so that all steps of a loop can change together."""
     if call.backward or call.name != "select" or not floating(call.args[0]):
         return

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, replaced
+from .calls import Change, OperatorCall, floating, given, instead, replaced
 
 _PARTS = (2, 3, 4, 5, 6, 7, 8)
 _SOFTMAX, _SUM = ("_softmax", "_log_softmax"), "logsumexp"
 _ONE = "each part takes its exponentials less its own maximum, and what they make is put together as it is"
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     """exp(x - logsumexp(x)) is exp(x - max(x)) then, in the forward and where the backward makes it again."""
     also = ("missing_rescale", "missing_term")
     if call.name == "_softmax":
@@ -37,7 +37,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield Change("wrong_factor", text, call.index, given(undivided), {"factor": "the sum"}, 0.6, also=also)
 
 
-def by_parts(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """Parts of one length, as ranks or splits have them; the last one may be shorter."""
     given_ = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
     for call in calls:

@@ -94,7 +94,7 @@ from . import (
     whole_places,
     windows,
 )
-from .calls import Call, Change
+from .calls import Change, OperatorCall
 from .search_context import SearchContext
 
 _OF_A_CALL = (
@@ -135,19 +135,19 @@ _OF_A_CALL = (
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
 
-def of(search: SearchContext, calls: list[Call]) -> list[Change]:
+def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
     """All of them, in no order; a kind that stumbles over the golden's form is left out, and said."""
     offered = partial(_offered, search)
-    waiting = offered("leaves", leaves.changes, search.session, search.leaves)
+    waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
     waiting += offered("elsewhere", elsewhere.changes, search.leaves)
     waiting += offered("partitions", partitions.changes, search.leaves)
     waiting += offered("onwards", onwards.changes, search.leaves, search.tensor)
     waiting += offered("components", components.changes, search.leaves)
     waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
     theirs = {n: t for n, (_, t) in named(search.own).items()}
-    waiting += offered("exchanged", exchanged.changes, search.session.ref.values, theirs, search.tensor)
-    waiting += offered("scalars", scalars.changes, search.session.material.scalars, search.leaves)
-    material = search.session.material
+    waiting += offered("exchanged", exchanged.changes, search.examination.ref.values, theirs, search.tensor)
+    waiting += offered("scalars", scalars.changes, search.examination.material.scalars, search.leaves)
+    material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
     waiting += offered("composed", composed.changes, search.leaves, search.tensor, numbers)
     waiting += offered("inputs", inputs.changes, search.leaves, numbers)
@@ -158,7 +158,7 @@ def of(search: SearchContext, calls: list[Call]) -> list[Change]:
     waiting += offered("beyond", beyond.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
     waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
-    waiting += offered("saved", saved.changes, calls, search.session.target.saved)
+    waiting += offered("saved", saved.changes, calls, search.examination.target.saved)
     waiting += offered("slopes", slopes.changes, calls)
     waiting += offered("ordered", ordered.changes, calls)
     waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
@@ -197,10 +197,10 @@ def of(search: SearchContext, calls: list[Call]) -> list[Change]:
     return waiting
 
 
-def _in_backward(search: SearchContext, calls: list[Call], by_call: Mapping[int, list[Change]]) -> list[Change]:
+def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapping[int, list[Change]]) -> list[Change]:
     """What only kernels' hand-written backwards get wrong."""
     offered = partial(_offered, search)
-    material = search.session.material
+    material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
     waiting = offered("misplaced", misplaced.changes, calls, search.behind)
     waiting += offered("marginals", marginals.changes, calls, search.behind)
@@ -225,8 +225,8 @@ def _drawn(changes: list[Change]) -> list[Change]:
 
 def _known(search: SearchContext) -> dict[str, Tensor]:
     """Inputs and stages of the forward by name."""
-    values = search.session.ref.values
-    made = [n for n in search.session.ref.order if not n.endswith(".grad") and n != search.tensor]
+    values = search.examination.ref.values
+    made = [n for n in search.examination.ref.order if not n.endswith(".grad") and n != search.tensor]
     stages = {n: values[n].double() for n in made if n in values and values[n].is_floating_point()}
     return {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages}
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, instead, replaced
+from .calls import Change, OperatorCall, floating, given, instead, replaced
 from .sums import BLOCKS
 
 _KEPT = ("sum", "accumulator", "sum and accumulator")
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return
     if call.name in ("_softmax", "_log_softmax"):
@@ -27,7 +27,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _product(call)
 
 
-def _not_rescaled(call: Call, which: str, block: int, change: Any) -> Change:
+def _not_rescaled(call: OperatorCall, which: str, block: int, change: Any) -> Change:
     text = f"the {which} of an online softmax in blocks of {block} is not rescaled"
     return Change("missing_rescale", text, call.index, change, {"block": block, "which": which}, 0.6)
 
@@ -43,7 +43,7 @@ def _early(x: Tensor, axis: int, block: int) -> Tensor:
     return torch.exp(x - then).nan_to_num()  # -inf from -inf: masked, as all before it
 
 
-def _softmax(call: Call) -> Iterator[Change]:
+def _softmax(call: OperatorCall) -> Iterator[Change]:
     axis, log = call.args[1] % call.args[0].dim(), call.name == "_log_softmax"
     for block in _blocks(call.args[0].shape[axis]):
         for which in _KEPT[:1] if log else _KEPT:
@@ -79,7 +79,7 @@ def _step_by_step(x: Tensor, axis: int) -> Tensor:
     return state.nan_to_num() + torch.where(place == last, torch.exp(x - top), 0.0)
 
 
-def _logsumexp(call: Call) -> Iterator[Change]:
+def _logsumexp(call: OperatorCall) -> Iterator[Change]:
     axes = call.args[1] if len(call.args) > 1 else list(range(call.args[0].dim()))
     if len(axes) != 1:
         return
@@ -92,18 +92,18 @@ def _logsumexp(call: Call) -> Iterator[Change]:
         yield _not_rescaled(call, "sum", block, instead(online))
 
 
-def _sum(call: Call) -> Iterator[Change]:
+def _sum(call: OperatorCall) -> Iterator[Change]:
     dims = call.args[1] if len(call.args) > 1 else None
     if isinstance(dims, list | tuple) and len(dims) == 1:
         yield from _shifted(call, 0, dims[0] % call.args[0].dim(), "sum")
 
 
-def _product(call: Call) -> Iterator[Change]:
+def _product(call: OperatorCall) -> Iterator[Change]:
     for place, axis in ((0, -1), (1, -2)):
         yield from _shifted(call, place, axis % call.args[place].dim(), "accumulator")
 
 
-def _shifted(call: Call, place: int, axis: int, which: str) -> Iterator[Change]:
+def _shifted(call: OperatorCall, place: int, axis: int, which: str) -> Iterator[Change]:
     """A sum over what was already divided by exp of its maximum, so that the largest of each row is 1."""
     if not _softened(call.args[place], axis):
         return

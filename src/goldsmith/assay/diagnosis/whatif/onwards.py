@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .calls import Change, floating
 from .carries import CHUNKS
-from .composed import Run
+from .composed import GoldenRun
 
 _LEAST, _PAIRS = 2, 6
 _BLOCKS_AT_MOST = 16
@@ -49,7 +49,7 @@ def _as_one(given: Values, batch: int, time: int, shape: tuple[int, int]) -> Cha
     def fits(t: Tensor, lengths: tuple[int, int]) -> bool:
         return t.dim() > max(batch, time) and (t.shape[batch], t.shape[time]) == lengths
 
-    def composed(leaves: Values, run: Run) -> Values:
+    def composed(leaves: Values, run: GoldenRun) -> Values:
         joined = {
             n: torch.cat(leaves[n].split(1, batch), time).contiguous() for n, t in given.items() if fits(t, shape)
         }
@@ -77,8 +77,8 @@ def _no_further(whose: Tensor, sent: Values, tensor: str) -> Iterator[Change]:
 
 def _handed_on(
     tensor: str, sent: tuple[str, ...], along: tuple[str, ...], axis: int, block: int
-) -> Callable[[Values, Run], Values]:
-    def composed(leaves: Values, run: Run) -> Values:
+) -> Callable[[Values, GoldenRun], Values]:
+    def composed(leaves: Values, run: GoldenRun) -> Values:
         n = leaves[along[0]].shape[axis]
         total = torch.zeros_like(leaves[tensor.removesuffix(".grad")])
         for at in range(0, n, block):

@@ -6,24 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, masks, replaced
+from .calls import Change, OperatorCall, floating, given, masks, replaced
 
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
 _MOST = 400
 
 
-def changes(calls: Sequence[Call], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; `known`: inputs and stages by name."""
     found = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
     for _, change in zip(range(_MOST), found, strict=False):
         yield change
 
 
-def _asked(call: Call, among: set[int]) -> bool:
+def _asked(call: OperatorCall, among: set[int]) -> bool:
     return not call.backward and call.index in among and call.name not in _NEVER
 
 
-def _read_otherwise(call: Call, known: Mapping[str, Tensor]) -> Iterator[Change]:
+def _read_otherwise(call: OperatorCall, known: Mapping[str, Tensor]) -> Iterator[Change]:
     for i, a in enumerate(call.args):
         if not floating(a) or a.numel() < 2:
             continue

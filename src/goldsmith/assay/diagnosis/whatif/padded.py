@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import inputs
-from .calls import Call, Change, Changed, Listening, floating, moved
+from .calls import Change, Changed, Listening, OperatorCall, floating, moved
 from .search_context import SearchContext
 
 _MOST = 4096  # operators of a run
@@ -31,7 +31,7 @@ class _Beside:
         self.search, self.full = search, full
         self.made: dict[int, Any] = {}
 
-    def calls(self, now: Leaves) -> list[Call]:
+    def calls(self, now: Leaves) -> list[OperatorCall]:
         mode = Listening().record()
         filled = {**now, **self.full.leaves(now)} if self.full.leaves is not None else now
         self.search.golden.run_under(mode, filled, self.search.tensor)
@@ -49,10 +49,10 @@ class _Beside:
         return moved(lambda out: self.made[index].to(out.dtype).clone())
 
 
-def changes(search: SearchContext, calls: Sequence[Call]) -> Iterator[Change]:
+def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     if search.tensor.endswith(".grad") or len(calls) > _MOST:
         return
-    material = search.session.material
+    material = search.examination.material
     for full in inputs.full(search.leaves, {**material.sizes, **material.scalars}):
         beside = _Beside(search, full)
         try:
@@ -63,7 +63,7 @@ def changes(search: SearchContext, calls: Sequence[Call]) -> Iterator[Change]:
 
 
 def _lines(
-    calls: Sequence[Call], other: Sequence[Call], among: set[int], beside: _Beside, how: str
+    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], beside: _Beside, how: str
 ) -> Iterator[Change]:
     theirs = _by_line(other)
     count = 0
@@ -84,8 +84,8 @@ def _lines(
                      leaves=beside.run, group=group, also=also)  # fmt: skip
 
 
-def _by_line(calls: Sequence[Call]) -> dict[tuple[str, str], list[Call]]:
-    found: dict[tuple[str, str], list[Call]] = {}
+def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[OperatorCall]]:
+    found: dict[tuple[str, str], list[OperatorCall]] = {}
     for call in calls:
         made = call.owns or call.name in _LOOKS_UP
         if made and call.line and not call.backward and floating(call.out):
@@ -94,7 +94,10 @@ def _by_line(calls: Sequence[Call]) -> dict[tuple[str, str], list[Call]]:
 
 
 def _pairs(
-    mine: Sequence[Call], theirs: Sequence[Call], calls: Sequence[Call], other: Sequence[Call]
+    mine: Sequence[OperatorCall],
+    theirs: Sequence[OperatorCall],
+    calls: Sequence[OperatorCall],
+    other: Sequence[OperatorCall],
 ) -> tuple[Pairs, bool]:
     """Those of a line that stand for one another: each, where there are as many, else where each loop ends."""
     turns = len(mine) != len(theirs)
@@ -104,7 +107,7 @@ def _pairs(
     return [(x.index, y.index) for x, y in zip(a, b, strict=True) if x.out.shape == y.out.shape], turns
 
 
-def _ends(calls: Sequence[Call], line: Sequence[Call]) -> list[Call]:
+def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
     """The last turn of each loop: no later operator of the line is made of it."""
     read: set[int] = set()
     own = {call.index for call in line}
@@ -113,7 +116,7 @@ def _ends(calls: Sequence[Call], line: Sequence[Call]) -> list[Call]:
     return [call for call in line if call.index not in read]
 
 
-def _before(calls: Sequence[Call], call: Call) -> set[int]:
+def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
     """The nearest operators of the same line that it is made of."""
     found: set[int] = set()
     seen: set[int] = set()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved
+from .calls import Change, OperatorCall, floating, moved
 from .sums import BLOCKS
 
 _ON_ELEMENTS = frozenset(
@@ -17,7 +17,7 @@ _ON_ELEMENTS = frozenset(
 _DEPTH = 8  # operators between the load and the sum
 
 
-def changes(calls: Sequence[Call]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """Sums and means over n that take what an element of 0 makes of itself, for each lane up to a block's end."""
     for call in calls:
         if call.name not in ("sum", "mean") or not call.args or not floating(call.args[0]):
@@ -41,7 +41,7 @@ def changes(calls: Sequence[Call]) -> Iterator[Change]:
             yield Change("wrong_mask", text, call.index, moved(lambda out, a=added: out + a), params, 0.6)
 
 
-def _of_zero(calls: Sequence[Call], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:
+def _of_zero(calls: Sequence[OperatorCall], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:
     """What stands at a lane of zeros: of size 1 along that axis, counted from the end; None where that is not known."""
     if value.dim() < -axis or value.shape[axis] == 1:
         return value  # the same for all lanes

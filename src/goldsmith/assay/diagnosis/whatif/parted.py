@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, replaced, seen_through, whole
+from .calls import Change, Changed, OperatorCall, floating, replaced, seen_through, whole
 
 _MOST = 1024  # turns
 _SUMS = ("add", "sub")
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; the same lines of a loop are changed together."""
-    found: dict[tuple, list[tuple[Call, Call, int]]] = {}
+    found: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
     for call in calls:
         if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.made) != 2:
             continue

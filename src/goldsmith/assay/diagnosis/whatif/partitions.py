@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating, read_back
+from .calls import Change, Instead, Key, OperatorCall, floating, read_back
 from .saved import followed
 
 _LEAST = 3  # entries: of two, the second one would be read where the first one lies, whichever way
@@ -52,7 +52,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
             yield Change("wrong_stride", said.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
 
 
-def in_backward(calls: Sequence[Call], among: set[int], leaves: Leaves) -> Iterator[Change]:
+def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
     """Of inputs that the backward reads: one, two that have as many entries, or all such; the forward is right."""
     read = read_back(calls, among)
     alike: dict[int, list[str]] = {}
@@ -78,7 +78,7 @@ def _stacked(leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
             yield name, t
 
 
-def _instead(calls: list[Call], names: tuple[str, ...], read: Read) -> Instead:
+def _instead(calls: list[OperatorCall], names: tuple[str, ...], read: Read) -> Instead:
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if not all(name in held for name in names):
             return {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .calls import Call, Change, Changed, floating, instead
+from .calls import Change, Changed, OperatorCall, floating, instead
 
 _LISTS = ("split", "split_with_sizes", "unbind", "chunk", "unsafe_split")
 _VIEWS = ("slice", "select", "narrow")
@@ -21,8 +21,8 @@ class _Cut:
     """One tensor, cut in one way along one axis: by operators that return all pieces, or one piece each."""
 
     source: str
-    lists: list[Call] = field(default_factory=list)
-    views: dict[tuple, list[Call]] = field(default_factory=dict)  # where a piece lies -> who takes it
+    lists: list[OperatorCall] = field(default_factory=list)
+    views: dict[tuple, list[OperatorCall]] = field(default_factory=dict)  # where a piece lies -> who takes it
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -40,7 +40,7 @@ class _Cut:
                 yield call.index, _like(pieces[j][0])
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     for cut in _cuts(calls, among):
         shapes = cut.shapes[:_MOST]
@@ -60,7 +60,7 @@ def _change(cut: _Cut, text: str, takes: dict[int, int], prior: float, also: tup
     return Change("swapped_results", text, group[0][0], group[0][1], params, prior, group=group, also=also)
 
 
-def _cuts(calls: Sequence[Call], among: set[int]) -> Iterator[_Cut]:
+def _cuts(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[_Cut]:
     found: dict[tuple, _Cut] = {}
     for call in calls:
         if call.backward or not call.made or not call.args or not floating(call.args[0]):
@@ -83,5 +83,5 @@ def _listed(takes: dict[int, int]) -> Changed:
     return run
 
 
-def _like(there: Call) -> Changed:
+def _like(there: OperatorCall) -> Changed:
     return instead(lambda x, *args, **kwargs: there.func(x, *there.args[1:], **there.kwargs))

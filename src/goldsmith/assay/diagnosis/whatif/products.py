@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, given, moved, replaced
+from .calls import Change, OperatorCall, given, moved, replaced
 
 _LENGTHS = 12
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name in ("mul", "mm", "bmm") and len(call.tensors) == 2 and isinstance(call.out, Tensor):
         yield from _outer(call)
     if call.name in ("div", "div_") and len(call.args) > 1 and _counts(call.args[1]):
         yield from _divided(call, calls)
 
 
-def _outer(call: Call) -> Iterator[Change]:
+def _outer(call: OperatorCall) -> Iterator[Change]:
     """a_i b_j in place of b_i a_j, where both axes have one length."""
     out = call.out
     axes = [(-2, -1)] if call.name != "mul" else combinations(range(-out.dim(), 0), 2)
@@ -51,7 +51,7 @@ def _counts(value: Any) -> bool:
     return bool(((value == value.round()) & (value >= 1)).all()) and bool((value != value.flatten()[0]).any())
 
 
-def _divided(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _divided(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """By a length that some tensor of the golden has, or by the largest count."""
     name = call.operand(1) or "a count"
     lengths = Counter(n for c in calls for t in c.tensors for n in t.shape if n > 1)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, given, replaced, seen_through
+from .calls import Change, Changed, Key, OperatorCall, floating, given, replaced, seen_through
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
 _MOST = 16  # readers of one tensor
 _DEPTH = 3  # products of products
-Place = tuple[Call, int]
+Place = tuple[OperatorCall, int]
 _Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; the sum with so much of it
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     readers: dict[Key, list[Place]] = {}
     for call in calls:
@@ -40,7 +40,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             yield from _whole_for_part(made, readers)
 
 
-def _of_one_reader(calls: Sequence[Call], made: Call, own: list[Place]) -> Iterator[Change]:
+def _of_one_reader(calls: Sequence[OperatorCall], made: OperatorCall, own: list[Place]) -> Iterator[Change]:
     """A factor, or an addend, is left out where one of several readers reads it."""
     if not own:
         return
@@ -69,7 +69,7 @@ def _of_one_reader(calls: Sequence[Call], made: Call, own: list[Place]) -> Itera
             yield Change("wrong_factor", text, reader.index, scaled, {"factor": name}, 0.5, free=1.0)
 
 
-def _whole_for_part(made: Call, readers: dict[Key, list[Place]]) -> Iterator[Change]:
+def _whole_for_part(made: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
     """Another reader of an operand reads what is made of it."""
     for i, key in enumerate(made.made[:2]):
         operand = made.args[i]
@@ -87,7 +87,7 @@ def _whole_for_part(made: Call, readers: dict[Key, list[Place]]) -> Iterator[Cha
                 yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
-def _without(calls: Sequence[Call], made: Call, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _without(calls: Sequence[OperatorCall], made: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
     """(a factor, the product of the others), products of products among them."""
     if made.name not in _PRODUCTS or not depth or len(made.args) < 2:
         return
@@ -107,7 +107,7 @@ def _without(calls: Sequence[Call], made: Call, depth: int) -> Iterator[tuple[st
                 yield name, made.func(*replaced(made.args, i, seen), **made.kwargs)
 
 
-def _within_addends(calls: Sequence[Call], made: Call) -> Iterator[tuple[int, tuple[str, Tensor]]]:
+def _within_addends(calls: Sequence[OperatorCall], made: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
     """A factor of one of two addends, and the sum without it."""
     if made.name not in _SUMS or len(made.made) != 2 or made.func is None:
         return
@@ -119,7 +119,7 @@ def _within_addends(calls: Sequence[Call], made: Call) -> Iterator[tuple[int, tu
                 yield i, (name, made.func(*replaced(made.args, i, seen), **made.kwargs))
 
 
-def _addends(made: Call) -> Iterator[_Kept]:
+def _addends(made: OperatorCall) -> Iterator[_Kept]:
     if made.name not in _SUMS or not all(floating(a) for a in made.args[:2]):
         return
     (a, b), sign = made.args[:2], -1.0 if made.name == "sub" else 1.0

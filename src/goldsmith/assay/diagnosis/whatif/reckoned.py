@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, instead, moved, whole
+from .calls import Change, OperatorCall, instead, moved, whole
 
 _ADDS, _SUBS = frozenset("add add_".split()), frozenset("sub sub_ rsub".split())
 _MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".split())
@@ -23,7 +23,7 @@ _BESIDE = ("off_by_one", "mask_shift", "invalid_index")
 Made = Callable[[Tensor], Tensor]
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.backward or call.name not in _ALL or not whole(call.out) or call.out.numel() < 2 or len(call.args) < 2:
         return
     yield from _wrapped(call)
@@ -37,7 +37,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
             yield from _divided(call, number)
 
 
-def _wrapped(call: Call) -> Iterator[Change]:
+def _wrapped(call: OperatorCall) -> Iterator[Change]:
     """Cut to a width with a sign, or without one: what does not fit comes out negative, or from the beginning."""
     top, low = int(call.out.max()), int(call.out.min())
     for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
@@ -51,7 +51,7 @@ def _wrapped(call: Call) -> Iterator[Change]:
         yield Change("index_overflow", text, call.index, change, {"bits": info.bits}, 0.6, also=("invalid_index",))
 
 
-def _beside(call: Call) -> Iterator[Change]:
+def _beside(call: OperatorCall) -> Iterator[Change]:
     """Everything lies one place too early or too late."""
     for step, how in ((-1, "low"), (1, "high")):
         text = f"{call.said} is one too {how}"
@@ -59,7 +59,7 @@ def _beside(call: Call) -> Iterator[Change]:
         yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_BESIDE)
 
 
-def _strides(call: Call, number: int) -> Iterator[Change]:
+def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
     for other, how in ((number - 1, "one less"), (number + 1, "one more")):
         if other:
             text = f"the stride {number} in {call.said} is {how}, {other}"
@@ -68,7 +68,7 @@ def _strides(call: Call, number: int) -> Iterator[Change]:
             yield Change("wrong_stride", text, call.index, change, params, 0.5, also=("invalid_index", "off_by_one"))
 
 
-def _divided(call: Call, number: int) -> Iterator[Change]:
+def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
     """n // c and n % c: the one for the other, a neighbour's c, or neither."""
     rest = call.name in _RESTS
     kinds: list[tuple[str, str, Made]] = [

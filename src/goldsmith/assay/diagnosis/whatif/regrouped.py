@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from .addends import _forward, _vanishes
-from .calls import Call, Change, Key, floating, instead
+from .calls import Change, Key, OperatorCall, floating, instead
 from .sums import axes_of
 
 _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong gradient is made of; sums that keep their axis, so that what came fits."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
     known = _forward(calls) if sums else []
@@ -49,7 +49,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     yield Change("wrong_axis", text, call.index, change, params, 0.6)
 
 
-def _addends(calls: Sequence[Call], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
+def _addends(calls: Sequence[OperatorCall], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
     """What a tensor is the sum of, each with its sign."""
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is not None and maker.backward and maker.owns and maker.out.shape == value.shape and most:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, replaced
+from .calls import Change, Changed, OperatorCall, floating, replaced
 
 _TAKES = frozenset("mul mul_ add add_ sub sub_ div div_ rsub".split())
 _ALSO = ("wrong_stride", "permuted")
 _MOST = 256  # axes and orders, about
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """Of one operand alone, and of all that are broadcast along the same axes."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call in calls[: 1 << 12]:

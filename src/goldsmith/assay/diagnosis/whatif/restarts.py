@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, Instead, Key, floating, replaced
+from .calls import Change, Instead, Key, OperatorCall, floating, replaced
 from .carries import CHUNKS
 from .saved import followed
 
 _LEAST = 3  # turns
 _KINDS = 6
-Reader = tuple[Call, int, Key]  # who reads the state of the turn before, as which argument, and who made that state
+Reader = tuple[
+    OperatorCall, int, Key
+]  # who reads the state of the turn before, as which argument, and who made that state
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     for states, readers in list(_loops(calls))[:_KINDS]:
         n = len(states)
@@ -41,7 +43,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
 
 
 def _restarted(
-    calls: Sequence[Call], readers: Mapping[int, list[Reader]], new: Mapping[int, Tensor], kept: bool
+    calls: Sequence[OperatorCall], readers: Mapping[int, list[Reader]], new: Mapping[int, Tensor], kept: bool
 ) -> Instead:
     def instead(held: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         seeds: dict[Key, Tensor] = {}
@@ -56,9 +58,9 @@ def _restarted(
     return instead
 
 
-def _loops(calls: Sequence[Call]) -> Iterator[tuple[list[Call], dict[int, list[Reader]]]]:
+def _loops(calls: Sequence[OperatorCall]) -> Iterator[tuple[list[OperatorCall], dict[int, list[Reader]]]]:
     """(what each turn leaves, who reads it in the turn after by turn) of the loops of the forward."""
-    lines: dict[tuple, list[Call]] = {}
+    lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward and call.owns and call.line and floating(call.out) and call.out.numel() > 1:
             lines.setdefault((call.name, call.line, call.out.shape), []).append(call)

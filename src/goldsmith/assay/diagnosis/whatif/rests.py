@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .calls import Call, Change, floating, given, replaced
+from .calls import Change, OperatorCall, floating, given, replaced
 from .sums import axes_of, neutral, only
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -13,9 +13,9 @@ _MOST = 64  # sums of a line
 _TURNS = (1, 2, 3, 4)  # sums that a line has in each turn
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; a line's sums together, or each of a turn's."""
-    lines: dict[tuple, list[Call]] = {}
+    lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if (
             call.index in among
@@ -32,7 +32,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     yield from _cut(members[first::turn])
 
 
-def _cut(members: Sequence[Call]) -> Iterator[Change]:
+def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
     lengths = [call.args[0].shape[axes_of(call)[0]] for call in members]
     if len(set(lengths)) == 1:
         return  # of one length: each sum's own changes say it

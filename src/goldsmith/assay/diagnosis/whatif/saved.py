@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, seen_through, whole
+from .calls import Change, Key, OperatorCall, floating, seen_through, whole
 
 _MOST = 24  # tensors that may be meant, and as many that may stand in their place
 _ORDERS = 6  # orders that rows may be read in
@@ -15,7 +15,7 @@ _MOVES = frozenset("index_select index gather clone _to_copy contiguous masked_f
 Moved = tuple[str, Callable[[Tensor], Tensor]]
 
 
-def changes(calls: list[Call], saved: Sequence[str] = ()) -> Iterator[Change]:
+def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Change]:
     """`saved`: names of what the forward hands to the backward."""
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
@@ -41,7 +41,7 @@ def changes(calls: list[Call], saved: Sequence[str] = ()) -> Iterator[Change]:
     yield from _reordered(calls, read, handed, shapes)
 
 
-def _sources(calls: Sequence[Call], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
+def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
     """What the read tensors are copies of, or rows of."""
     found: dict[Key, str] = {}
     for key in read:
@@ -52,7 +52,7 @@ def _sources(calls: Sequence[Call], read: Mapping[Key, str], forward: Mapping[Ke
     return found
 
 
-def _read_instead(calls: list[Call], what: Key, by: Key, name: str, other: str) -> Change:
+def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, other: str) -> Change:
     """An operand read in place of the product or the sum that it is part of is a factor, or a term, left out."""
     text, cause, params = f"the backward reads {other} in place of {name}", "wrong_saved_tensor", {}
     maker = calls[what] if isinstance(what, int) and 0 <= what < len(calls) else None
@@ -79,7 +79,7 @@ def _read_instead(calls: list[Call], what: Key, by: Key, name: str, other: str) 
 
 
 def _reordered(
-    calls: list[Call], read: Mapping[Key, str], handed: Mapping[Key, str], shapes: Mapping[Key, tuple[int, ...]]
+    calls: list[OperatorCall], read: Mapping[Key, str], handed: Mapping[Key, str], shapes: Mapping[Key, tuple[int, ...]]
 ) -> Iterator[Change]:
     """Rows in the order of something else: of all that is handed over, with what is made of it, or of one tensor."""
     together = {n for n in (shapes[k][0] for k in handed if shapes[k])}
@@ -93,7 +93,9 @@ def _reordered(
                 yield _in_order(calls, [key], read[key], said, move, 0.5)
 
 
-def _in_order(calls: list[Call], keys: list[Key], names: str, said: str, move: Callable, prior: float) -> Change:
+def _in_order(
+    calls: list[OperatorCall], keys: list[Key], names: str, said: str, move: Callable, prior: float
+) -> Change:
     def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         return followed(calls, {k: move(held[k]) for k in keys if k in held}, None)
 
@@ -101,7 +103,7 @@ def _in_order(calls: list[Call], keys: list[Key], names: str, said: str, move: C
     return Change("permuted", text, -1, None, {"saved": names, "axis": 0}, prior, saved=instead)
 
 
-def _orders(calls: Sequence[Call], n: int) -> list[Moved]:
+def _orders(calls: Sequence[OperatorCall], n: int) -> list[Moved]:
     """The orders of n rows that the golden itself knows, there and back, and the reverse one."""
     found: dict[tuple[int, ...], Moved] = {}
 
@@ -122,8 +124,8 @@ def _orders(calls: Sequence[Call], n: int) -> list[Moved]:
 
 
 def followed(
-    calls: Sequence[Call], new: dict[Key, Tensor], through: frozenset[str] | None,
-    otherwise: Callable[[Call, Sequence], Tensor | None] | None = None,
+    calls: Sequence[OperatorCall], new: dict[Key, Tensor], through: frozenset[str] | None,
+    otherwise: Callable[[OperatorCall, Sequence], Tensor | None] | None = None,
 ) -> dict[Key, Tensor]:  # fmt: skip
     """`new` by key, with what the forward makes of it by these operators; None: by any.
 

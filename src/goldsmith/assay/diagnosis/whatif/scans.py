@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, instead
+from .calls import Change, OperatorCall, floating, instead
 from .sums import BLOCKS
 
 _NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
 _WHOLE: dict[str, Callable[..., Tensor]] = {"cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp}
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name not in _NEUTRAL or len(call.args) < 2 or not floating(call.args[0]) or not call.args[0].dim():
         return
     axis = call.args[1] % call.args[0].dim()
@@ -30,7 +30,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
         yield from _moved(call, axis)
 
 
-def _carried(call: Call, axis: int, block: int, first: int) -> Iterator[Change]:
+def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[Change]:
     """Nothing is taken over, or what the block before made alone; the first block is longer by `first`."""
     n = call.args[0].shape[axis]
     sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
@@ -56,7 +56,7 @@ def _carried(call: Call, axis: int, block: int, first: int) -> Iterator[Change]:
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
 
 
-def _short(call: Call, axis: int, block: int, first: int) -> Change:
+def _short(call: OperatorCall, axis: int, block: int, first: int) -> Change:
     """Blocks are scanned by doubling without the last round, and carry on what stands at their ends."""
     neutral, whole, reach = _NEUTRAL[call.name], _WHOLE[call.name], block // 2
 
@@ -74,7 +74,7 @@ def _short(call: Call, axis: int, block: int, first: int) -> Change:
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _windowed(call: Call, axis: int, width: int) -> Change:
+def _windowed(call: OperatorCall, axis: int, width: int) -> Change:
     """A scan by doubling whose later rounds do not run."""
     neutral, whole = _NEUTRAL[call.name], _WHOLE[call.name]
 
@@ -87,7 +87,7 @@ def _windowed(call: Call, axis: int, width: int) -> Change:
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _moved(call: Call, axis: int) -> Iterator[Change]:
+def _moved(call: OperatorCall, axis: int) -> Iterator[Change]:
     def exclusive(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         made = call.func(x, axis).roll(1, axis)
         made.select(axis, 0).fill_(_NEUTRAL[call.name])

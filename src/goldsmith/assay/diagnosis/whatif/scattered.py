@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved
+from .calls import Change, OperatorCall, floating, moved
 from .judge import Judge
 
 _FULL = 0.5  # of the addends: more that are not zero are no scatter
@@ -22,7 +22,7 @@ _CHANCE = 1e-3  # of a number that some of the addends make by accident
 _WRONG = 3  # places, at least
 
 
-def changes(calls: Sequence[Call], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
     """Of the forward's sums that make the golden's tensor."""
     golden = judge.golden.reshape(-1)
     for call in calls:
@@ -34,7 +34,7 @@ def changes(calls: Sequence[Call], judge: Judge) -> Iterator[Change]:
             yield change
 
 
-def _addends(call: Call) -> Tensor | None:
+def _addends(call: OperatorCall) -> Tensor | None:
     """[..., n] of a sum over one axis or a product of matrices."""
     a = call.args
     if call.name == "sum" and len(a) > 1 and isinstance(a[1], list | tuple) and len(a[1]) == 1 and a[0].dim() > 1:
@@ -50,7 +50,7 @@ def _sparse(addends: Tensor) -> bool:
     return float(there.double().mean()) < _FULL and 1 < int(there.sum(-1).max()) <= _MEET
 
 
-def _some_left(call: Call, addends: Tensor, judge: Judge) -> Change | None:
+def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | None:
     got, bound, golden = (t.reshape(addends.shape[:-1]) for t in (judge.got, judge.bound, judge.golden))
     wrong = (judge.wrong_at & judge.finite).reshape(addends.shape[:-1])
     if int(wrong.sum()) < _WRONG or not bool(judge.finite.all()):

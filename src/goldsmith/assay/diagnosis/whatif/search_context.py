@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...execute.run import CandidateRun
-from ...judge.examination import Session
+from ...execute.run import Run
+from ...judge.examination import Examination
 from .calls import Change, Changed
 from .golden import Golden
 from .judge import Judge
@@ -17,7 +17,7 @@ from .judge import Judge
 class SearchContext(Protocol):
     """behind: numbers of the operators that the wrong tensor is made of; left_out: kinds that were not offered, why."""
 
-    session: Session
+    examination: Examination
     tensor: str
     judge: Judge
     own: CandidateRun

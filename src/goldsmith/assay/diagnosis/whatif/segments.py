@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, whole
+from .calls import Change, OperatorCall, whole
 
 _ROWS = 1 << 16
 _MOST = 1024  # operators of one line
 Leaves = Mapping[str, Tensor]
 
 
-def changes(calls: Sequence[Call], among: set[int], leaves: Leaves) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     yield from _from_the_beginning(leaves)
     yield from _unmoved(calls, among)
@@ -49,9 +49,9 @@ def _within(offsets: Tensor) -> Tensor:
     return place - offsets[torch.searchsorted(offsets, place, right=True) - 1]
 
 
-def _unmoved(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def _unmoved(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """Numbers that a line adds to positions, all of them or one kind, are left out, wherever it runs."""
-    lines: dict[str, list[Call]] = {}
+    lines: dict[str, list[OperatorCall]] = {}
     for call in calls:
         number = call.args[1] if len(call.args) > 1 else None
         moves = call.name in ("add", "sub") and whole(call.args[0]) and isinstance(number, int)

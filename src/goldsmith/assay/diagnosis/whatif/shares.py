@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, moved
+from .calls import Change, Changed, OperatorCall, floating, moved
 from .spans import addend_of, backward_sums
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
-def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of. numbers: sizes and numbers of the case."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
@@ -81,7 +81,7 @@ def _like(part: Tensor, own: tuple[int, ...], axis: int) -> list[int]:
     return [1 if d in own and d != axis else size for d, size in enumerate(part.shape)]
 
 
-def _spread(calls: Sequence[Call], call: Call, among: set[int]) -> Call | None:
+def _spread(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
     """The last operator behind a sum whose result is as large as what was summed, where each place has its own."""
     made, last = {call.index}, None
     for other in calls[call.index + 1 :]:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, floating, given, replaced, whole
+from .calls import Change, OperatorCall, floating, given, replaced, whole
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _READ = frozenset("_to_copy mul sub add div".split())  # where whole numbers become others
 Read = Callable[[Tensor], Tensor]
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name not in _READ or not floating(call.out):
         return
     for i, t in enumerate(call.args[:2]):

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, instead
+from .calls import Change, Changed, OperatorCall, floating, instead
 
 _MOST = 8  # gradients that may have passed on, for each that comes out
 _ALIASES = ("detach", "alias")
 
 
-def changes(calls: Sequence[Call]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """Of the backward's steps on elements, the last one gives what an earlier one of them was given."""
-    known: dict[int, Call] = {}  # that make gradients
-    read: dict[int, list[Call]] = {}
+    known: dict[int, OperatorCall] = {}  # that make gradients
+    read: dict[int, list[OperatorCall]] = {}
     for call in calls:
         for key in call.made:
             if isinstance(key, int):
@@ -33,14 +33,14 @@ def changes(calls: Sequence[Call]) -> Iterator[Change]:
             yield Change("wrong_factor", text, call.index, _passes(by.out), {"factor": "slope"}, 0.55)
 
 
-def _on_elements(call: Call, reader: Call) -> bool:
+def _on_elements(call: OperatorCall, reader: OperatorCall) -> bool:
     same = isinstance(reader.out, Tensor) and reader.out.shape == call.out.shape
     return same and reader.name not in _ALIASES
 
 
-def _before(call: Call, known: dict[int, Call]) -> list[Call]:
+def _before(call: OperatorCall, known: dict[int, OperatorCall]) -> list[OperatorCall]:
     """The gradients of its shape that it is made of, the first one first."""
-    found: dict[int, Call] = {}
+    found: dict[int, OperatorCall] = {}
     waiting = [call]
     while waiting:
         for key in waiting.pop().made:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, moved
+from .calls import Change, Changed, Key, OperatorCall, floating, moved
 
 _MOST = 5  # axes
 _SHAPES = 3
@@ -17,7 +17,7 @@ _ROWS = 3  # factors of a row that are tried
 _DEPTH = 3  # operators before a sum
 
 
-def changes(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """Each result stands where the golden's stands, and is spread over what it was reduced from where it differs."""
     axes = call.args[1] if len(call.args) > 1 else None
     if call.name not in ("sum", "mean") or not isinstance(axes, list | tuple) or not floating(call.args[0]):
@@ -54,7 +54,7 @@ def _over(dims: int) -> list[tuple[int, ...]]:
     return [over for size in range(1, dims + 1) for over in combinations(range(dims), size)]
 
 
-def _shapes(call: Call, calls: Sequence[Call]) -> list[tuple[int, ...]]:
+def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int, ...]]:
     """Its own first, then those of what it is made of, where they have as many numbers."""
     x = call.args[0]
     found = {tuple(x.shape): None}
@@ -68,7 +68,7 @@ def _shapes(call: Call, calls: Sequence[Call]) -> list[tuple[int, ...]]:
     return list(found)[:_SHAPES]
 
 
-def _row_factor(call: Call, calls: Sequence[Call], own: tuple[int, ...]) -> Tensor | None:
+def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[int, ...]) -> Tensor | None:
     """A factor of what is summed that is one number for every sum: kernels multiply by it afterwards."""
     made = call
     for _ in range(_DEPTH):
@@ -86,7 +86,9 @@ def _row_factor(call: Call, calls: Sequence[Call], own: tuple[int, ...]) -> Tens
     return None
 
 
-def backward_sums(calls: Sequence[Call], among: set[int]) -> Iterator[tuple[Call, Tensor, tuple[int, ...]]]:
+def backward_sums(
+    calls: Sequence[OperatorCall], among: set[int]
+) -> Iterator[tuple[OperatorCall, Tensor, tuple[int, ...]]]:
     """(sum of a backward, what it adds up, along which axes), where no result is 0."""
     for call in calls:
         if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
@@ -97,7 +99,7 @@ def backward_sums(calls: Sequence[Call], among: set[int]) -> Iterator[tuple[Call
             yield call, x, tuple(sorted(a % x.dim() for a in axes))
 
 
-def in_addends(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """Sums of a backward over fewer places than the golden's, each spread over those: an addend takes it as a factor.
 
     Autograd would add up what is larger than it expects, so that the sum itself cannot be changed.
@@ -138,14 +140,14 @@ def in_addends(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
             yield Change("wrong_axis", text, group[0][0], group[0][1], {"axis": over[0]}, 0.55, group=tuple(group))
 
 
-def _rows(calls: Sequence[Call], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
+def _rows(calls: Sequence[OperatorCall], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
     """What the forward has one number of for each sum: a kernel may multiply with it before it sums."""
     shape = tuple(1 if d in own else n for d, n in enumerate(x.shape))
     found = [c.out for c in calls if not c.backward and c.owns and floating(c.out) and tuple(c.out.shape) == shape]
     return [t for t in found if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
 
 
-def addend_of(calls: Sequence[Call], call: Call, among: set[int]) -> Call | None:
+def addend_of(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
     """The first addend as large as what is summed that the sum is a factor of."""
     made: set[Key] = {call.index}
     size = call.args[0].numel()

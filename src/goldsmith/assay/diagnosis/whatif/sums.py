@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import bases, spans
-from .calls import Call, Change, floating, given, instead, moved, replaced
+from .calls import Change, OperatorCall, floating, given, instead, moved, replaced
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
 SMALL = (4, 2, 3)
@@ -17,7 +17,7 @@ BLOCKS = (8, 16, 32, 64, 128, 256)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "dot": (0, 0), "mv": (1, 0), "addmm": (1, 0), "baddbmm": (2, 1)}
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name in _REDUCES and call.args and floating(call.args[0]):
         yield from _reductions(call)
         yield from spans.changes(call, calls)
@@ -56,7 +56,7 @@ def starts(n: int) -> dict[int, str]:
     return {k: why for k, why in found.items() if 0 < k < n}
 
 
-def axes_of(call: Call) -> list[int]:
+def axes_of(call: OperatorCall) -> list[int]:
     """What a reduction runs along."""
     x = call.args[0]
     said = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
@@ -97,7 +97,7 @@ def only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
     return out
 
 
-def _reductions(call: Call) -> Iterator[Change]:
+def _reductions(call: OperatorCall) -> Iterator[Change]:
     x, axes = call.args[0], axes_of(call)
     operand, fill = call.operand(0), neutral(call.name)
     for axis in axes:
@@ -130,7 +130,7 @@ def _mean(part: Callable[[tuple], tuple], factor: float) -> Any:
     return run
 
 
-def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
+def _counts(call: OperatorCall, axes: list[int]) -> dict[str, tuple[str, float]]:
     """Divided by the wrong number, or not at all."""
     n = 1
     for axis in axes:
@@ -151,7 +151,7 @@ def _counts(call: Call, axes: list[int]) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
+def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
     x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1  # of the axis among the arguments
     if x.dim() < 2:
         return
@@ -177,7 +177,7 @@ def _other_axes(call: Call, axes: list[int]) -> Iterator[Change]:
 _WHOLE = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "linalg_vector_norm": torch.linalg.vector_norm}
 
 
-def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
+def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
     """Along all axes in place of some, along one in place of several; what is left broadcasts."""
     x, reduce = call.args[0], _WHOLE.get(call.name)
     others = [[a] for a in range(x.dim())] if len(axes) > 1 else [list(range(x.dim()))]
@@ -197,7 +197,7 @@ def _more_or_fewer(call: Call, axes: list[int]) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, instead(along), params, 0.65)
 
 
-def _repeats(call: Call, axis: int) -> Iterator[Change]:
+def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
     """The last element, or the tail block, counted twice: clamped indices instead of a mask."""
     n = call.args[0].shape[axis]
     for block in BLOCKS:
@@ -217,7 +217,7 @@ def _repeats(call: Call, axis: int) -> Iterator[Change]:
                 yield Change("wrong_mask", text, call.index, given(padded), {"axis": axis}, 0.4)
 
 
-def repeated(call: Call) -> list[Change]:
+def repeated(call: OperatorCall) -> list[Change]:
     """A product that counts several times; asked of groups alone, since one product is a term that is fitted."""
     if call.name not in ("mm", "bmm") or not floating(call.out):
         return []
@@ -228,7 +228,7 @@ def repeated(call: Call) -> list[Change]:
     return [Change("repeated_term", f"{call.said} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
 
 
-def _products(call: Call) -> Iterator[Change]:
+def _products(call: OperatorCall) -> Iterator[Change]:
     left, right = _PRODUCTS[call.name]
     first = 1 if call.name in ("addmm", "baddbmm") else 0
     a, b = call.args[first], call.args[first + 1]
@@ -287,7 +287,7 @@ def _across(t: Tensor) -> Tensor:
 _STORED = ("overwritten_accumulator", "truncated_reduction")
 
 
-def _softmax(call: Call) -> Iterator[Change]:
+def _softmax(call: OperatorCall) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % max(call.args[0].dim(), 1)
     n, name = x.shape[axis], call.name
     log = name == "_log_softmax"

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating, moved, whole
+from .calls import Change, OperatorCall, floating, moved, whole
 from .judge import Judge
 
 _MOST = 64  # updates of one place
@@ -16,7 +16,7 @@ _SUBSETS = 8  # addends of which some may be left
 _CHANCE = 1e-3  # of a number that some of the addends make by accident
 
 
-def changes(calls: Sequence[Call], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
     """Of the sums that make the golden's tensor; which addends are left is read off what came, that some are is not."""
     golden, got, bound = judge.golden, judge.got, judge.bound
     for call in calls:
@@ -29,7 +29,9 @@ def changes(calls: Sequence[Call], judge: Judge) -> Iterator[Change]:
             yield from _of_a_sum(call, calls, golden, got, bound)
 
 
-def _of_a_sum(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bound: Tensor) -> Iterator[Change]:
+def _of_a_sum(
+    call: OperatorCall, calls: Sequence[OperatorCall], golden: Tensor, got: Tensor, bound: Tensor
+) -> Iterator[Change]:
     axes = call.args[1] if len(call.args) > 1 and isinstance(call.args[1], list | tuple) else ()
     x = call.args[0]
     if len(axes) != 1 or x.dim() < 2:
@@ -42,7 +44,9 @@ def _of_a_sum(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bo
     yield from _for_each(call, calls, golden, got, bound)
 
 
-def _for_each(call: Call, calls: Sequence[Call], golden: Tensor, got: Tensor, bound: Tensor) -> Iterator[Change]:
+def _for_each(
+    call: OperatorCall, calls: Sequence[OperatorCall], golden: Tensor, got: Tensor, bound: Tensor
+) -> Iterator[Change]:
     """A sum over an axis that comes back along it, as ranks have it, maybe times a number."""
     x, axis = call.args[0], call.args[1][0]
     n, kept = x.shape[axis], x.sum(axis, keepdim=True)
@@ -83,7 +87,7 @@ def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[
     return (best, left) if left and bool(((best - got).abs() <= 16 * bound).all()) else None
 
 
-def _updates(call: Call) -> tuple[Tensor, Tensor] | None:
+def _updates(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
     """(rows, what is added to them) of an addition at indices to zeros, gradients of rows that were read among them."""
     a = call.args
     if call.name in ("index_add", "index_add_") and not a[1] % max(call.out.dim(), 1) and not bool(a[0].any()):
@@ -99,7 +103,7 @@ def _updates(call: Call) -> tuple[Tensor, Tensor] | None:
     return (index, source.reshape(rows)) if source.numel() == call.out[:1].numel() * len(index) else None
 
 
-def _at_indices(call: Call, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
+def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
     """The same of an addition at indices: which of several updates of a place is left depends on their order."""
     if not len(index) or int(index.min()) < 0:
         return

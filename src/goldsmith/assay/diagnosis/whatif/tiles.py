@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, given, instead, replaced, whole
+from .calls import Change, Changed, OperatorCall, floating, given, instead, replaced, whole
 
 _VIEWS = frozenset("view _unsafe_view reshape clone _reshape_alias".split())
 _INDEXED = {"index_select": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "gather": 2, "scatter_add": 2}
 _OTHERS = ("wrong_stride",)
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name in _VIEWS and floating(call.out) and call.args[0].is_contiguous():
         yield from _split(call)
         yield from _joined(call)
@@ -28,7 +28,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
                 yield from _indices(call, index, _listed(place), call.args[0].shape[place])
 
 
-def _places(call: Call) -> int:
+def _places(call: OperatorCall) -> int:
     axis = call.args[1] if isinstance(call.args[1], int) else 0
     return call.args[0].shape[axis] if call.args[0].dim() else 0
 
@@ -40,7 +40,7 @@ def _listed(place: int) -> Callable[[tuple, Callable], tuple]:
     return put
 
 
-def _split(call: Call) -> Iterator[Change]:
+def _split(call: OperatorCall) -> Iterator[Change]:
     """(n) seen as (a, b): the elements lie as (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(new) - 1):
@@ -57,7 +57,7 @@ def _split(call: Call) -> Iterator[Change]:
         yield Change("permuted", text, call.index, instead(turned), {"axis": axis}, 0.55, also=_OTHERS)
 
 
-def _joined(call: Call) -> Iterator[Change]:
+def _joined(call: OperatorCall) -> Iterator[Change]:
     """(a, b) seen as (n): the elements come in the order of (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(old) - 1):
@@ -75,7 +75,7 @@ def _joined(call: Call) -> Iterator[Change]:
 
 
 def _indices(
-    call: Call, index: Tensor, put: Callable[[tuple, Callable[[Tensor], Tensor]], tuple], n: int
+    call: OperatorCall, index: Tensor, put: Callable[[tuple, Callable[[Tensor], Tensor]], tuple], n: int
 ) -> Iterator[Change]:
     """Of a whole number for each place: the place's own remainder, or the number of the place before or after."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, Key, floating, given, moved, whole
+from .calls import Change, Changed, Key, OperatorCall, floating, given, moved, whole
 from .chunks import BLOCKS
 from .saved import followed
 
@@ -23,7 +23,7 @@ _SPARSE = frozenset(
 )
 
 
-def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of. numbers: sizes and numbers of the case."""
     if any(c.backward for c in calls):
         yield from _transposed(calls)
@@ -34,7 +34,7 @@ def changes(calls: Sequence[Call], among: set[int], numbers: Mapping[str, Any]) 
     yield from _owners(calls, among)
 
 
-def _transposed(calls: Sequence[Call]) -> Iterator[Change]:
+def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
     read: dict[Key, tuple[str, Tensor]] = {}
     forward: dict[Key, Tensor] = {}
     for call in calls:
@@ -59,7 +59,7 @@ def _transposed(calls: Sequence[Call]) -> Iterator[Change]:
         yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
 
 
-def _strides(call: Call, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]:
     """Of places of a flattened table: row S + column, where the golden has row W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in call.tensors for s in t.shape[-3:] if s > 1}
@@ -77,7 +77,7 @@ def _strides(call: Call, numbers: Mapping[str, Any]) -> Iterator[Change]:
                              also=("permuted", "invalid_index"))  # fmt: skip
 
 
-def _last(call: Call) -> int:
+def _last(call: OperatorCall) -> int:
     """The last place that it may be given; not all operators refuse what lies behind it."""
     if call.name in _CHECKED:
         return max(t.numel() for t in call.tensors) - 1
@@ -86,8 +86,8 @@ def _last(call: Call) -> int:
     return 0
 
 
-def _tiled(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
-    alike: dict[tuple, list[Call]] = {}
+def _tiled(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    alike: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         sparse = call.backward and call.index in among and call.name in _SPARSE and floating(call.out)
         if sparse and call.out.dim() >= 1 and float((call.out != 0).double().mean()) <= 0.5:
@@ -113,12 +113,12 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
     return moved(made)
 
 
-def _owners(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """Whom each entry belongs to, in ascending order: a group's first goes to the one before, or its last to the next.
 
     What is before the first group is itself, or, counted from the end, the last one.
     """
-    found: dict[tuple, list[tuple[Call, int | None, int]]] = {}
+    found: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
     for call in calls:
         if not call.backward or call.index not in among:
             continue

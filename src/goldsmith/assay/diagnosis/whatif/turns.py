@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, floating, given, replaced
+from .calls import Change, Changed, OperatorCall, floating, given, replaced
 
 _LEAST, _MOST = 3, 1024  # turns
 _NEVER = frozenset("detach alias clone copy_".split())
@@ -23,12 +23,12 @@ class Sequence_:
     operand: str
     backward: bool
     at: int  # of the arguments
-    reads: list[tuple[Call, int]] = field(default_factory=list)
+    reads: list[tuple[OperatorCall, int]] = field(default_factory=list)
     values: dict[int, Tensor] = field(default_factory=dict)
     carried: bool = False  # each turn reads what the one before it made
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     sequences = list(_sequences(calls, among))
     yield from _states(sequences)
@@ -77,13 +77,13 @@ def _instead(at: int, new: Tensor) -> Changed:
     return given(lambda args: replaced(args, at, new))
 
 
-def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
+def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Sequence_]:
     lines: dict[Made, list[int]] = {}
     for call in calls:
         if not call.backward and call.line and call.owns:
             lines.setdefault((call.name, call.line), []).append(call.index)
     found: dict[tuple, Sequence_] = {}
-    loose: dict[tuple, list[tuple[Call, int]]] = {}
+    loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
             continue
@@ -119,7 +119,9 @@ def _sequences(calls: Sequence[Call], among: set[int]) -> Iterator[Sequence_]:
             yield sequence
 
 
-def _begun(sequence: Sequence_, made: list[int], calls: Sequence[Call], before: list[tuple[Call, int]]) -> None:
+def _begun(
+    sequence: Sequence_, made: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+) -> None:
     """What the first turn reads instead, and what the last one makes, which no turn reads."""
     places = sorted(sequence.values)
     each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)

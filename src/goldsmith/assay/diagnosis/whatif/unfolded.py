@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .calls import Call, Change, floating, given, instead, replaced
+from .calls import Change, OperatorCall, floating, given, instead, replaced
 
 _ALSO = ("mask_shift", "off_by_one")
 _TAPS = 64
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name == "unfold" and floating(call.args[0]) and 1 < call.args[2] <= _TAPS:
         yield from _windows(call, calls)
     elif call.name == "unfold_backward" and floating(call.args[0]) and 1 < call.args[3] <= _TAPS:
@@ -31,7 +31,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
 # forward
 
 
-def _windows(call: Call, calls: Sequence[Call]) -> Iterator[Change]:
+def _windows(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % call.args[0].dim()
     before, behind = _padding(call, calls, axis)
     for step, way in ((1, "behind it"), (-1, "before it")):
@@ -53,7 +53,7 @@ def _slid(x: Tensor, step: int, axis: int) -> Tensor:
     return out
 
 
-def _padding(call: Call, calls: Sequence[Call], axis: int) -> tuple[int, int]:
+def _padding(call: OperatorCall, calls: Sequence[OperatorCall], axis: int) -> tuple[int, int]:
     """Places of padding before and behind what is read."""
     x, key = call.args[0], call.made[0]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
@@ -88,7 +88,7 @@ def _tapped(
     return out
 
 
-def _convolved(call: Call) -> Iterator[Change]:
+def _convolved(call: OperatorCall) -> Iterator[Change]:
     """The operator on an input with one more place, of which the first or the last result is not taken."""
     x, strides = call.args[0], list(call.args[3])
     for axis in range(2, x.dim()):
@@ -110,7 +110,7 @@ def _convolved(call: Call) -> Iterator[Change]:
 # backward
 
 
-def _gradients(call: Call) -> Iterator[Change]:
+def _gradients(call: OperatorCall) -> Iterator[Change]:
     size = call.args[3]
     for last, which in ((True, "last"), (False, "first")):
         text = f"{call.said} stores where it should add: of the taps that reach a place the {which} is left"

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Changed, instead, moved, whole
+from .calls import Change, Changed, OperatorCall, instead, moved, whole
 
 _ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _LIMITS = ("clamp", "clamp_min", "clamp_max")
 _WRAPS = (("around", "point from the end"), ("clamp", "count for the nearest"))
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     for call in calls:
         if call.backward or call.index not in among or call.name not in _ASKS or len(call.tensors) != 1:
             continue
@@ -36,7 +36,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                          also=("wrong_mask",))  # fmt: skip
 
 
-def _replaces(call: Call, asked: Call) -> bool:
+def _replaces(call: OperatorCall, asked: OperatorCall) -> bool:
     """Whether it puts other indices in place of those that were asked about."""
     at = 1 if call.name == "where" else 0
     if call.name not in (*_LIMITS, "where", "masked_fill") or len(call.args) <= at or not whole(call.args[at]):
@@ -46,6 +46,6 @@ def _replaces(call: Call, asked: Call) -> bool:
     return same and not torch.equal(call.args[at], call.out)
 
 
-def _as_given(call: Call) -> Changed:
+def _as_given(call: OperatorCall) -> Changed:
     at = 1 if call.name == "where" else 0
     return instead(lambda *args, at=at, **kwargs: args[at].clone())

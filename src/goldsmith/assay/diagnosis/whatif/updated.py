@@ -11,21 +11,21 @@ from typing import Any
 
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, replaced
+from .calls import Change, Key, OperatorCall, floating, replaced
 
 _READ = frozenset("mul div add sub addcmul lerp mm bmm addmm where pow square exp".split())
 _MOST, _OTHERS = 200, 6
 
 
-class _Now:
+class _CurrentValue:
     """What the run that is going on has made of it."""
 
     value: Tensor
 
 
-def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    readers: dict[Key, list[Call]] = {}
+    readers: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward:
             for key in call.made:
@@ -42,7 +42,7 @@ def changes(calls: Sequence[Call], among: set[int]) -> Iterator[Change]:
                     yield _reads(call, i, other)
 
 
-def _updates(readers: dict[Key, list[Call]], key: Key, call: Call, own: Tensor) -> list[Call]:
+def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCall, own: Tensor) -> list[OperatorCall]:
     """What is made of it before, in two steps, and has its form."""
     near = [c for c in readers.get(key, []) if c.index < call.index]
     far = [c for n in near for c in readers.get(n.index, []) if c.index < call.index]
@@ -53,8 +53,8 @@ def _updates(readers: dict[Key, list[Call]], key: Key, call: Call, own: Tensor) 
     ][:_OTHERS]  # fmt: skip
 
 
-def _reads(call: Call, at: int, other: Call) -> Change:
-    now = _Now()
+def _reads(call: OperatorCall, at: int, other: OperatorCall) -> Change:
+    now = _CurrentValue()
 
     def seen(func: Any, args: tuple, kwargs: dict) -> Any:
         now.value = func(*args, **kwargs)

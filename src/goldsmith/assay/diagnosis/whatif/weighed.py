@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, Key, floating, moved
+from .calls import Change, Key, OperatorCall, floating, moved
 from .judge import Judge
 
 _MOST = 256  # factors
@@ -19,7 +19,7 @@ _TIMES = 2  # numbers for each factor, at least
 _FACTORS = 24
 
 
-def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
     for call in calls:
         product = call.name in ("mm", "bmm") and call.backward and call.index in among and floating(call.out)
@@ -37,7 +37,7 @@ def changes(calls: Sequence[Call], among: set[int], judge: Judge) -> Iterator[Ch
             yield from _scaled(calls, call, judge)
 
 
-def _scaled(calls: Sequence[Call], call: Call, judge: Judge) -> Iterator[Change]:
+def _scaled(calls: Sequence[OperatorCall], call: OperatorCall, judge: Judge) -> Iterator[Change]:
     """The same where the gradient is the product times something on each place."""
     out = call.out.detach()
     if bool((out == 0).any()) or bool((judge.golden == 0).any()):
@@ -49,7 +49,7 @@ def _scaled(calls: Sequence[Call], call: Call, judge: Judge) -> Iterator[Change]
         yield change
 
 
-def _weighed(calls: Sequence[Call], call: Call, got: Tensor, bound: Tensor) -> Change | None:
+def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bound: Tensor) -> Change | None:
     a, b = call.args[0].detach(), call.args[1].detach()
     n = a.shape[-1]
     if not 1 < n <= _MOST or got.numel() < _TIMES * n + 2:
@@ -80,7 +80,7 @@ def _weighed(calls: Sequence[Call], call: Call, got: Tensor, bound: Tensor) -> C
                   also=("repeated_term",))  # fmt: skip
 
 
-def _name(calls: Sequence[Call], factors: Tensor) -> str:
+def _name(calls: Sequence[OperatorCall], factors: Tensor) -> str:
     """What in the golden these are: one of its rows, its inverse, or the quotient or product of two."""
     rows: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:

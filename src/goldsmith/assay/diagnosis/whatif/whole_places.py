@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .calls import Call, Change, floating
+from .calls import Change, OperatorCall, floating
 
 _PRIOR = 0.55
 
 
-def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
     if call.name not in ("rsub", "sub") or not floating(call.out) or not call.out.numel():
         return
     apart = _distance(call)
@@ -33,7 +33,7 @@ def changes(call: Call, calls: Sequence[Call] = ()) -> Iterator[Change]:
     yield Change("missing_term", text, call.index, lost, {}, _PRIOR, also=("lost_update", "off_by_one"))
 
 
-def _distance(call: Call) -> Tensor | None:
+def _distance(call: OperatorCall) -> Tensor | None:
     """d of 1 - d."""
     a, b = call.args[0], call.args[1]
     one, d = (b, a) if call.name == "rsub" else (a, b)

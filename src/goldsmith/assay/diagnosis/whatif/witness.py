@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...execute.run import CandidateRun, Material, RunSettings
 from ...golden.golden_results import GoldenError
-from ...judge.examination import Session
+from ...judge.examination import Examination
 from ...probes import decisions
 from ..isolate import named
-from .calls import Call, Change, Listening
+from .calls import Change, Listening, OperatorCall
 from .golden import Golden
 from .judge import Judge
 
@@ -56,10 +56,10 @@ def few(judge: Judge) -> bool:
     return int(judge.wrong_at.sum()) <= FEW
 
 
-def called(session: Session, tensor: str, own: CandidateRun, judge: Judge) -> list[Witness]:
+def called(examination: Examination, tensor: str, own: Run, judge: Judge) -> list[Witness]:
     """Witnesses for changes that are to make `tensor`; one alone where the first draw tells much."""
     draws = range(1, _DRAWS + 1) if few(judge) else range(1, 2)
-    return [w for w in (_witness(session, tensor, own, salt) for salt in draws) if w is not None]
+    return [w for w in (_witness(examination, tensor, own, salt) for salt in draws) if w is not None]
 
 
 def of_this_draw(change: Change) -> bool:
@@ -71,7 +71,7 @@ def of_this_draw(change: Change) -> bool:
         if id(held) in seen:
             continue
         seen.add(id(held))
-        if isinstance(held, Tensor) and held.numel() > 1 or isinstance(held, Call):
+        if isinstance(held, Tensor) and held.numel() > 1 or isinstance(held, OperatorCall):
             return True
         if isinstance(held, tuple | list):
             waiting += held
@@ -88,26 +88,26 @@ def of_this_draw(change: Change) -> bool:
 _EMPTY = CellType()
 
 
-def _steered_alike(session: Session, other: Material) -> Material:
+def _steered_alike(examination: Examination, other: Material) -> Material:
     """With this draw's whole numbers: a golden that loops over lengths and labels calls the same operators again.
 
     A change is of an operator by its place among all; in a run that goes another way another one stands there.
     """
-    mine, theirs = session.material.inputs, other.inputs
+    mine, theirs = examination.material.inputs, other.inputs
     whole = {n: t for n, t in mine.items() if not t.is_floating_point()}
     same = all(n in theirs and theirs[n].shape == t.shape for n, t in mine.items())
     return other.with_inputs(whole) if same and len(whole) < len(mine) else other
 
 
-def _witness(session: Session, tensor: str, own: CandidateRun, salt: int) -> Witness | None:
-    material = _steered_alike(session, session.variant(salt))
-    how = RunSettings(debug=own is not session.first)
-    done = session.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
+def _witness(examination: Examination, tensor: str, own: Run, salt: int) -> Witness | None:
+    material = _steered_alike(examination, examination.variant(salt))
+    how = How(debug=own is not examination.first)
+    done = examination.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
     got = None if done.error is not None else named(done).get(tensor, ("", None))[1]
     if got is None:
         return None
     try:
-        ref = decisions.settle(session, done, session.references(material, done))
+        ref = decisions.settle(examination, done, examination.references(material, done))
         bounded = ref.bounded.get(tensor)
     except GoldenError:
         return None
