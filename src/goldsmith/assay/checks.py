@@ -283,7 +283,7 @@ def _warm_up(examination: Examination) -> None:
     """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if examination.material.device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will say the same
-            examination.execute("values", "warm-up", How(), look=False)
+            examination.execute("values", "warm-up", RunSettings(), look=False)
 
 
 class _Tally:

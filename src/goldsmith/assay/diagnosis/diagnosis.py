@@ -17,7 +17,7 @@ from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
 from ..declare.target import Target
 from ..execute import hooks
-from ..execute.torch_state import as_if_alone
+from ..execute.torch_state import neutral_state
 from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import (

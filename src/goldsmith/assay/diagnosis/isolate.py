@@ -106,8 +106,8 @@ def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
 
 
-def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> Run:
-    how = How(substitute=substitute, debug=debug)
+def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> CandidateRun:
+    how = RunSettings(substitute=substitute, debug=debug)
     return examination.execute(PROBE, "isolation", how, look=False)
 
 
@@ -122,7 +122,7 @@ def _first(stages: list[StageState]) -> str | None:
 class _Work:
     """The runs of one table and what they said."""
 
-    def __init__(self, examination: Examination, own: Run):
+    def __init__(self, examination: Examination, own: CandidateRun):
         self.examination, self.own = examination, own
         self.propagated: dict[str, tuple[float, bool]] = {}
         self.isolated: dict[str, tuple[float, bool]] = {}
@@ -146,7 +146,7 @@ class _Work:
                 out[name] = bounded.value
         return out
 
-    def isolate(self, skip: set[str]) -> Run | None:
+    def isolate(self, skip: set[str]) -> CandidateRun | None:
         substitute = self.golden(self.examination.ref, self.own, skip)
         done = _execute(self.examination, substitute, debug=self.own is not self.examination.first)
         self.isolated = {}
@@ -201,7 +201,7 @@ class _Work:
     def fresh(self) -> tuple[CandidateRun, GoldenResults]:
         if self._fresh is None:
             material = self.examination.variant(211)
-            how = How(debug=self.own is not self.examination.first)
+            how = RunSettings(debug=self.own is not self.examination.first)
             done = self.examination.execute(PROBE, "isolation, fresh seed", how, material, look=False)
             plain = self.examination.references(material, done)
             self._fresh = done, decisions.settle(self.examination, done, plain)
@@ -209,7 +209,7 @@ class _Work:
 
     def _isolated_fresh(self, skip: frozenset[str]) -> CandidateRun:
         plain, ref = self.fresh()
-        how = How(substitute=self.golden(ref, plain, skip), debug=self.own is not self.examination.first)
+        how = RunSettings(substitute=self.golden(ref, plain, skip), debug=self.own is not self.examination.first)
         return self.examination.execute(PROBE, "isolation, fresh seed", how, ref.material, look=False)
 
     # stages alone
@@ -354,7 +354,7 @@ def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
     return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}
 
 
-def suspects(examination: Examination, own: Run, names: list[str], table: Isolation) -> list[str]:
+def suspects(examination: Examination, own: CandidateRun, names: list[str], table: Isolation) -> list[str]:
     """Golden stages that the candidate does not name and that reach every wrong element, those that reach fewest first.
 
     A stage that reaches a right stage's every element is no suspect unless it reaches the wrong ones by another way,

@@ -62,32 +62,34 @@ def facts(
     return out, left
 
 
-def _plan(examination: Examination, repeats: int, only: tuple[str, ...] | None) -> Iterator[tuple[str, How, Material]]:
+def _plan(
+    examination: Examination, repeats: int, only: tuple[str, ...] | None
+) -> Iterator[tuple[str, RunSettings, Material]]:
     """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
     first, same = examination.first, examination.material
     if only is not None and FRESH in only:
-        yield FRESH, How(), same
-    yield ZEROED, How(fill=ZERO_FILL), same
+        yield FRESH, RunSettings(), same
+    yield ZEROED, RunSettings(fill=ZERO_FILL), same
     if _nan_in(first, examination.ref):
-        yield NUMBERS, How(beside=1), same
+        yield NUMBERS, RunSettings(neighbour_sign=1), same
     if any(f.probe == "poison" for f in examination.findings) or _nan_in(first, examination.ref):
-        yield LINGERING, How(linger=_LINGER), same
-    yield "second call", How(fill=DIRT_FILL, fresh=False), same
-    yield OTHERS, How(fresh=False), examination.variant(1)
-    yield "back", How(fresh=False), same
+        yield LINGERING, RunSettings(watch_seconds=_LINGER), same
+    yield "second call", RunSettings(fill=DIRT_FILL, fresh=False), same
+    yield OTHERS, RunSettings(fresh=False), examination.variant(1)
+    yield "back", RunSettings(fresh=False), same
     for i in range(repeats):
         yield f"repeat {i + 1}", RunSettings(), same
     if same.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2
-        yield f"{threads} thread{'s' * (threads > 1)}", How(threads=threads), same
-        yield "4 threads", How(threads=4), same
+        yield f"{threads} thread{'s' * (threads > 1)}", RunSettings(threads=threads), same
+        yield "4 threads", RunSettings(threads=4), same
     golden = {
         f"saved.{n}": examination.ref.values[f"saved.{n}"]
         for n in first.saved
         if f"saved.{n}" in examination.ref.values
     }
     if golden and callable(examination.target.backward):
-        yield GOLDEN_SAVED, How(substitute=golden), same
+        yield GOLDEN_SAVED, RunSettings(substitute=golden), same
     tensors = [*same.inputs, *(f"grad_{n}" for n in first.cotangents)]
     for layout in ("contiguous", *LAYOUTS):
         yield f"layout {layout}", RunSettings(layouts=dict.fromkeys(tensors, layout)), same
@@ -111,7 +113,7 @@ def nudge(t: Tensor) -> Tensor:
     return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 
 
-def _fact(examination: Examination, name: str, how: How, material: Material) -> RunFact | None:
+def _fact(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
     """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
     done = examination.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
@@ -155,7 +157,7 @@ def _fact(examination: Examination, name: str, how: How, material: Material) -> 
     )  # fmt: skip
 
 
-def _alike(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
+def _alike(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Of each wrong tensor the correlation of its errors with those of the first run."""
     found = {}
     for tensor in wrong:
@@ -172,7 +174,7 @@ def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None
     return (got.double() - golden.double()).nan_to_num(0, 0, 0).flatten()
 
 
-def _stale(examination: Examination, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:
+def _stale(examination: Examination, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
     """The input which, as it was in the first run, makes the golden give what came; several where only those do."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
     for names in _together(examination.material.inputs) if wrong else ():
@@ -195,7 +197,7 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
     return [names for names in dict.fromkeys(tries) if names]
 
 
-def _computed(examination: Examination, done: Run) -> tuple[str, ...]:
+def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
     """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
     now, found = named(done), []
     for name in _nan_in(examination.first, examination.ref):
@@ -218,7 +220,7 @@ def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_in(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> str:
+def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
     """The first in the golden's order that is wrong in this run, stages among them."""
     for name in order(ref, done):
         if name in wrong:

@@ -128,8 +128,14 @@ class Examination:
         return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
 
     def execute(
-        self, probe: str, run: str, how: How | None = None, material: Material | None = None, *, look: bool = True
-    ) -> Run:
+        self,
+        probe: str,
+        run: str,
+        how: RunSettings | None = None,
+        material: Material | None = None,
+        *,
+        look: bool = True,
+    ) -> CandidateRun:
         """Run the candidate, and check what must hold in every run."""
         self.candidate_runs += 1
         how = how or RunSettings()
@@ -148,7 +154,7 @@ class Examination:
         return done
 
     @property
-    def first(self) -> Run:
+    def first(self) -> CandidateRun:
         """The plain run that all others are compared with."""
         if self._first is None:
             raise RuntimeError("probe 'values' has not run yet")
@@ -168,14 +174,16 @@ class Examination:
     def ref(self, references: GoldenResults) -> None:
         self._ref = references
 
-    def same_decisions(self, done: Run) -> bool:
+    def same_decisions(self, done: CandidateRun) -> bool:
         """Whether a run decided as the first one did; it may break ties differently or draw another mask."""
         return all(
             torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
             for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
         )
 
-    def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> GoldenResults:
+    def references(
+        self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None
+    ) -> GoldenResults:
         """The golden's results for a run; counted."""
         made = GoldenResults(material, run, decisions, seed=material.seed)
         self._references.append(made)
@@ -233,7 +241,7 @@ class Examination:
         share = float(mask.double().mean()) if mask.numel() else 0.0
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
-    def raised(self, probe: str, run: str, done: Run) -> bool:
+    def raised(self, probe: str, run: str, done: CandidateRun) -> bool:
         """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
         if done.error is None:
             return False
@@ -249,7 +257,7 @@ class Examination:
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
 
-    def golden_raises(self, run: str, material: Material, done: Run) -> bool:
+    def golden_raises(self, run: str, material: Material, done: CandidateRun) -> bool:
         """Whether the golden raises on a probe's own inputs as well; then the inputs are to blame."""
         try:
             self.references(material, done).values  # noqa: B018
@@ -262,10 +270,10 @@ class Examination:
 
     # what must hold in every run
 
-    def look(self, run: str, done: Run) -> None:
+    def look(self, run: str, done: CandidateRun) -> None:
         """Check guard bands, inputs, shared memory and poison of one run."""
         self._written_outside(run, done)
-        for text in done.settings:
+        for text in done.changed_settings:
             self.note(
                 "settings",
                 text.partition(",")[0],
@@ -306,7 +314,7 @@ class Examination:
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
 
 
-def decided(done: Run, name: str) -> Tensor | None:
+def decided(done: CandidateRun, name: str) -> Tensor | None:
     """A run's decision `name`: an output, a saved output or a stage."""
     everything = {**done.stages, **done.outputs}
     return everything.get(name, everything.get(f"saved.{name}"))

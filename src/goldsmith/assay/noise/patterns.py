@@ -21,7 +21,7 @@ _RMS_LIMIT = 7.0  # a group's rms in units of the noisiest member's there; group
 
 
 @dataclass(frozen=True)
-class ErrorPattern:
+class Pattern:
     """One statistic that stands out; key names it across seeds, text says it."""
 
     key: tuple
@@ -63,15 +63,15 @@ def counts(bias: Bias) -> bool:
     return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR and abs(bias.value) > bias.least
 
 
-def error_patterns(r: Tensor, noise: Noise, groups: Groups | None) -> list[ErrorPattern]:
+def error_patterns(r: Tensor, noise: Noise, groups: Groups | None) -> list[Pattern]:
     """Every statistic beyond its limit, the strongest first. groups: None for a scalar, which has none."""
     out = []
     b, o = slope(r, noise), offset(r, noise)
     if counts(b):
-        out.append(ErrorPattern(("slope",), f"slope {b.value:+.3e} (z = {b.z:+.1f})", abs(b.z), SLOPE_Z))
+        out.append(Pattern(("slope",), f"slope {b.value:+.3e} (z = {b.z:+.1f})", abs(b.z), SLOPE_Z))
     if counts(o):
         text = f"errors of one sign (mean {o.value:+.3f} of the bound, z = {o.z:+.1f})"
-        out.append(ErrorPattern(("offset",), text, abs(o.z), SLOPE_Z))
+        out.append(Pattern(("offset",), text, abs(o.z), SLOPE_Z))
     if groups is not None and groups.count:
         out += groups.outstanding(r)
     return sorted(out, key=lambda p: -p.measured / p.limit)
@@ -139,7 +139,7 @@ class Groups:
             out.append(part.flatten(1).sum(1, keepdim=True).double())
         return torch.cat(out, 1)
 
-    def outstanding(self, r: Tensor) -> list[ErrorPattern]:
+    def outstanding(self, r: Tensor) -> list[Pattern]:
         """Groups whose slope, mean or rms stands out, the strongest of each family and kind."""
         along, plain, square = (self._sums(t)[0] for t in self._parts(r.unsqueeze(0)))
         limit = self._noise.limit(3 * self.count)
@@ -153,7 +153,7 @@ class Groups:
         rms = (square / self.sizes).sqrt() / self._own
         return out + self._strongest("rms", torch.where(lasting, rms, 0.0), _RMS_LIMIT)
 
-    def _strongest(self, kind: str, excess: Tensor, limit: float) -> list[ErrorPattern]:
+    def _strongest(self, kind: str, excess: Tensor, limit: float) -> list[Pattern]:
         if not bool((excess > limit).any()):
             return []
         out, first = [], 0
@@ -167,7 +167,7 @@ class Groups:
                     f"{self._group_name(key, i)}: {_DESCRIPTIONS[kind]} "
                     f"({measured:.1f} times the noise, limit {limit:.1f})"
                 )
-                out.append(ErrorPattern((kind, *key, i), text, measured, limit))
+                out.append(Pattern((kind, *key, i), text, measured, limit))
         return out
 
     def _group_name(self, key: tuple, i: int) -> str:

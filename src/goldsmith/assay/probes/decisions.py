@@ -23,7 +23,7 @@ from ..report.results import CERTAIN, SYSTEMATIC
 NAME = "decisions"
 
 
-def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenResults:
+def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
     """GoldenResults with the candidate's legal decisions in place of the golden's own."""
     taken: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
@@ -56,7 +56,7 @@ def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenR
     return settled
 
 
-def _made(examination: Examination, name: str, done: Run) -> Tensor:
+def _made(examination: Examination, name: str, done: CandidateRun) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
     found = decided(done, name)
     if found is not None:

@@ -28,7 +28,7 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 def hint(
     examination: Examination,
-    done: Run,
+    done: CandidateRun,
     reference: GoldenResults,
     name: str,
     kind: str,
@@ -61,7 +61,13 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
 
 
 def _made(
-    examination: Examination, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
+    examination: Examination,
+    done: CandidateRun,
+    reference: GoldenResults,
+    name: str,
+    kind: str,
+    tensor: Tensor,
+    scaled: bool,
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -107,8 +113,8 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
 
 
 def _declared(
-    examination: Examination, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
-    dtype: torch.dtype,
+    examination: Examination, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
+    stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
     examination.declared = [d for d in examination.declared if d[0] is done]

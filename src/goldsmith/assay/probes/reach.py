@@ -63,7 +63,7 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
     return off_kinks(examination, name, out, references)
 
 
-def stable(examination: Examination, reference: GoldenResults, name: str, done: Run) -> bool:
+def stable(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     if got is None or got.shape != golden.shape:

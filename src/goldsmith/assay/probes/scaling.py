@@ -42,7 +42,7 @@ def run(examination: Examination) -> None:
         if golden is not None:
             scaling_exact.held(examination, NAME, f"scale:2^{exponent}", done, golden, change)
     # at equal values every maximum is a tie and every rectifier may stand on its kink: any subgradient is legal there
-    _held(examination, "values:flat", _flat, How(backward=False))
+    _held(examination, "values:flat", _flat, RunSettings(backward=False))
     # a sum in one pass errs within its bound there, and far outside the noise of honest ones
     _held(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
     _special(examination, "values:nan", float("nan"), torch.isnan)
@@ -83,8 +83,13 @@ def _changed(examination: Examination, material: Material, change: Callable[[Ten
 
 
 def _held(
-    examination: Examination, label: str, change: Callable[[Tensor], Tensor], how: How = PLAIN, *, noise: bool = False
-) -> tuple[Run, GoldenResults | None]:
+    examination: Examination,
+    label: str,
+    change: Callable[[Tensor], Tensor],
+    how: RunSettings = PLAIN,
+    *,
+    noise: bool = False,
+) -> tuple[CandidateRun, GoldenResults | None]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
 
     noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
@@ -182,7 +187,7 @@ def _special(examination: Examination, label: str, value: float, there: Callable
     places = _places(examination)
     material = _planted(examination, places, value)
     forward_only = value == float("inf")  # what a gradient is at infinity depends on the formula
-    done = examination.execute(NAME, label, How(backward=not forward_only), material)
+    done = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
     if isinstance(done.error, REFUSALS):
         examination.note(
             "refused_value", examination.target.name or "", f"{label} is refused with {type(done.error).__name__}"
@@ -331,7 +336,7 @@ def _elsewhere(examination: Examination, label: str, name: str, mask: Tensor) ->
     return mask
 
 
-def _nearby(examination: Examination, done: Run, input: str, place: int) -> dict[str, Tensor]:
+def _nearby(examination: Examination, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
     """The golden's gradients with that one element moved by a millionth."""
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)

@@ -21,7 +21,9 @@ from ..report.results import SYSTEMATIC
 Change = Callable[[Material], Material]
 
 
-def held(examination: Examination, probe: str, label: str, done: Run, golden: GoldenResults, change: Change) -> None:
+def held(
+    examination: Examination, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change
+) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
     differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
     broken = _broken(examination, examination.material, examination.first, done, golden)
@@ -48,7 +50,7 @@ def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
 
 
 def _broken(
-    examination: Examination, plain: Material, first: Run, done: Run, golden: GoldenResults
+    examination: Examination, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
 ) -> dict[str, Tensor]:
     """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
     if examination.target.decisions:

@@ -98,7 +98,7 @@ def _beside(examination: Examination) -> None:
     first = {n: t for n, _, t in examination.first.results()}
     told: set[str] = set()
     for sign in (1, -1):  # what is read alone has one of them
-        done = examination.execute(NAME, f"taint:beside({sign:+d})", How(beside=sign), look=False)
+        done = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
         if done.error is not None or not examination.same_decisions(done):
             return
         for name, tensor in results(examination, done).items():

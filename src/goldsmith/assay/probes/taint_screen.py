@@ -153,7 +153,7 @@ def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slic
     return list(groups.values())
 
 
-def _moved(examination: Examination, done: Run, references: GoldenResults) -> bool:
+def _moved(examination: Examination, done: CandidateRun, references: GoldenResults) -> bool:
     """Whether something has changed by more than rounding that stays as it was in the golden."""
     first = {n: t for n, _, t in examination.first.results()}
     for name, y in results(examination, done).items():

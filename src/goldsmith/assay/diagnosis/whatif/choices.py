@@ -84,7 +84,7 @@ def explain(examination: Examination, name: str) -> list[WhatIf]:
     return found[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
-def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: Run) -> _Draw | None:
+def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
     got = decided(done, name)
     if done.error is not None or got is None:
         return None

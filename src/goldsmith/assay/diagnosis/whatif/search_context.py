@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...execute.run import Run
+from ...execute.run import CandidateRun
 from ...judge.examination import Examination
 from .calls import Change, Changed
 from .golden import Golden
