@@ -1,4 +1,4 @@
-"""`check`: every case of a target, in every dtype, through every probe; raises with the report when one fails."""
+"""`check`: runs every case of a target, in every dtype, through every probe; raises with the report when one fails."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from .report.results import (
 )
 from .support import memory_errors
 
-OWN_INPUTS = ("layouts", "scaling", "taint")  # probes that change the values of inputs: a golden may refuse those
+OWN_INPUTS = ("layouts", "scaling", "taint")  # probes that change the values of inputs, which a golden may refuse
 NARROW = (torch.bfloat16, torch.float16)
 INTERRUPTED = "interrupted"
-NO_MEMORY = "out_of_memory"  # id of the note on a probe; in a report's environment, what was told last
+NO_MEMORY = "out_of_memory"  # id of the note on a probe; in a report's environment, the last out-of-memory message
 
 
 def check(
@@ -60,23 +60,23 @@ def check(
     strict: bool = False,
     raises: bool = True,
 ) -> Report:
-    """Hold a target to its golden: the verdict ladder on every case, through the default probes.
+    """Compare a target with its golden: the verdict ladder on every case, through the default probes.
 
     case      a Case, its name, or None for all of them
-    dtype     what inputs are drawn in; None: each of the target's dtypes. 16-bit ones are tried in float32, too
+    dtype     the dtype of the inputs; None: each of the target's dtypes. 16-bit ones are also tried in float32
     device    where the candidate runs; the golden runs there too, in float64
     seed      of inputs, output gradients and ensembles: the same seed gives the same report. None: 0, or under pytest
               one that belongs to the test
     probes    a level or a list of levels and probes: "default" is every probe, some forty runs of the candidate;
               "quick" leaves out the costly ones (layouts, scaling, taint), some eight runs; or names such as "taint"
-    budget_s  seconds after which no further probe or case is begun. What was skipped is said, and the verdict is
-              "unjudged" where a case did not run and nothing was found
+    budget_s  seconds after which no further probe or case starts. The report names what was skipped, and the verdict
+              is "unjudged" where a case did not run and nothing was found
     strict    findings of rung QUALITY fail, too
     raises    raise AssayError when the verdict is not "pass"; otherwise only return the report
 
-    Returns a Report. Raises AssayError (its text is the report) and TargetError for a mistake in the declaration; an
-    interrupt from the keyboard goes on as KeyboardInterrupt, whose `.report` has what was finished: it is "unjudged"
-    where nothing wrong was found until then. Where memory ends, the case counts as one that did not run.
+    Returns a Report. Raises AssayError (its text is the report), and TargetError for a mistake in the declaration.
+    Ctrl-C raises KeyboardInterrupt, whose `.report` holds the finished part: "unjudged" unless something was found.
+    A case that runs out of memory counts as not run.
     """
     seed = hooks.seed_of(seed)
     check_arguments("check", target, case, dtype, device, seed, probes, budget_s)
@@ -104,16 +104,16 @@ def examine(
     strict: bool = False,
     until_failing: bool = False,
 ) -> tuple[Report, list[Examination]]:
-    """The report of a check. `until_failing` ends with the first examination that fails, and gives that one, too.
+    """The report of a check. With `until_failing`, stops at the first examination that fails and returns it as well.
 
-    It also ends with an interrupt from the keyboard then: the report has what was found, and is marked partial.
+    Ctrl-C stops it too, then: the report holds the finished part and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
     tally = _Tally()
     examinations: list[
         Examination
-    ] = []  # an examination holds every run's tensors: only the one that is asked for is kept
+    ] = []  # an examination holds the tensors of every run, so only the requested one is kept
     stopped: KeyboardInterrupt | None = None
     with neutral_state():
         for each in cases:
@@ -138,7 +138,7 @@ def examine(
                         _examine(examination, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
-                    examination.note(NOT_RUN, report.target, f"the case did not run to its end: {INTERRUPTED}")
+                    examination.note(NOT_RUN, report.target, f"the case did not finish: {INTERRUPTED}")
                 _collect(report, examination)
                 if not only_values:
                     tally.asked(examination)
@@ -163,7 +163,7 @@ def _spelt_all(dtypes: Iterable[torch.dtype]) -> str:
 def _dtypes(
     target: Target, case: Case, dtype: torch.dtype | None, selected: frozenset[str]
 ) -> list[tuple[torch.dtype, bool]]:
-    """(dtype, values only): what is asked for, and float32 beside a 16-bit dtype, where small factors are visible."""
+    """(dtype, values only): the requested dtypes, and float32 beside a 16-bit one, because it shows small factors."""
     wanted = list(target.dtypes) if dtype is None else [dtype]
     if case.given:
         own = case.own_dtypes
@@ -198,7 +198,7 @@ def _spelt(dtype: torch.dtype) -> str:
 
 
 def _examine(examination: Examination, budget: Budget, tally: _Tally, only_values: bool) -> None:
-    """Run the selected probes on one case, in order; keep what each of them cost."""
+    """Run the selected probes on one case, in order, and record the cost of each."""
     if only_values:
         _float32(examination, tally)
         return
@@ -231,7 +231,7 @@ def _examine(examination: Examination, budget: Budget, tally: _Tally, only_value
             examination.short = memory_errors.told(error)
             if probe.name == "values":
                 examination.note(
-                    NOT_RUN, examination.target.name or "", f"the case did not run to its end: {examination.short}"
+                    NOT_RUN, examination.target.name or "", f"the case did not finish: {examination.short}"
                 )
                 tally.rest(examination.selected, "out of memory")
                 return
@@ -248,7 +248,7 @@ def _not_run(
     report: Report, tally: _Tally, why: str, label: str, dtype: torch.dtype, selected: frozenset[str],
     only_values: bool,
 ) -> None:  # fmt: skip
-    """A case for which no time was left: it is named and does not count. float32 beside 16 bits is only a probe."""
+    """Record a case for which no time was left. float32 beside a 16-bit dtype is only a probe."""
     for name in ["float32"] if only_values else selected - {"float32"}:
         tally.skipped(name, why)
     if not only_values:
@@ -259,7 +259,9 @@ def _not_run(
 
 
 def _float32(examination: Examination, tally: _Tally) -> None:
-    """A 16-bit target once more with float32 inputs, where 1.002 is not rounded away; a refusal is a note."""
+    """Run a 16-bit target once more with float32 inputs, where a factor of 1.002 is not rounded away. A refusal is a
+    note.
+    """
     name = examination.target.name or ""
     try:
         with tally.timing("float32", examination):
@@ -280,14 +282,14 @@ def _float32(examination: Examination, tally: _Tally) -> None:
 
 
 def _warm_up(examination: Examination) -> None:
-    """One run beforehand where kernels may be autotuned: tuning runs them many times on the same buffers."""
+    """One run in advance where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if examination.material.device.type == "cuda" and "triton" in sys.modules:
-        with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will say the same
+        with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will report the same error
             examination.execute("values", "warm-up", RunSettings(), look=False)
 
 
 class _Tally:
-    """What every probe cost, over all cases."""
+    """The cost of every probe, over all cases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -296,12 +298,12 @@ class _Tally:
         self.cases: dict[torch.dtype, list[tuple[str, bool]]] = {}  # (label, whether every input has elements)
 
     def asked(self, examination: Examination) -> None:
-        """A case in a dtype that was asked for (float32 beside a 16-bit one was not)."""
+        """A case in a requested dtype (float32 beside a 16-bit one is not)."""
         filled = all(t.numel() for t in examination.material.inputs.values())
         self.cases.setdefault(examination.dtype, []).append((examination.label, filled))
 
     def judged(self, report: Report) -> bool:
-        """Whether some dtype was judged: on a case with elements, where it was refused on others."""
+        """Whether some dtype was judged: on a case with elements, if it was refused on others."""
         refused = {n.case for n in report.notes if n.id == NOT_JUDGED}
         return not self.cases or any(
             not refused & {label for label, _ in cases} or any(f for label, f in cases if label not in refused)
@@ -323,7 +325,7 @@ class _Tally:
         rows = []
         for probe in catalogue.DEFAULT:
             name = probe.name
-            looks = name in selected and probe.run is None and name != "float32"  # at the runs of the others
+            looks = name in selected and probe.run is None and name != "float32"  # it checks the runs of the others
             ran = name in self.seconds or (looks and bool(self.seconds))
             reason = self.reasons.get(name, "") if name in selected else "not selected"
             if not ran and not reason:
@@ -382,7 +384,7 @@ def _verdict(report: Report, tally: _Tally) -> str:
 
 
 def environment(device: str | torch.device) -> dict[str, Any]:
-    """Versions and machine, as far as they can matter for a number; interpreted: launches in Triton's interpreter."""
+    """Versions and machine, as far as they can affect a number. interpreted: launches in Triton's interpreter."""
     gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
     return {
         "torch": torch.__version__,
@@ -398,7 +400,7 @@ def environment(device: str | torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _triton() -> str | None:
-    """The version that is installed: a candidate may import it only when it runs."""
+    """The installed version: a candidate may import Triton only when it runs."""
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

@@ -1,10 +1,10 @@
-"""An Op as `torch.library` operators: one for the forward, one for the backward, joined by `register_autograd`.
+"""Registers an Op with `torch.library`: one operator for the forward, one for the backward, joined by autograd.
 
-The backward is an operator of its own, so that a compiled graph calls it whole and tracing never enters a kernel. It
-has no derivative: asking for one raises, instead of giving a silent zero.
+The backward is an operator of its own, so that a compiled graph calls it as a whole and tracing never enters a kernel.
+It has no derivative: asking for one raises, instead of returning a silent zero.
 
-Where nobody but autograd looks on, a call with gradients takes neither: `eager` is the same as a plain
-`torch.autograd.Function`. The dispatcher costs 150 us in each direction, more than a small layer.
+Where only autograd is active, a call with gradients bypasses both: `eager` is a plain `torch.autograd.Function`. The
+dispatcher costs 150 us in each direction, more than a small layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Given = TypeVar("Given", Tensor, Tensor | None)
 
 
 class Declaration(Protocol):
-    """What autograd needs of an operator; `Op` (op.py) has it."""
+    """The part of an operator's declaration that autograd needs; `Op` (op.py) provides it."""
 
     name: str
     qualname: str
@@ -57,9 +57,9 @@ class Declaration(Protocol):
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, jvp, ...) or a forward-mode derivative is at work.
+    """Whether a transform of torch.func (vmap, grad, jvp, ...) or a forward-mode derivative is active.
 
-    They see through plain torch alone: a kernel's result would have no tangent, silently.
+    They only see through plain torch: a kernel's result would silently have no tangent.
     """
     if torch.compiler.is_compiling():
         return False
@@ -67,7 +67,7 @@ def transformed() -> bool:
 
 
 def register(op: Declaration) -> Any:
-    """The forward operator, with its fake and its autograd; registers the backward operator beside it."""
+    """Register the operator, with its fake and its autograd, and its backward operator."""
     inside, _, outside = op.schema.partition("->")
     forward = torch.library.custom_op(
         op.qualname, _forward(op), mutates_args=(), schema=f"{inside.strip()[:-1]}, str backend) ->{outside}"
@@ -87,24 +87,26 @@ def register(op: Declaration) -> Any:
 
 
 def plain(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether all are torch's own tensors. A subclass, a fake tensor for one, is served by the dispatcher alone."""
+    """Whether all are torch's own tensors. Subclasses, such as fake tensors, need the dispatcher."""
     return all(t is None or type(t) in _PLAIN for t in tensors)
 
 
 def watched() -> bool:
-    """Whether a profiler or a mode (of flops, of what a checkpoint keeps) is told by the dispatcher what is called."""
+    """Whether a profiler or a dispatch mode (counting FLOPs, checkpointing) needs to see the call."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.autograd._profiler_enabled()
 
 
 def as_stored(tensors: Sequence[Given]) -> tuple[Given, ...]:
-    """The tensors, those copied whose memory does not hold their numbers: torch negates some as it reads them
-    (`z.conj().imag`), and zeros that it makes as a gradient may have no memory at all. A kernel would not know.
+    """The tensors, with copies of those whose memory does not hold their values.
+
+    torch negates some tensors lazily (`z.conj().imag`), and zero gradients may have no memory at all. A kernel cannot
+    see either.
     """
     return tuple(t if t is None else t.new_zeros(t.shape) if t._is_zerotensor() else t.resolve_neg() for t in tensors)
 
 
 def undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
-    """Launches go to the inputs' card, whichever is current; autocast does not reach into a backend."""
+    """A context in which kernels launch on the inputs' GPU, whichever is current, and autocast is off."""
     device = next(t for t in tensors if t is not None).device
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
@@ -121,7 +123,7 @@ def undisturbed(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[An
 def eager(op: Declaration) -> Any:
     """The operator as an autograd function, to be applied to (backend, options, *tensors)."""
     visible = [op.results.index(name) for name in op.outputs]
-    first = 2  # tensor among the arguments
+    first = 2  # index of the first tensor among the arguments
     positions = [first + op.inputs.index(name) for name in op.grads]
     keep = [(*op.inputs, *op.results).index(name) for name in op.residuals]
     saved = [op.results.index(name) for name in op.saved]
@@ -158,16 +160,17 @@ def eager(op: Declaration) -> Any:
 
 
 def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """Results as promised to the caller: contiguous, none of them sharing memory with an input or another result."""
+    """Results as the caller expects them: contiguous, sharing no memory with an input or another result."""
     if _own(results, tensors):
         return tuple(results)
     sparse = [r.layout is not torch.strided for r in results]
-    if any(sparse):  # a gradient of few rows, which has no memory of its own to share
+    if any(sparse):  # a sparse gradient, which has no memory of its own to share
         return tuple(r if s else fresh((r,), tensors)[0] for r, s in zip(results, sparse, strict=True))
     seen = {t.untyped_storage().data_ptr() for t in tensors if t is not None and t.numel()}
     out = []
     for result in results:
-        result = result.contiguous().detach()  # a reshaped result is a view, which autograd lets nobody mark as written
+        # a reshaped result is a view, which autograd does not allow to be marked as written
+        result = result.contiguous().detach()
         pointer = result.untyped_storage().data_ptr()
         if result.numel() and pointer in seen:
             result = result.clone()
@@ -178,7 +181,7 @@ def fresh(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> tuple[
 
 
 def _own(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> bool:
-    """The usual case, told without looking at storages (20 us): whole tensors that begin where no other one does."""
+    """The usual case, decided without looking at storages (20 us): whole tensors with distinct addresses."""
     begins = []
     for result in results:
         if result.layout is not torch.strided or result._is_view() or not result.is_contiguous():
@@ -293,7 +296,7 @@ def _gradients(
     options: Mapping[str, Any],
     needs: Sequence[bool],
 ) -> dict[str, Tensor]:
-    """The gradients that are needed of op.grads, from those of the visible results and the residuals."""
+    """The needed gradients of op.grads, from the gradients of the visible results and the residuals."""
     module = op.backend(backend)
     module = module if hasattr(module, "backward") else op.reference
     grads, tensors = as_stored(grads), as_stored(tensors)
@@ -322,13 +325,13 @@ def _backward_fake(op: Declaration) -> Any:
 
 
 def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """The backward operator saves nothing: it has no derivative."""
+    """Save nothing: the backward operator has no derivative."""
 
 
 def _no_second_derivative(op: Declaration) -> Any:
     def backward(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
-            f"{op.name}: second derivatives are not offered. Where a gradient must itself be differentiated, use plain "
+            f"{op.name}: second derivatives are not supported. If you need one, use plain "
             f"torch: `from {op.package}.reference import forward`, which takes {', '.join(op.inputs)} and the options "
             f"{', '.join(op.options)} by name."
         )

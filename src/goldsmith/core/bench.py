@@ -1,4 +1,4 @@
-"""What `goldsmith bench` times: a case at a real size, and the bytes that any implementation must move."""
+"""BenchCase: a case at a real size for `goldsmith bench`, with the bytes that any implementation must move."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 
 @dataclass(frozen=True)
 class BenchCase:
-    """One row of `goldsmith bench`. The bytes and FLOPs are a floor: what is counted is said in `why`.
+    """One row of `goldsmith bench`. Bytes and FLOPs are a lower bound; `why` says what they count.
 
-    build(dtype=, device=, seed=) draws the operator's inputs and options by name; backward_bytes is None where only the
-    forward is timed. Of the optional inputs those in `optional` are timed, the others left out, as peers have them.
-    The inputs in `rotated` are drawn with a dimension more in front: each call takes the next of them.
-    products: the instructions that its FLOPs are held to (core.native.PROBES), where they are not those of the dtype.
-    on_cpu: whether a CPU takes the case unless others are named; None: by the product of its sizes.
-    replayed: on a GPU the forward is also timed as calls in one CUDA graph, none of which finds its inputs in L2.
+    build(dtype=, device=, seed=) draws the operator's inputs and options by name. backward_bytes is None if only the
+    forward is timed. Optional inputs are left out unless `optional` names them, because peers have none.
+    rotated: inputs drawn with one more leading dimension; each call uses the next slice.
+    products: the instructions whose peak limits the FLOPs (core.native.PROBES), if they are not those of the dtype.
+    on_cpu: whether a CPU times this case by default; None: decided by the product of its sizes.
+    replayed: on a GPU, also time the forward as calls of one CUDA graph, with inputs that are not in L2.
     """
 
     name: str

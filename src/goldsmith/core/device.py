@@ -1,4 +1,4 @@
-"""What this machine has, and in words why a backend cannot run here."""
+"""What this machine has, and why a backend cannot run here, as a sentence."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import torch
 
 
 class BackendUnavailable(RuntimeError):
-    """A backend that was asked for by name cannot run here; the text says why."""
+    """A backend that was requested by name cannot run here; the text says why."""
 
 
 class UnsupportedCall(BackendUnavailable, ValueError):
-    """A backend that could run here, but not with these arguments: a ValueError as well."""
+    """A backend that could run here, but not with these arguments; it is a ValueError as well."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide which backends run: `goldsmith doctor` prints them, bench rows carry them."""
+    """The facts that decide which backends run. `goldsmith doctor` prints them, and benchmark rows carry them."""
 
     cpu: str
     isa: tuple[str, ...]
@@ -41,7 +41,7 @@ class Machine:
 
     @property
     def short(self) -> str:
-        """One word for tables: the first card, or the processor."""
+        """One word for tables: the first GPU, or the processor."""
         return self.gpus[0]["name"] if self.gpus else self.cpu
 
 
@@ -74,7 +74,9 @@ def triton_version() -> str | None:
 
 @functools.cache
 def triton_interpreted() -> bool:
-    """True when Triton kernels run in its interpreter; Triton reads the variable when a kernel is defined, so once."""
+    """True when Triton runs kernels in its interpreter. Read once: Triton reads the variable when a kernel is
+    defined.
+    """
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
@@ -90,12 +92,12 @@ def triton_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None
         return "Triton is not installed (it needs Linux: pip install triton)"
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype == torch.float64:
-            return f"{name} is float64, which only the reference takes"
+            return f"{name} is float64, which only the reference supports"
     if triton_interpreted() and (first is None or first.device.type in ("cpu", "cuda")):
         return interpreter_unavailable()
     if first is not None and first.is_cuda:
         return None
-    where = "none were given" if first is None else f"the inputs are on {first.device.type}"
+    where = "there are no tensors" if first is None else f"the inputs are on {first.device.type}"
     return f"needs a CUDA device; {where} (TRITON_INTERPRET=1, set before the import, runs it on the CPU, slowly)"
 
 
@@ -103,14 +105,16 @@ def grouped_unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | Non
     """Why torch's grouped products cannot take these tensors, or None."""
     first = next((t for t in tensors.values() if t is not None), None)
     if first is None or not first.is_cuda:
-        where = "none were given" if first is None else f"the inputs are on {first.device.type}"
+        where = "there are no tensors" if first is None else f"the inputs are on {first.device.type}"
         return f"needs a CUDA device; {where}"
     return None if hasattr(torch, "_grouped_mm") else f"torch {torch.__version__} has no _grouped_mm; 2.11 has it"
 
 
 @functools.cache
 def interpreter_unavailable() -> str | None:
-    """Triton 3.6's interpreter makes numbers of arrays of one element, which numpy refuses since 2.4; 3.7 does not."""
+    """Why Triton's interpreter cannot run here, or None: 3.6 converts arrays of one element to numbers, which numpy
+    refuses since 2.4.
+    """
     triton, numpy = triton_version(), importlib.metadata.version("numpy")
     if triton and _release(triton) < (3, 7) and _release(numpy) >= (2, 4):
         return (
@@ -136,7 +140,7 @@ def _cpu() -> tuple[str, set[str]]:
                     flags = set(value.split())
                     break
     except OSError:
-        pass  # not Linux: the name above is what there is
+        pass  # not Linux: the name above has to do
     return name, flags
 
 

@@ -1,6 +1,6 @@
-"""The native library: loaded once, when it is first needed, and its C ABI in ctypes (csrc/goldsmith.h is the original).
+"""The native library: loaded on first use, with its C ABI declared in ctypes (csrc/goldsmith.h is the original).
 
-A ctypes call releases the GIL. The library never throws: `check(status)` raises what it has to say.
+A ctypes call releases the GIL. The library never throws: `check(status)` raises its error message.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ _DTYPES = {
     torch.int32: 6,
     torch.int64: 7,
 }
-# TensorView of a tensor of each rank
+# the TensorView structure of each rank
 _VIEWS = [struct.Struct(f"Pii{rank}q{8 * (4 - rank)}x{rank}q{8 * (4 - rank)}x") for rank in range(5)]
 _RAISES = {1: ValueError, 2: BackendUnavailable, 3: MemoryError, 4: RuntimeError}
 
 
 class Structure(ctypes.Structure):
-    """A structure of the ABI: `_c_name_` is its name in goldsmith.h; zero but for what is given, its size filled in."""
+    """A structure of the ABI. `_c_name_` is its name in goldsmith.h; fields are zero unless given, and its size is
+    filled in.
+    """
 
     _c_name_: str
 
@@ -50,7 +52,9 @@ class Structure(ctypes.Structure):
 
 
 class TensorView(Structure):
-    """Where a tensor lies. It does not keep the tensor alive: whoever calls does, until the call returns."""
+    """The address, sizes and strides of a tensor. It does not keep the tensor alive: the caller must, until the call
+    returns.
+    """
 
     _c_name_ = "gs_tensor"
     _fields_ = [
@@ -80,21 +84,22 @@ class _Field(ctypes.Structure):
 
 
 def put(tensor: torch.Tensor, into: ctypes.Structure, offset: int) -> None:
-    """Writes the TensorView of a tensor on the CPU into a structure, at once: field by field it would take 6 us."""
-    if not tensor.is_cpu or tensor.dtype not in _DTYPES:  # the library would read and write at an address of nobody's
-        raise RuntimeError(f"native: the kernels take no {tensor.dtype} tensor on {tensor.device}")
+    """Write the TensorView of a CPU tensor into a structure in one step; field by field takes 6 us."""
+    # otherwise the library would read and write at a foreign address
+    if not tensor.is_cpu or tensor.dtype not in _DTYPES:
+        raise RuntimeError(f"native: the kernels do not support a {tensor.dtype} tensor on {tensor.device}")
     shape = tensor.shape
     rank = len(shape)
     _VIEWS[rank].pack_into(into, offset, tensor.data_ptr(), _DTYPES[tensor.dtype], rank, *shape, *tensor.stride())
 
 
 def threads() -> int:
-    """How many threads a call uses: torch's number, as it is now, but no more than can run at a time."""
+    """The number of threads of a call: torch's current setting, but no more than can run at the same time."""
     return min(torch.get_num_threads(), processors.worth())
 
 
 def library() -> ctypes.CDLL:
-    """The library at the level that is asked for; raises BackendUnavailable with the reason why there is none."""
+    """The library at the requested level. Raises BackendUnavailable with the reason if there is none."""
     found = _load()
     if isinstance(found, str):
         raise BackendUnavailable(f"native: {found}")
@@ -102,7 +107,7 @@ def library() -> ctypes.CDLL:
 
 
 def reason() -> str | None:
-    """Why the native backends cannot run here, in a sentence; None when they can."""
+    """Why the native backends cannot run here, as a sentence; None if they can."""
     found = _load()
     return found if isinstance(found, str) else None
 
@@ -113,40 +118,44 @@ def unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None:
         if tensor is None:
             continue
         if not tensor.is_cpu:
-            return f"{name} is on {tensor.device}; the native kernels are the CPU's"
+            return f"{name} is on {tensor.device}; the native kernels run on the CPU"
         if tensor.dtype == torch.float64:
-            return f"{name} is float64, which only the reference takes"
+            return f"{name} is float64, which only the reference supports"
     return reason()
 
 
 def check(status: int) -> None:
-    """Raises what went wrong in the library on this thread; nothing when the status is 0."""
+    """Raise the library's error on this thread, if the status is not 0."""
     if status:
         raise _RAISES.get(status, RuntimeError)(library().gs_message().decode(errors="replace"))
 
 
 def isa() -> str:
-    """The level of instructions in use: the machine's, or the lower one of GOLDSMITH_ISA."""
+    """The instruction level in use: the machine's, or the lower one that GOLDSMITH_ISA names."""
     return LEVELS[library().gs_level()]
 
 
 def machine_isa() -> tuple[str, str]:
-    """The highest level that this machine can run, and in words why not a higher one ("" at the top)."""
+    """The highest level that this machine can run, and why no higher one ("" at the top)."""
     loaded = library()
     return LEVELS[loaded.gs_machine_level()], loaded.gs_why_not_higher().decode()
 
 
 def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int = 512, rows: int = 192) -> float:
-    """What the machine reaches at this level, together a second: bytes for "read", else operations (PROBES).
+    """The machine's measured peak at this level, per second, all threads together: bytes for "read", otherwise
+    operations.
 
-    "read", "amx_l1", "amx_l2" and "amx_stream" are averages over the time, the others each thread's fastest stretch.
-    Those three are the loop of a layer's products of tiles, [rows, 2048] times stripes [2048, 32] in bfloat16: with
-    the same 4 KiB of each again and again, with all rows and one stripe (L2 has them where it is large enough), and
-    with stripes that come from memory, each fetched while the one before it is multiplied.
+    "read", "amx_l1", "amx_l2" and "amx_stream" are averages over the time; the others use each thread's fastest
+    interval.
+    The amx probes run the loop of a layer's tile products, [rows, 2048] times stripes [2048, 32] in bfloat16: on the
+    same
+    4 KiB of each again and again; on all rows and one stripe (which L2 holds if it is large enough); and on stripes
+    from
+    memory, each fetched while the one before it is multiplied.
 
-    threads: 0 for torch's number. More than can run at a time are started all the same.
-    megabytes: read through by all threads together, by "read" and "amx_stream".
-    rows: of an expert, a multiple of 32; of "amx_l2" and "amx_stream". Every thread has its own.
+    threads: 0 for torch's number. More than can run at the same time are started all the same.
+    megabytes: read by all threads together, for "read" and "amx_stream".
+    rows: of an expert, a multiple of 32; for "amx_l2" and "amx_stream". Every thread has its own.
     """
     args = MeasureArgs(
         threads=threads or torch.get_num_threads(),
@@ -160,7 +169,7 @@ def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int
 
 
 def layout() -> dict[str, dict[str, tuple[int, int]]]:
-    """Offset and size of every field of the ABI as the library has them; "" is the structure itself."""
+    """Offset and size of every field of the ABI, as the library has them; "" is the structure itself."""
     rows, at, found = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
     while rows[at].structure is not None:
         row, at = rows[at], at + 1
@@ -169,10 +178,10 @@ def layout() -> dict[str, dict[str, tuple[int, int]]]:
 
 
 def asked_level() -> str | None:
-    """GOLDSMITH_ISA, when it is set; ValueError for a word that is no level."""
+    """The level in GOLDSMITH_ISA, if it is set; ValueError if it names no level."""
     asked = os.environ.get("GOLDSMITH_ISA", "").strip().lower()
     if asked and asked not in LEVELS:
-        raise ValueError(f"GOLDSMITH_ISA={asked!r} is no level; choose one of: {', '.join(LEVELS)}")
+        raise ValueError(f"GOLDSMITH_ISA={asked!r} is not a level; choose one of: {', '.join(LEVELS)}")
     return asked or None
 
 
@@ -180,16 +189,18 @@ def asked_level() -> str | None:
 def _load() -> ctypes.CDLL | str:
     asked = asked_level()
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        return f"the native library is for Linux on x86-64; this is {platform.system()} on {platform.machine()}"
+        return f"the native library needs Linux on x86-64; this is {platform.system()} on {platform.machine()}"
     path = Path(os.environ.get("GOLDSMITH_LIBRARY") or Path(__file__).parents[1] / "lib/libgoldsmith.so")
     if not path.exists():
-        return f"the native library is not there ({path}); in a checkout `make` builds it, in a wheel it is included"
+        return (
+            f"the native library was not built ({path} is missing); in a checkout `make` builds it, a wheel includes it"
+        )
     try:
         loaded = _declare(ctypes.CDLL(str(path)))
     except OSError as error:
         return f"the native library cannot be loaded: {error}"
     except AttributeError as error:
-        return f"the native library is not this version's: {error}"
+        return f"the native library belongs to another version: {error}"
     if asked is not None:
         _lower(loaded, asked)
     _place(loaded)
@@ -218,7 +229,7 @@ def _lower(loaded: ctypes.CDLL, asked: str) -> None:
     if LEVELS.index(asked) > highest:
         why = loaded.gs_why_not_higher().decode()
         warnings.warn(
-            f"GOLDSMITH_ISA={asked} is above this machine's level, {LEVELS[highest]}, which is used: {why}",
+            f"GOLDSMITH_ISA={asked} is above this machine's level, {LEVELS[highest]}, which is used instead: {why}",
             stacklevel=2,
         )
     else:
@@ -226,7 +237,9 @@ def _lower(loaded: ctypes.CDLL, asked: str) -> None:
 
 
 def _place(loaded: ctypes.CDLL) -> None:
-    """Workers do not run where the thread is tied that happens to call first, but on all nodes in turn."""
+    """The processors for worker threads: spread over all NUMA nodes, not only where the first caller happens to be
+    bound.
+    """
     places = [(processor, node) for processor, node in processors.places() if processor < 1024]
     listed = c_int32 * len(places)
     loaded.gs_workers_on(listed(*(p for p, _ in places)), listed(*(n for _, n in places)), len(places))

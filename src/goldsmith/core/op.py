@@ -1,17 +1,17 @@
-"""Op: what an operator is called, what it takes and gives, and who can compute it.
+"""Op: the declaration of one operator: its name, schema, reference, stages and backends.
 
-One instance per operator, made in `<family>/<op>/op.py`. Everything else (verify, bench, doctor, the tests, the tables
-in the documentation) walks `Op.all()`. Autograd, fake tensors and `torch.compile` are written here once, through
+There is one instance per operator, in `<family>/<op>/op.py`. Everything else (verify, bench, doctor, the tests, the
+tables in the documentation) walks `Op.all()`. Autograd, fake tensors and `torch.compile` are written here once, through
 `torch.library`; a backend is a module with `forward` and, if it has one, `backward`:
 
     forward(<inputs>, *, <options>) -> every result of the schema, in its order
     backward(grads, tensors, options, needs) -> {input: gradient}
-    unsupported(tensors, options) -> a sentence, or None        (optional: why this very call cannot run here)
+    unsupported(tensors, options) -> a sentence, or None        (optional: why it cannot run this call)
 
-`<op>/op.py` itself holds, beside the `Op` and the public function,
+Beside the `Op` and the public function, `<op>/op.py` defines
 
-    check(<inputs>, *, <options>) -> None     raises what is wrong with the caller's arguments (eager: before the
-                                              backend runs; compiled: while the graph is traced)
+    check(<inputs>, *, <options>) -> None     raises for wrong arguments (eager: before the backend runs; compiled:
+                                              while the graph is traced)
     fake(<inputs>, *, <options>) -> results   empty tensors of the right shapes, dtypes and devices
 """
 
@@ -35,7 +35,7 @@ FAMILIES = ("mhc", "router", "experts")  # packages whose import registers opera
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute an operator: its name, the module that holds it, and whether this machine can run it at all."""
+    """One implementation of an operator: its name, its module, and whether this machine can run it at all."""
 
     name: str
     module: str
@@ -54,16 +54,16 @@ _MACHINE: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 
 
 class Op:
-    """One operator: schema, reference, stages and backends; callable with a `backend` by name.
+    """One operator: schema, reference, stages and backends. Call it with a `backend` by name.
 
     schema    "(Tensor x, Tensor? gamma, float eps, str form) -> (Tensor y, Tensor inv_rms)": inputs first, then
-              options; every result named. The C++ name is `goldsmith::<name with _>`.
-    saved     results that only the backward needs; they are never shown to the caller
-    residuals what the backward is given: names of inputs (all that receive gradients among them) and of results.
-              Default: all inputs and the saved results
+              options; every result has a name. The C++ name is `goldsmith::<name with _>`.
+    saved     results that only the backward needs; the caller never sees them
+    residuals the tensors that the backward receives: names of inputs (including all that receive gradients) and of
+              results. Default: all inputs and the saved results
     grads     inputs that can receive a gradient; empty for an operator that is not differentiable
-    stages    names that the reference exposes through `assay.stage`
-    internal  built for other operators of the family: verified like all, but no public function returns its results
+    stages    names that the reference exposes through `core.tracing.stage`
+    internal  used by other operators of the family: verified like all, but no public function returns its results
     """
 
     _registry: ClassVar[dict[str, Op]] = {}
@@ -121,24 +121,26 @@ class Op:
             if unknown:
                 raise ValueError(f"{self.name}: {what} names {unknown}, known are {list(known)}")
 
-    # -- calling ------------------------------------------------------------------------------------------------------
+    # calling
 
     def __call__(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> Any:
-        """The visible results, from the backend asked for: a tensor when there is one, else a tuple."""
+        """The visible results from the requested backend: a tensor if there is one, otherwise a tuple."""
         results = self.all_results(*tensors, backend=backend, **options)
         visible = tuple(results[name] for name in self.outputs)
         return visible[0] if len(visible) == 1 else visible
 
     def all_results(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> dict[str, Tensor]:
-        """Every result by name, saved ones too, differentiable."""
-        dispatch = torch.compiler.is_compiling()  # then the fake checks, and the backend is chosen when the graph runs
+        """Every result by name, including saved ones; differentiable."""
+        # in that case the fake checks the arguments, and the graph chooses the backend when it runs
+        dispatch = torch.compiler.is_compiling()
         if not dispatch:
             self.check(*tensors, **options)
-            for name in self._floats:  # a kernel would be compiled again for an integer, and has no large ones
+            for name in self._floats:  # an integer would compile a kernel again, and large ones do not fit
                 options[name] = float(options[name])
             backend = self.choose(backend, tensors, options)
             differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-            fake = tensors[0] is not None and tensors[0].is_meta  # it has no numbers: the fake gives shape and dtype
+            # a meta tensor has no numbers: the fake supplies shape and dtype
+            fake = tensors[0] is not None and tensors[0].is_meta
             dispatch = fake or not autograd.plain(tensors)
             dispatch = dispatch or (differentiable and (autograd.watched() or not self.grads))
         if autograd.transformed():
@@ -154,7 +156,9 @@ class Op:
         return dict(zip(self.results, results, strict=True))
 
     def run(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Every result, straight from a backend: no autograd, no dispatcher (a custom operator costs 125 us)."""
+        """Every result, directly from a backend: no autograd and no dispatcher, which costs 125 us for a custom
+        operator.
+        """
         tensors = autograd.as_stored(tensors)
         with autograd.undisturbed(tensors):
             results = self.backend(backend).forward(*tensors, **options)
@@ -168,13 +172,13 @@ class Op:
         if checker is not None:
             checker(*tensors, **options)
 
-    # -- backends -----------------------------------------------------------------------------------------------------
+    # backends
 
     def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str:
-        """The backend that will run: the one named, or with "auto" the first that can.
+        """The backend that will run: the named one, or for "auto" the first that can.
 
-        Raises ValueError for an unknown name and BackendUnavailable, with the reason, for a named one that cannot run,
-        and where none can.
+        Raises ValueError for an unknown name, and BackendUnavailable with the reason if the named one cannot run, or
+        none can.
         """
         if backend == "auto":
             reasons = {}
@@ -193,7 +197,7 @@ class Op:
         return backend
 
     def why_not(self, backend: str, *tensors: Tensor | None, **options: Any) -> str | None:
-        """Why `backend` cannot run this call, in words; None when it can."""
+        """Why `backend` cannot run this call, as a sentence; None if it can."""
         named = self._named(backend, tensors)
         reason = self._cannot_run(backend, named)
         return self._unsupported(backend, named, options) if reason is None else reason
@@ -205,7 +209,7 @@ class Op:
 
     def _cannot_run(self, backend: str, named: dict[str, Tensor | None]) -> str | None:
         if backend != "reference" and autograd.transformed():
-            return "transforms of torch.func and forward-mode derivatives go through the reference alone"
+            return "torch.func transforms and forward-mode derivatives use the reference only"
         return self.backends[backend].machine(named)
 
     def _unsupported(self, backend: str, named: dict[str, Tensor | None], options: dict[str, Any]) -> str | None:
@@ -231,7 +235,7 @@ class Op:
     def _definition(self) -> ModuleType:
         return sys.modules[f"{self.package}.op"]
 
-    # -- the registry -------------------------------------------------------------------------------------------------
+    # the registry
 
     @classmethod
     def all(cls) -> dict[str, Op]:

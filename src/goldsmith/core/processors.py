@@ -1,4 +1,4 @@
-"""The processors that this process may use: how many threads are worth having, and where they should run."""
+"""The processors that this process may use: how many threads can run at once, and where they should run."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from collections.abc import Callable
 from pathlib import Path
 
 NODES = Path("/sys/devices/system/node")
-# With one of these OpenMP ties the thread that calls it to one place, which says nothing about the process.
+# With one of these variables OpenMP binds the calling thread to one place, which says nothing about the process.
 TIES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 @functools.cache
 def worth() -> int:
-    """How many threads can run at a time: the processors that the process may use, and no more than it is paid for."""
+    """How many threads can run at the same time: limited by the allowed processors and by the control group's quota."""
     paid = quota()
     return max(1, min(len(allowed()), math.ceil(paid) if paid else 1024))
 
 
 @functools.cache
 def allowed() -> tuple[int, ...]:
-    """Numbers of the processors that the process is bound to (taskset, numactl, a container's cpuset)."""
+    """The processors that the process is bound to (by taskset, numactl, or a container's cpuset)."""
     if not hasattr(os, "sched_getaffinity"):
         return tuple(range(os.cpu_count() or 1))
     if any(os.environ.get(name, "").strip().lower() not in ("", "false", "none", "disabled") for name in TIES):
         return tuple(sorted(_untied()))
-    return tuple(sorted(os.sched_getaffinity(os.getpid())))  # the first thread's: this one may be a worker, tied
+    # the first thread's: this one may be a worker, bound to one place
+    return tuple(sorted(os.sched_getaffinity(os.getpid())))
 
 
 def _untied() -> set[int]:
-    """What the system leaves of all processors to a thread that asks for them all."""
+    """The processors that the system grants a thread that asks for all of them."""
     found = set(os.sched_getaffinity(0))
 
     def ask() -> None:
         try:
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # 0 is this thread, which ends after this
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # 0 is this thread, which ends afterwards
         except OSError:
-            return  # forbidden: they stay as they are
+            return  # forbidden: the binding stays
         found.update(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=ask)
@@ -49,7 +50,7 @@ def _untied() -> set[int]:
 
 
 def places() -> list[tuple[int, int]]:
-    """(processor, NUMA node) of each allowed processor, nodes in turn: any first few are spread over the nodes."""
+    """(processor, NUMA node) of each allowed processor, alternating between nodes, so that any first few are spread."""
     usable = set(allowed())
     nodes = [(node, [p for p in processors_of(node) if p in usable]) for node in nodes_of_machine()]
     known = {p for _, processors in nodes for p in processors}
@@ -59,12 +60,12 @@ def places() -> list[tuple[int, int]]:
 
 
 def nodes_of_machine() -> list[int]:
-    """Numbers of the NUMA nodes that have processors; [0] where the system does not tell."""
+    """The NUMA nodes that have processors; [0] if the system does not say."""
     return numbers(_read(NODES / "has_cpu")) or numbers(_read(NODES / "online")) or [0]
 
 
 def processors_of(node: int) -> list[int]:
-    """Numbers of the processors of a node; empty where the system does not tell."""
+    """The processors of a node; empty if the system does not say."""
     return numbers(_read(NODES / f"node{node}/cpulist"))
 
 
@@ -78,7 +79,9 @@ def numbers(text: str) -> list[int]:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that the control group of this process has, its parents' too; None without a limit."""
+    """The processor time that this process's control group and its parents grant, in processors; None without a
+    limit.
+    """
     found: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -91,7 +94,9 @@ def quota(root: Path = Path("/")) -> float | None:
 
 
 def _limits(mount: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
-    """Of a group and all above it. In a container the path may be the host's, and its own group is the root."""
+    """The limits of a group and its parents. In a container the path may be the host's, and its own group is the
+    root.
+    """
     parts = [part for part in path.split("/") if part not in ("", "..")]
     folders = [mount.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
     return [limit for limit in map(read, folders) if limit is not None and limit > 0]
@@ -107,7 +112,7 @@ def _version_1(folder: Path) -> float | None:
 
 
 def _ratio(used: str, period: str) -> float | None:
-    """ "max" and -1 are no limit."""
+    """ "max" and -1 mean no limit."""
     try:
         return int(used) / int(period)
     except (ValueError, ZeroDivisionError):

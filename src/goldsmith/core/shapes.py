@@ -1,4 +1,4 @@
-"""Checks at the border: each message names the argument, what came, what was wanted and what would work."""
+"""Checks of arguments. Each message names the argument, what came, what was expected, and what would work."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class ShapeError(ValueError):
-    """Shapes that do not fit; the message lists all arguments."""
+    """Shapes that do not fit together; the message lists all arguments."""
 
 
 def check_shapes(
     op: str, arguments: Mapping[str, tuple[Tensor, str]], *, hint: str = ""
 ) -> dict[str, int | tuple[int, ...]]:
-    """The sizes by name, for example {"batch": (1,), "n": 4, "dim": 64}.
+    """Check shapes against patterns; returns the sizes by name, for example {"batch": (1,), "n": 4, "dim": 64}.
 
-    A pattern is names and numbers apart by spaces; a first `*name` takes all leading dimensions. The first argument
-    that uses a name fixes its size; raises ShapeError, listing every argument, when another one disagrees.
+    A pattern is a list of names and numbers separated by spaces; a leading `*name` takes all leading dimensions. The
+    first argument that uses a name fixes its size. Raises ShapeError, listing every argument, if another one disagrees.
     """
     sizes: dict[str, int | tuple[int, ...]] = {}
     setter: dict[str, str] = {}
@@ -66,7 +66,7 @@ def check_dtype(op: str, name: str, tensor: Tensor, allowed: Sequence[torch.dtyp
 
 
 def kind(value: object) -> str:
-    """What a value is, in words: a list, an int."""
+    """The kind of a value, in words: a list, an int."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
@@ -98,6 +98,6 @@ def check_choice(op: str, name: str, value: object, choices: Sequence[object]) -
 
 
 def check_at_least(op: str, name: str, value: float, least: float) -> None:
-    """Numbers from `least` on; NaN is refused too."""
+    """Check that a number is at least `least`; NaN is refused, too."""
     if not value >= least:
         raise ValueError(f"{op}: {name}={value!r}, wanted a number of at least {least}")

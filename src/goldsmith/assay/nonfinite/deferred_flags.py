@@ -1,4 +1,4 @@
-"""The second mode of a watch: flags that stay on the device, read together at the end of a step and judged in order."""
+"""The asynchronous mode of a watch: flags stay on the device and are read together at the end of a step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .events import Event, Likely, Operand
 from .interfaces import Observer
 from .storage_history import FOREIGN, TOLD, Known, Place, owner
 
-EVIDENCE = "flags alone were kept: watch with sync=True for the cause; what only flags see, a race may be"
+EVIDENCE = "only flags were kept: watch with sync=True for the cause; if that finds nothing, suspect a race"
 
 
 @dataclass(frozen=True)
 class FlagRecord:
-    """One operator's result; `meant`: the operator was given an infinite number."""
+    """The result of one operator. meant: one of its inputs was an infinity that the program wrote itself."""
 
     op: str
     tensor: str
@@ -32,7 +32,7 @@ class FlagRecord:
 
 
 def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> None:
-    """Read all flags at once, then judge the notes in order."""
+    """Read all flags at once, then judge the records in order."""
     known = list(known)
     entries = [*known, *(entry for note in notes for _, _, entry in note.inputs)]
     waiting: list[object] = [p for note in notes for p in (note.peak, *(peak for _, peak, _ in note.inputs))]
@@ -83,7 +83,7 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
 
 
 def read_all(tensors: dict[int, Tensor]) -> dict[int, float]:
-    """Scalars of every device as numbers, with one transfer for each device and dtype."""
+    """Scalars on any devices as numbers, with one transfer for each device and dtype."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for key, tensor in tensors.items():
         groups.setdefault((tensor.device, tensor.dtype), []).append(key)

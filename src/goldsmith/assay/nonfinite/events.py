@@ -1,4 +1,4 @@
-"""What a watch says of one non-finite value: where, from what, born or carried, and what probably made it."""
+"""Event: one non-finite value, with where it is, where it came from, and its likely cause."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 NAN, INF = "nan", "inf"
-LARGEST = 1 << 24  # elements of a tensor beyond which an operator is not repeated in float64
+LARGEST = 1 << 24  # an operator on more elements is not repeated in float64
 DEPTH = 4  # user frames that are kept
 
 
 @dataclass(frozen=True)
 class Likely:
-    """A cause by its id in the assay's catalogue ("unknown" where nothing points to one), with the evidence."""
+    """A cause by its id in the assay's catalogue ("unknown" if nothing points to one), with the evidence."""
 
     id: str
     evidence: str
@@ -27,7 +27,7 @@ class Likely:
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor that the operator read. `absmax` is over all its elements, as it was before the operator ran."""
+    """One tensor that the operator read. `absmax` is over all its elements, before the operator ran."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -41,19 +41,19 @@ class Operand:
 
 @dataclass(frozen=True)
 class Event:
-    """A place where NaN or Inf was born (all that the operator read was finite), or entered unseen (carried).
+    """A place where NaN or Inf was born (everything the operator read was finite), or entered unseen (carried).
 
-    kind     "nan" or "inf" (NaN, where there are both)
-    phase    "backward" under autograd's backward, "forward" everywhere else, in an optimizer too
+    kind     "nan" or "inf" ("nan" if both occur)
+    phase    "backward" under autograd's backward, "forward" everywhere else, also in an optimizer
     module   dotted path of the innermost watched module ("" outside of them)
     op       the operator, such as "aten::div"
-    tensor   which of its results, or what it read
-    count    how many elements are not finite, of `total`, the first at `index`; None where flags alone were kept
+    tensor   which of its results, or which tensor it read
+    count    how many of `total` elements are not finite, the first at `index`; None if only flags were kept
     inputs   what the operator read: shape, dtype, absmax, finite
     born     every input was finite, or infinite on purpose (a mask)
-    source   where it came from: a parameter's or buffer's name, "input", or the operators between which it was written
+    source   its origin: a parameter's or buffer's name, "input", or the operators between which it was written
     step     the step, from 0
-    stack    user frames, innermost first: in the backward those of the forward operator
+    stack    user frames, innermost first; in the backward, those of the forward operator
     likely   the likely cause, with the evidence
     """
 
@@ -110,7 +110,7 @@ _aminmax = torch.ops.aten.aminmax.default
 
 
 def absmax(tensor: Tensor) -> Tensor:
-    """max |x| as a tensor of no dimension, in one reduction; NaN where there is one, Inf where there is one."""
+    """max |x| as a 0-dimensional tensor, in one reduction; NaN if any element is NaN, Inf if any is Inf."""
     if tensor.device.type != "cpu" or tensor.is_complex():
         return _norm(tensor.detach(), math.inf)
     low, high = _ends(tensor)  # 23 times as fast as the norm (torch 2.13, one thread)
@@ -118,7 +118,7 @@ def absmax(tensor: Tensor) -> Tensor:
 
 
 def peak(tensor: Tensor) -> float:
-    """max |x| as a number: waits for the device."""
+    """max |x| as a number; waits for the device."""
     if tensor.device.type != "cpu" or tensor.is_complex():
         return float(absmax(tensor))
     low, high = (float(end) for end in _ends(tensor))
@@ -126,7 +126,7 @@ def peak(tensor: Tensor) -> float:
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(min, max), walking through memory as it lies: across rows it takes 6 times as long."""
+    """(min, max), read in memory order: across rows it takes 6 times as long."""
     value = tensor.detach()
     if not value.is_contiguous():
         strides = value.stride()
@@ -139,13 +139,13 @@ def kind_of(peak: float) -> str:
 
 
 def settle() -> None:
-    """Wait until every device has done what it was asked."""
+    """Wait until every device has finished its work."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
 
 def additive_mask(tensor: Tensor) -> Tensor:
-    """Whether a tensor holds nothing but 0 and -inf, as what is added to scores does: a bool of no dimension."""
+    """Whether a tensor holds only 0 and -inf, like a mask that is added to scores; a 0-dimensional bool."""
     value = tensor.detach()
     if value.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)
@@ -153,11 +153,11 @@ def additive_mask(tensor: Tensor) -> Tensor:
 
 
 def made_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
-    """Where a result of an operator that works element by element is infinite and all that it was made of is finite."""
+    """Where an elementwise operator's result is infinite and all elements that it read there are finite."""
     try:
         finite = [torch.isfinite(t.detach()).expand(out.shape) for t in read]
     except RuntimeError:
-        return None  # not of shapes that broadcast: not element by element after all
+        return None  # shapes that broadcast, so not elementwise after all
     made = torch.isinf(out.detach())
     for inputs in finite:
         made = made & inputs
@@ -165,7 +165,7 @@ def made_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
 
 
 def where(tensor: Tensor, bad: Tensor | None = None) -> tuple[int, tuple[int, ...] | None]:
-    """(how many elements are not finite, the first of them), or of those that are `bad`"""
+    """(number of elements that are not finite, index of the first), or of those that are `bad`"""
     bad = ~torch.isfinite(tensor.detach()) if bad is None else bad
     count = int(bad.sum())
     if not count:
@@ -207,12 +207,12 @@ def cause(
     op: str, func: Callable, args: Any, kwargs: Mapping[str, Any], out: Tensor, mutated: bool, meant: bool,
     bad: Tensor | None,
 ) -> Likely:  # fmt: skip
-    """The likely cause of what is born: the operator once more, as it was and in float64.
+    """The likely cause of a value that was born: runs the operator once more, as it was and in float64.
 
-    meant: among what it read are infinities that the program wrote down, or that came of them; bad: where it made
-    others of finite numbers beside them.
+    meant: the inputs hold infinities that the program wrote down, or that came from those; bad: where the result is not
+    finite although its own inputs are.
     """
-    made = f"{op} made it of " + ("infinities that the program wrote down" if meant else "finite values")
+    made = f"{op} made it from " + ("infinities that the program wrote down" if meant else "finite values")
     tensors = [t for t in leaves((args, kwargs)) if plain(t)]
     written = [v for v in leaves((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
     if written:
@@ -223,7 +223,7 @@ def cause(
     try:
         again = [t for t in leaves(func(*args, **kwargs)) if plain(t) and t.shape == out.shape]
         if again and math.isfinite(peak(again[0])):
-            evidence = f"after a synchronisation {op} gives finite values of the same inputs: they were not ready"
+            evidence = f"after a synchronisation {op} gives finite values for the same inputs: they were not ready"
             return Likely("missing_sync", evidence)
         wide = func(*_widened(args), **_widened(kwargs))
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
@@ -243,13 +243,13 @@ def cause(
     undefined = _undefined(op, tensors, [v for v in leaves((args, kwargs)) if isinstance(v, int | float)])
     if not undefined and math.isinf(most_seen) and op.split("::")[1].rstrip("_") not in POLES:
         largest = max((float(t[t.isfinite()].abs().amax()) for t in tensors if bool(t.isfinite().any())), default=0.0)
-        return Likely("overflow", f"of inputs up to {largest:.4g} it passes the end of float64, too{hint}")
+        return Likely("overflow", f"with inputs up to {largest:.4g} it overflows in float64, too{hint}")
     undefined = undefined or f"{op.split('::')[1]} is not defined there"
-    return Likely("unknown", f"float64 gives {kind_of(most_seen)} of the same inputs: {undefined}")
+    return Likely("unknown", f"float64 gives {kind_of(most_seen)} for the same inputs: {undefined}")
 
 
 def _undefined(op: str, tensors: list[Tensor], numbers: list[float]) -> str:
-    """In words, which inputs lie where the operator is not defined; "" where it is for all of them, or nobody knows."""
+    """Which inputs lie where the operator is not defined, in words; "" if none does, or if its domain is not known."""
     stem = op.split("::")[1]
     last = tensors[-1]
     if stem == "div" and 0 in numbers:
@@ -275,7 +275,7 @@ def _widened(value: Any) -> Any:
 
 
 def leaves(value: Any) -> Iterable[Any]:
-    """Tensors and numbers in arguments or results: operators nest them one list deep."""
+    """Tensors and numbers in arguments or results, which operators nest one list deep."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from leaves(item)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from . import events as facts
 
-JUMP = 100.0  # times the norm of the step before, from which a row is remarked on
+JUMP = 100.0  # a norm that grows or shrinks by this factor in one step gets a remark
 FLUSH = 1 << 14
 
 
 @dataclass(frozen=True)
 class Norm:
-    """One tensor in one step: `norm` is the Euclidean one, `zeros` the share of zeros, `ratio` to the step before."""
+    """One tensor in one step. norm: Euclidean; zeros: share of zeros; ratio: norm relative to the step before."""
 
     step: int
     name: str
@@ -38,7 +38,7 @@ class Norm:
 
 
 class Norms:
-    """Collects the figures on the device, and makes rows of them when asked."""
+    """Collects figures on the device, and turns them into rows on demand."""
 
     def __init__(self) -> None:
         self.rows: list[Norm] = []
@@ -46,7 +46,7 @@ class Norms:
         self._before: dict[tuple[str, str], float] = {}
 
     def add(self, step: int, name: str, what: str, tensor: Tensor) -> None:
-        # outside of any mode: the watch does not watch itself
+        # without dispatch modes: the watch must not watch itself
         with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
             value = tensor.detach()
             wide = torch.float64 if value.dtype in (torch.float64, torch.complex128) else torch.float32
@@ -73,7 +73,7 @@ class Norms:
 
 
 def read_stacks(figures: list[Tensor]) -> list[list[float]]:
-    """Small vectors of one or several devices as numbers, one transfer for each device, in the given order."""
+    """Small vectors on any devices as numbers, in the given order, with one transfer for each device."""
     values: dict[int, list[float]] = {}
     for device in {f.device for f in figures}:
         on = [i for i, f in enumerate(figures) if f.device == device]

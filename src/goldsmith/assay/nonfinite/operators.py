@@ -1,9 +1,9 @@
-"""The ear of a watch: every operator under a dispatch mode, one reduction (max |x|) for every tensor that it makes.
+"""The dispatch mode of a watch: sees every operator, and reduces each tensor that it creates once (max |x|).
 
-What was learned of a tensor is kept by its storage, so that views, optimizers and the backward find it again. Memory
-that `empty` returned may hold NaN legitimately: it is judged when it is first read. An infinity that the program wrote
-down itself (a mask of -inf) is no event, nor are the infinities that come of it; a NaN that comes of it is, and so is
-one that an operator makes of finite numbers beside it.
+It remembers facts about a tensor by its storage, so that views, optimizers and the backward find them. Memory from
+`empty` may legitimately hold NaN, and is judged when it is first read. An infinity that the program wrote itself (a
+mask of -inf) is no event, and neither are infinities that result from it. A NaN that results from it is an event, and
+so is one that an operator creates from finite numbers beside it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .events import Event, Likely, Operand
 from .interfaces import Observer
 from .storage_history import FOREIGN, TOLD, Known, OperatorEffects, effects_of, owner
 
-PURGE = 1 << 14  # storages, after which dead ones are forgotten
-FLUSH = 1 << 16  # operators, after which on-device flags are read although the step goes on
+PURGE = 1 << 14  # after this many storages, dead ones are forgotten
+FLUSH = 1 << 16  # after this many operators, on-device flags are read even in the middle of a step
 A_CONSTANT = "a constant"
 
 
 class _Aside(threading.local):
-    """Whether a watch computes something of its own, which another one around it does not hear."""
+    """Whether a watch is computing for itself, which an outer watch must ignore."""
 
     on = False
 
@@ -40,7 +40,7 @@ _aside = _Aside()
 
 
 class Ear(DispatchMode):
-    """Hears every operator for a watch."""
+    """Sees every operator for a watch."""
 
     def __init__(self, watch: Observer):
         super().__init__()
@@ -82,7 +82,7 @@ class Ear(DispatchMode):
         if self.fresh:
             self._judge_fresh(read, plan.name)
         before: dict[int, float | Tensor] = {}
-        if not self.watch.sync or plan.reads or plan.unsaid:  # afterwards they are overwritten
+        if not self.watch.sync or plan.reads or plan.unsaid:  # the operator overwrites these
             before = {id(t): self._peak(t) for t in read}
         out = _run(func, args, kwargs)
         made = written or list(facts.leaves(out))
@@ -132,24 +132,26 @@ class Ear(DispatchMode):
         return tensor
 
     def _constant(self, tensor: Tensor) -> Tensor:
-        """What the program writes down: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
-        if facts.plain(tensor) and tensor.untyped_storage().resizable():  # else it is numpy's memory, an input
+        """A constant of the program: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
+        if facts.plain(tensor) and tensor.untyped_storage().resizable():  # otherwise numpy owns the memory: an input
             here = self.watch.sync or tensor.device.type == "cpu"
             peak = facts.peak(tensor) if here else facts.absmax(tensor)
             self._record(tensor, "", peak, meant=True).name = A_CONSTANT
         return tensor
 
     def _peak(self, tensor: Tensor) -> float | Tensor:
-        """max |x| of what an operator is about to read; nothing is reduced twice that nobody wrote in between."""
+        """max |x| of a tensor that an operator is about to read; reduced again only if it was written in between."""
         known = self.entry(tensor)
         if known is not None and not known.fresh:
             if not self.watch.sync or math.isfinite(known.peak):
                 return known.peak
-            return facts.peak(tensor)  # it may be a finite part of what is not
+            return facts.peak(tensor)  # it may be a finite part of a tensor that is not finite
         return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
-        """What no operator was seen to make; a mask was written down by somebody, a parameter never is one."""
+        """Record a tensor that no operator was seen to create. Foreign code may write a mask, but a parameter never
+        is one.
+        """
         name = self.watch.source(tensor)
         known = self._record(tensor, "", peak)
         known.name = name
@@ -161,7 +163,7 @@ class Ear(DispatchMode):
         return known
 
     def _judge_fresh(self, read: list[Tensor], op: str) -> None:
-        """What `empty` returned is read for the first time."""
+        """Judge memory from `empty` when it is first read."""
         for tensor in read:
             known = self.entry(tensor)
             if known is None or not known.fresh:
@@ -209,7 +211,7 @@ class Ear(DispatchMode):
         if not unseen and TOLD in guilty.values():
             self._record(out, plan.name, value, told=True)
             return
-        made = None  # where it made Inf of finite numbers beside the program's own
+        made = None  # where it created Inf from finite numbers, beside infinities of the program
         if not unseen and math.isinf(value) and (guilty or given):
             made = facts.made_there(out, read) if plan.pointwise and not given else None
             if made is None:
@@ -228,22 +230,24 @@ class Ear(DispatchMode):
         self._record(out, plan.name, value, told=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
-        """What is known of an operand that is not finite, where it can still be looked at."""
+        """The facts about an operand that is not finite, if they are still known."""
         known = self.entry(tensor)
         if known is None and math.isinf(peak) and not self.watch.learned(tensor):
             return self._outside(tensor, peak) if bool(facts.additive_mask(tensor)) else None
         return known
 
     def _entered(self, tensor: Tensor, known: Known | None, op: str) -> tuple[str, Likely]:
-        """Whence a value came that is not finite and that no operator was seen to make."""
+        """The origin of a value that is not finite and that no operator was seen to create."""
         name = self.watch.source(tensor)
         facts.settle()
         if math.isfinite(facts.peak(tensor)):
-            evidence = f"{name} was not finite when {op} read it, and is after a synchronisation: it was not ready"
+            evidence = (
+                f"{name} was not finite when {op} read it, and is finite after a synchronisation: it was not ready"
+            )
             return name, Likely("missing_sync", evidence)
         if known is not None and known.writer and isinstance(known.peak, float) and math.isfinite(known.peak):
             between = f"written between {known.writer} and {op}"
-            return between, Likely("unknown", f"{between}, outside of torch's operators: a kernel of its own wrote it")
+            return between, Likely("unknown", f"{between}, outside of torch's operators: a custom kernel wrote it")
         return name, Likely("unknown", f"{name} was not finite when {op} read it")
 
     def _tell(
@@ -268,14 +272,14 @@ class Ear(DispatchMode):
         return Operand(tuple(tensor.shape), facts.name_of(tensor.dtype), peak, self.watch.source(tensor))
 
     def flush(self) -> None:
-        """Judge what was noted where flags are read at the end."""
+        """Judge the recorded flags, where they are read at the end."""
         notes, self.notes = self.notes, []
         if not self.watch.sync:
             flags.flush(self.watch, notes, self.known.values())
 
 
 def _run(func: Callable, args: Any, kwargs: Any) -> Any:
-    """The operator itself, which a watch around this one hears."""
+    """Run the operator, visible to an outer watch."""
     _aside.on = False
     try:
         return func(*args, **kwargs)

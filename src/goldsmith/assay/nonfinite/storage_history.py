@@ -1,4 +1,4 @@
-"""What a watch knows of a storage and of an operator, and whose an infinity is."""
+"""What a watch knows about a storage and about an operator, and who is responsible for an infinity."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .events import Frames
 
 PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_"}
 UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
-CONSTANT = "lift_fresh"  # what torch.tensor(...), and an assignment of a number to a slice or an index, begin with
+CONSTANT = "lift_fresh"  # torch.tensor(...), and assigning a number to a slice or an index, start with this operator
 BACKWARD, FORWARD = "backward", "forward"
 TOLD, MEANT, FOREIGN = "told", "meant", "foreign"
 
 
 @dataclass
 class Known:
-    """What is known of a storage.
+    """Facts about a storage.
 
-    writer  the operator that wrote it last, "" for what came from outside
-    name    what a user calls it, where it came from outside
-    peak    max |x|; on the device until it is read, where nothing may wait
-    fresh   made by `empty` and not judged yet
-    meant   the infinities that it holds are those that the program wrote down
-    told    holds what an event has told of
-    mask    whether it looks like a mask (facts.additive_mask), on the device until it is read
-    under   what was known before a part of it was written, until that is judged itself
+    writer  the operator that wrote it last, "" if it came from outside
+    name    its name for a user, if it came from outside
+    peak    max |x|; stays on the device until it is read, where nothing may wait
+    fresh   created by `empty` and not judged yet
+    meant   its infinities were written by the program itself
+    told    an event has been reported for its values
+    mask    whether it looks like a mask (events.additive_mask); stays on the device until it is read
+    under   the facts from before a part of it was written, until that part is judged
     """
 
     ref: StorageWeakRef
@@ -45,14 +45,14 @@ class Known:
     under: Known | None = None
 
     def part_of(self, before: Known) -> None:
-        """Only a part was written: of the rest holds what was known before."""
+        """Merge the facts from before a partial write, which still hold for the rest."""
         self.told |= before.told
         self.meant |= before.meant
         self.peak = larger(before.peak, self.peak)
 
 
 def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
-    """The larger of two peaks, NaN above all; of a number and what is on a device yet, the one that can say more."""
+    """The larger of two peaks, NaN above all; of a number and an unread tensor, the one that can reveal more."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.maximum(a, b) if (a.device, a.dtype) == (b.device, b.dtype) else b
     if isinstance(a, Tensor) or isinstance(b, Tensor):
@@ -62,7 +62,7 @@ def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
 
 
 def owner(known: Known | None, peak: float) -> str:
-    """Whose a value is that is not finite: an event's that was told, the program's own, or that of somebody unseen."""
+    """Who is responsible for a non-finite value: a reported event, the program itself, or code that nobody saw."""
     if known is not None and known.told:
         return TOLD
     return MEANT if known is not None and known.meant and math.isinf(peak) else FOREIGN
@@ -70,7 +70,9 @@ def owner(known: Known | None, peak: float) -> str:
 
 @dataclass(frozen=True)
 class OperatorEffects:
-    """How an operator is heard: `writes` are the arguments that it changes, `reads` whether it reads them as well."""
+    """How an operator treats its arguments: `writes` lists those that it changes, `reads` says if it also reads
+    them.
+    """
 
     skip: bool
     constant: bool
@@ -78,8 +80,8 @@ class OperatorEffects:
     name: str
     writes: tuple[int | str, ...]
     reads: bool
-    many: bool  # lists of tensors go in and come out: result i is made of the i-th of every list
-    pointwise: bool  # an element of the result is made of the elements at its place
+    many: bool  # lists of tensors in and out: result i comes from the i-th element of every list
+    pointwise: bool  # an element of the result depends only on the elements at its position
     unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
 
 
@@ -102,7 +104,7 @@ def effects_of(func: Any) -> OperatorEffects:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the program: the phase, the innermost module, the step, the user frames."""
+    """A place in the program: the phase, the innermost module, the step, the user frames."""
 
     phase: str
     module: str

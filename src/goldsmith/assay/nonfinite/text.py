@@ -14,7 +14,7 @@ def headline(watch: WatchRecord) -> str:
     """The first event in one sentence, or that there is none."""
     first = watch.first
     if first is None:
-        return "Nothing but finite values was seen."
+        return "All values seen were finite."
     name = {facts.NAN: "NaN", facts.INF: "Inf"}[first.kind]
     where = f" in {first.module}" if first.module else ""
     how = "born in" if first.born else "carried into"
@@ -23,7 +23,7 @@ def headline(watch: WatchRecord) -> str:
 
 
 def last_rows(watch: WatchRecord) -> list[Norm]:
-    """The rows of the last step that has any, those with a remark first."""
+    """The rows of the last recorded step, those with a remark first."""
     rows = watch.rows
     last = [r for r in rows if r.step == rows[-1].step] if rows else []
     return sorted(last, key=lambda r: not r.remark)
@@ -59,6 +59,6 @@ def _norms(rows: list[Norm]) -> str:
 
 
 def figures(row: Norm) -> tuple[str, str, str, str]:
-    """Norm, absmax, share of zeros and ratio, as they are printed."""
+    """Norm, absmax, share of zeros and ratio, formatted."""
     ratio = "-" if row.ratio is None else f"{row.ratio:.3g}"
     return f"{row.norm:.3g}", f"{row.absmax:.3g}", f"{100 * row.zeros:.3g} %", ratio

@@ -1,4 +1,4 @@
-"""`watch`: the first NaN or Inf of a run with where it came from, and the norms of every module and gradient."""
+"""`watch`: finds the first NaN or Inf of a run and its origin, and records the norms of modules and gradients."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ def watch(
 ) -> Watch:
     """A context manager that finds the first NaN or Inf, forward and backward, and says where it came from.
 
-    modules  whose paths, parameters and norms are named; without any, operators alone are watched
-    norms    keep norm, absmax and share of zeros of every module's outputs and of every gradient, step by step
-    every    watch every so-many-th step only; a step is a call of the first module, or what `w.step()` ends
+    modules  modules whose paths, parameters and norms are named; without any, only operators are watched
+    norms    record norm, absmax and share of zeros of every module's outputs and of every gradient, step by step
+    every    watch only every n-th step; a step is a call of the first module, or ends with `w.step()`
     stop     raise assay.NonFinite at the first event
-    sync     False: keep flags on the device, read at the end of a step: nothing waits, so what hides behind waiting
-             stays visible; count, index and cause are then unknown
+    sync     False: keep flags on the device and read them at the end of a step. Nothing waits, so that races stay
+             visible; count, index and cause are then unknown
 
-    `w.first` is the first Event or None, `w.events` all that were not carried on from an earlier one, `w.rows` the
-    norms; `w.table()` is all of it as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a wrong
+    `w.first` is the first Event or None; `w.events` lists all that did not result from an earlier one; `w.rows` holds
+    the
+    norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
+    wrong
     argument.
     """
     for number, module in enumerate(modules):
@@ -49,7 +51,7 @@ def watch(
 
 
 class Watch:
-    """What `assay.watch` returns; see there."""
+    """The watch that `assay.watch` returns; its docstring describes the arguments."""
 
     def __init__(self, modules: tuple[torch.nn.Module, ...], norms: bool, every: int, stop: bool, sync: bool):
         self.events: list[Event] = []
@@ -69,7 +71,7 @@ class Watch:
         self._begun = self._by_hand = False
         self.listening = False
 
-    # what a user reads
+    # for the user
 
     @property
     def first(self) -> Event | None:
@@ -78,29 +80,29 @@ class Watch:
 
     @property
     def rows(self) -> list[Norm]:
-        """The norms so far: one row for every step, module or parameter, and what was measured."""
+        """The norms so far: one row for every step, module or parameter, and quantity."""
         return self._norms.read() if self._norms is not None else []
 
     def step(self) -> None:
-        """End a step by hand (without modules, or where one step calls the module several times)."""
+        """End a step by hand: without modules, or where one step calls the module several times."""
         self._by_hand = True
         self._next()
 
     def table(self) -> str:
-        """Events, then the norms of the last step, as plain text of 80 columns."""
+        """Events and the norms of the last step, as plain text of 80 columns."""
         return table(self)
 
     def to_html(self, path: str) -> None:
-        """Write all of it as one self-contained page."""
-        from . import page  # its style sheet is read only where a page is written
+        """Write everything as one self-contained page."""
+        from . import page  # reads the style sheet
 
         page.write(self, path)
 
-    # the block
+    # the context manager
 
     def __enter__(self) -> Watch:
         if self.listening or self._handles:
-            raise RuntimeError("watch: this watch is on already; make another one with assay.watch(...)")
+            raise RuntimeError("watch: this watch is already active; make another one with assay.watch(...)")
         self._thread = threading.get_ident()
         self._hook()
         self.listening = True
@@ -126,7 +128,7 @@ class Watch:
     def _finish(self) -> None:
         if self._norms is not None:
             self._norms.read()
-        with torch.utils._python_dispatch._disable_current_modes():  # the watch does not watch itself
+        with torch.utils._python_dispatch._disable_current_modes():  # the watch must not watch itself
             self._ear.flush()
 
     def _next(self) -> None:
@@ -135,10 +137,10 @@ class Watch:
         self._sequence.clear()
         self.listening = self._step % self.every == 0
 
-    # what the ear asks
+    # for the dispatch mode
 
     def place(self) -> Place:
-        """Where the program is now; in the backward, where the operator was called in the forward."""
+        """The current place in the program; in the backward, the place where the forward operator was called."""
         node = torch._C._current_autograd_node()
         if node is None or self._stack:
             module = self._stack[-1] if self._stack and threading.get_ident() == self._thread else ""
@@ -147,9 +149,10 @@ class Watch:
         return Place(BACKWARD, module, self._step, stack)
 
     def remember(self) -> None:
-        """Note for the backward which module, and which line, calls the operator that is about to run.
+        """Record, for the backward, which module and which line call the operator that is about to run.
 
-        Autograd numbers its nodes, and has made the operator's node by now; the first operator under it counts.
+        Autograd numbers its nodes, and has created the operator's node by now; the first operator under a number
+        counts.
         """
         if torch._C._current_autograd_node() is not None:
             return
@@ -165,7 +168,7 @@ class Watch:
         return name or self._gradient(storage) or "input"
 
     def learned(self, tensor: Tensor) -> bool:
-        """Whether it is a parameter or a gradient: nobody writes a mask there."""
+        """Whether it is a parameter or a gradient, which never holds a mask."""
         storage = tensor.untyped_storage()._cdata
         return (
             tensor.requires_grad or self._sources.get(storage, "") in self._parameters or bool(self._gradient(storage))
@@ -178,7 +181,7 @@ class Watch:
         return ""
 
     def tell(self, event: Event) -> None:
-        """Keep an event; raise it where that was asked for."""
+        """Record an event, and raise it if `stop` is set."""
         if len(self.events) < MOST:
             self.events.append(event)
         else:

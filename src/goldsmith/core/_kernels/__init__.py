@@ -1,1 +1,1 @@
-"""What the families' kernels share; imported by backends alone."""
+"""Code that the families' kernels share; only backends import it."""
