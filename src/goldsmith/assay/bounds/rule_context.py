@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
 
+Operand = Tensor | float  # what an operator takes: a tensor or a Python number
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
+Errors = Error | tuple[Error, ...]  # one for every result of an operator
+Rule = Callable[..., Errors]
+Dim = int | Sequence[int] | None  # the axes of a reduction; None or [] for all
 
 
 class RuleContext(Protocol):
@@ -25,7 +30,11 @@ class RuleContext(Protocol):
     read_back: float
     least_back: float
 
-    def __call__(self, x: Any) -> tuple[Any, Error]: ...
+    @overload
+    def __call__(self, x: Tensor) -> tuple[Tensor, Error]: ...
+
+    @overload
+    def __call__(self, x: Operand) -> tuple[Operand, Error]: ...
 
     def rounding(self, y: Tensor, c: float | Tensor = 1.0) -> Error: ...
 
@@ -33,6 +42,6 @@ class RuleContext(Protocol):
 
     def error_of(self, t: Tensor) -> Error: ...
 
-    def terms_of(self, x: Any) -> int: ...
+    def terms_of(self, x: Operand) -> int: ...
 
     def size_of(self, t: Tensor) -> Tensor: ...

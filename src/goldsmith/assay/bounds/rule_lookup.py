@@ -11,8 +11,9 @@ from torch._ops import OpOverload
 
 from . import data_movement, elementwise, sums
 from .composed_operators import COMPOSED
+from .rule_context import Rule
 
-RULES: dict[str, Callable] = {**elementwise.RULES, **sums.RULES, **data_movement.RULES}
+RULES: dict[str, Rule] = {**elementwise.RULES, **sums.RULES, **data_movement.RULES}
 _OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without looking at what was there
 
 
@@ -21,7 +22,7 @@ class OperatorTreatment:
     """What to do with one overload; `label` is its name in notes."""
 
     label: str
-    rule: Callable | None = None
+    rule: Rule | None = None
     composed: Callable | None = None
     view: bool = False
     exact: bool = False

@@ -17,12 +17,13 @@ An open bound is inf (or NaN on the way, which turns into inf). The rules are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch as modes
 
@@ -30,12 +31,13 @@ from ...core.tracing import is_deciding
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from .rule_context import Error
-from .rule_lookup import decided, treatment_of
+from .rule_lookup import OperatorTreatment, decided, treatment_of
 from .storage_errors import Twin, slots, tensors, view_key
 
 # second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
 # own formula can do, in any order of its sums (another formula may round more)
 SLACK = 1.02
+Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 _SWEEP = 256  # dead storages are forgotten every so many operators
 
 
@@ -109,7 +111,15 @@ def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value
 
 
-def _run(fn, leaves, compute, stores, dot, read_back, careful) -> tuple[dict[str, Bounded], bool]:
+def _run(
+    fn: Function,
+    leaves: Mapping[str, Tensor],
+    compute: torch.dtype,
+    stores: Mapping[str, torch.dtype],
+    dot: str,
+    read_back: torch.dtype | None,
+    careful: bool,
+) -> tuple[dict[str, Bounded], bool]:
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful, read_back)
@@ -122,7 +132,9 @@ def _run(fn, leaves, compute, stores, dot, read_back, careful) -> tuple[dict[str
         return _collect(mode, results, compute, stores)
 
 
-def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
+def _collect(
+    mode: RunningErrors, results: Mapping[str, Tensor], compute: torch.dtype, stores: Mapping[str, torch.dtype]
+) -> tuple[dict[str, Bounded], bool]:
     out, clean = {}, True
     for name, tensor in results.items():
         value = tensor.detach()
@@ -155,7 +167,7 @@ class RunningErrors(DispatchMode):
 
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None
-    ):
+    ) -> None:
         super().__init__()
         self.compute, self.careful = compute, careful
         self.u = unit_roundoff(compute)
@@ -225,7 +237,9 @@ class RunningErrors(DispatchMode):
 
     # dispatch
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         treatment = treatment_of(func)
         if is_deciding():
@@ -271,7 +285,14 @@ class RunningErrors(DispatchMode):
                     self._twin(out).size = treatment.size(self, *args).expand_as(out).reshape(-1)
         return y
 
-    def _inplace(self, func, treatment, args, kwargs, notes):
+    def _inplace(
+        self,
+        func: OpOverload,
+        treatment: OperatorTreatment,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        notes: frozenset[str],
+    ) -> Any:
         """An in-place operator follows the rule of its functional sibling, on a copy of what was there."""
         target = args[0]
         before = self._copy(target) if treatment.reads_target else target
@@ -348,7 +369,7 @@ class RunningErrors(DispatchMode):
         lost = torch.isnan(error) | torch.isinf(error)
         return torch.where(torch.isfinite(y), error, torch.where(lost, torch.inf, 0.0))
 
-    def _sane(self, y):
+    def _sane(self, y: Any) -> Any:
         if not self.careful:
             return y
         clean = [
@@ -365,7 +386,7 @@ class RunningErrors(DispatchMode):
 
     # small questions
 
-    def _notes(self, args, kwargs) -> frozenset[str]:
+    def _notes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         notes = self.poisoned
         for t in tensors(args, kwargs):
             twin = self._twins.get(t.untyped_storage()._cdata)
@@ -373,19 +394,19 @@ class RunningErrors(DispatchMode):
                 notes = notes | twin.notes
         return notes
 
-    def _whole_numbers(self, outs, args, kwargs) -> bool:
+    def _whole_numbers(self, outs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Integer results of exact arguments are exact, whatever the operator."""
         if any(isinstance(o, Tensor) and (o.is_floating_point() or o.is_complex()) for o in outs):
             return False
         return all(self._twin(t).error is None for t in tensors(args, kwargs))
 
-    def _escape(self, func, args) -> None:
+    def _escape(self, func: OpOverload, args: tuple[Any, ...]) -> None:
         """A number that leaves the tensors (x.item()) takes its error out of sight: nothing after it is proven."""
         if any(isinstance(self.error_of(t), Tensor) for t in tensors(args, {}) if t.is_floating_point()):
             self.poisoned = self.poisoned | {f"{func.namespace}.{func._schema.name.split('::')[-1]}"}
 
     @staticmethod
-    def _shares(out: Tensor, args) -> bool:
+    def _shares(out: Tensor, args: tuple[Any, ...]) -> bool:
         key = out.untyped_storage()._cdata
         return any(t.untyped_storage()._cdata == key for t in tensors(args, {}))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -25,11 +25,11 @@ def slots(t: Tensor) -> int:
     return t.untyped_storage().nbytes() // (t.element_size() // 2 if t.is_complex() else t.element_size())
 
 
-def view_key(t: Tensor, dtype: Any) -> tuple:
+def view_key(t: Tensor, dtype: torch.dtype) -> tuple:
     return (t.storage_offset(), t.shape, t.stride(), dtype)
 
 
-def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def tensors(args: Iterable[object], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
     for a in (*args, *kwargs.values()):
         if isinstance(a, Tensor):
             yield a

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,7 +17,14 @@ DEVICES = ("cpu", "cuda")
 
 
 def check_arguments(
-    caller: str, target: Any, case: Any, dtype: Any, device: Any, seed: Any, probes: Any, budget_s: Any
+    caller: str,
+    target: object,
+    case: object,
+    dtype: object,
+    device: object,
+    seed: object,
+    probes: object,
+    budget_s: object,
 ) -> None:
     """TypeError for a wrong kind of object, TargetError for a wrong value; both name the argument."""
     if not isinstance(target, Target):
@@ -51,7 +57,7 @@ def check_arguments(
     _device(device)
 
 
-def check_folder(argument: str, path: Any) -> None:
+def check_folder(argument: str, path: object) -> None:
     """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
@@ -62,7 +68,7 @@ def check_folder(argument: str, path: Any) -> None:
         raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}")
 
 
-def _device(wanted: Any) -> None:
+def _device(wanted: object) -> None:
     if not isinstance(wanted, str | torch.device):
         raise TypeError(f"device: expected cpu, cuda or cuda:1, got {wanted!r}")
     kind, _, index = str(wanted).partition(":")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 
-def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+def axis_names(shape: torch.Size, sizes: Mapping[str, object]) -> tuple[str, ...]:
     """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
     lengths = list(shape)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ class Bound:
     positional: tuple[str, ...]
     keywords: tuple[str, ...] = ()
 
-    def __call__(self, supply: Mapping[str, Any]) -> Any:
+    def __call__(self, supply: Mapping[str, object]) -> object:
         return self.call(*(supply[n] for n in self.positional), **{n: supply[n] for n in self.keywords})
 
     @property
@@ -29,7 +28,7 @@ class Bound:
         return self.positional + self.keywords
 
 
-def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -> Bound:
+def bind(what: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]) -> Bound:
     """`fn` bound to the names of `supply`; raises TargetError for a parameter that nobody supplies."""
     names = tuple(supply)
     call, parameters = _signature(fn)
@@ -104,7 +103,7 @@ def _name(fn: Callable) -> str:
     return str(name)
 
 
-def inputs_and_scalars(supply: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def inputs_and_scalars(supply: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
     """A case's dict, split: tensors are inputs, all else scalars."""
     inputs = {n: v for n, v in supply.items() if isinstance(v, Tensor)}
     return inputs, {n: v for n, v in supply.items() if n not in inputs}

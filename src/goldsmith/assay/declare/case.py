@@ -85,7 +85,7 @@ def _shape(shape: tuple) -> tuple[int, ...]:
     return sizes
 
 
-Draw = Callable[..., dict[str, Any]]
+Draw = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Case:
 
     name: str
     draw: Draw = field(repr=False, compare=False)
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, object] = field(default_factory=dict)
     why: str = ""
     tags: tuple[str, ...] = ()
     salt: int = 0
@@ -138,7 +138,7 @@ class Case:
     def _shuffled(self, drawn: dict, seed: int) -> dict:
         generator = torch.Generator().manual_seed(seed)
 
-        def shuffle(value: Any) -> Any:
+        def shuffle(value: object) -> object:
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
                 return value
             return value[torch.randperm(len(value), generator=generator).to(value.device)]
@@ -149,7 +149,7 @@ class Case:
         return self.name
 
 
-def _check_value(case: str, name: Any, value: Any) -> None:
+def _check_value(case: str, name: object, value: object) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise TargetError(f"case {case}: {name!r} is no parameter name")
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
@@ -170,7 +170,7 @@ def _check_value(case: str, name: Any, value: Any) -> None:
         )
 
 
-def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[Draw], list[Case]]:
+def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callable[[Draw], list[Case]]:
     """Turns `f(make, **sizes) -> dict` into the list of its cases, one for every combination of the sizes."""
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags: expected a tuple of words, got {tags!r}")
@@ -200,22 +200,22 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[
     return decorate
 
 
-def _one(name: str, draw: Draw, sizes: dict[str, Any], tags: tuple[str, ...], why: str) -> Case:
+def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...], why: str) -> Case:
     label = ",".join(f"{k}={v}" for k, v in sizes.items())
     return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags)
 
 
-def given(tensors: Mapping[str, Any]) -> Case:
+def given(tensors: Mapping[str, object]) -> Case:
     """One case, called `given`, from a literal dict; floating tensors keep their own dtype."""
     held = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
 
-    def draw(make: Make) -> dict[str, Any]:
+    def draw(make: Make) -> dict[str, object]:
         return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in held.items()}
 
     return Case("given", draw, given=True)
 
 
-def as_cases(cases: Any) -> tuple[Case, ...]:
+def as_cases(cases: object) -> tuple[Case, ...]:
     """What `cases=` accepts (a list from `@case`, lists of them, a Case, a literal dict) as a flat tuple of cases."""
     if isinstance(cases, Case):
         return (cases,)

@@ -16,8 +16,8 @@ class UnusableResult(Exception):
 
 
 def names_of(
-    result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
-) -> list[tuple[str, Any]]:
+    result: object, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
+) -> list[tuple[str, object]]:
     """A callable's return value as (output name, value); `said` is where the names come from.
 
     Without names they are y, or y0, y1 and so on, or what nobody has where one of those is `taken`.
@@ -35,7 +35,7 @@ def names_of(
     return list(zip(known, values, strict=True))
 
 
-def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection[str], who: str, sent: bool) -> None:
+def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collection[str], who: str, sent: bool) -> None:
     """Refuse results that are called what something else is called: an input or scalar, a gradient, an output gradient.
 
     who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
@@ -66,11 +66,11 @@ def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
     return tuple(f"my_result{i}" for i in range(count))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
+def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]:
     """Results by name; those that are None are left out, and a number becomes a tensor."""
     named = {}
     for name, value in pairs:
@@ -107,7 +107,7 @@ def _kind(value: Tensor) -> str:
     return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
 
 
-def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
+def name_gradients(result: object, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
     """What a backward returned, by input name: a dict by name, or a tuple in the order of `grads`."""
     if isinstance(result, Mapping):
         unknown = [n for n in result if n not in wanted]

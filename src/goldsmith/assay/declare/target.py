@@ -7,7 +7,7 @@ name the argument and list what exists.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class Target:
     name: str | None = None
     outputs: tuple[str, ...] | None = None
     saved: tuple[str, ...] = ()
-    backward: Any = "auto"
+    backward: Callable | str | None = "auto"
     golden_backward: Callable | None = None
     grads: tuple[str, ...] | None = None
     surrogate: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Target:
     dot: str = "ieee"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
-    reset: Callable[[], Any] | None = None
+    reset: Callable[[], object] | None = None
     nameless: bool = field(default=False, init=False, repr=False)  # no name was given, and the candidate has none
     _bound: dict = field(default_factory=dict, init=False, repr=False)
 
@@ -101,7 +101,7 @@ class Target:
         self._check_segments()
         self._check_bindings()
 
-    def _set(self, argument: str, value: Any) -> None:
+    def _set(self, argument: str, value: object) -> None:
         object.__setattr__(self, argument, value)
 
     def _check_decisions(self) -> None:
@@ -143,7 +143,7 @@ class Target:
                 if isinstance(what, str):
                     _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
 
-    def check_names(self, supply: Mapping[str, Any], returned: Sequence[str], golden: Sequence[str]) -> None:
+    def check_names(self, supply: Mapping[str, object], returned: Sequence[str], golden: Sequence[str]) -> None:
         """Names that only a run can show: `returned` by the candidate, `golden`: its results, stages and gradients."""
         _known("saved", self.saved, returned, "outputs")
         if not any(stage in golden for stage in self.stored):  # a case may leave out some of them
@@ -161,7 +161,7 @@ class Target:
             if callable(getattr(self, argument)):
                 bind(argument, getattr(self, argument), tuple(dict.fromkeys([*supply, *returned, *more, *sent])))
 
-    def bound(self, argument: str, supply: Mapping[str, Any]) -> Bound:
+    def bound(self, argument: str, supply: Mapping[str, object]) -> Bound:
         """The callable of that argument, bound to the names of `supply` (remembered: it takes 0.2 ms)."""
         key = (argument, tuple(supply))
         if key not in self._bound:
@@ -203,7 +203,7 @@ class Target:
         return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
 
     def segments_of(
-        self, tensor: str, sizes: Mapping[str, Any], shape: Sequence[int]
+        self, tensor: str, sizes: Mapping[str, object], shape: Sequence[int]
     ) -> dict[str, tuple[int, int, int]]:
         """The declared segments of a tensor of that shape as (axis, lo, hi); the last axis is -1."""
         named = self.segments.get(tensor, self.segments.get(tensor.removeprefix("saved."), {}))
@@ -236,7 +236,7 @@ def outside_of_transforms(caller: str) -> None:
         )
 
 
-def check_segments(tensor: str, named: Any) -> None:
+def check_segments(tensor: str, named: object) -> None:
     if not isinstance(named, Mapping):
         raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
     for name, span in named.items():
@@ -247,18 +247,18 @@ def check_segments(tensor: str, named: Any) -> None:
             )
 
 
-def _callable(argument: str, value: Any, wanted: str = "a callable") -> None:
+def _callable(argument: str, value: object, wanted: str = "a callable") -> None:
     if not callable(value):
         raise TypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
 
 
-def _string(argument: str, value: Any) -> str:
+def _string(argument: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{argument}: expected a name, got {value!r}")
     return value
 
 
-def _names(argument: str, value: Any) -> tuple[str, ...]:
+def _names(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
     twice = [n for n in value if list(value).count(n) > 1]
@@ -267,18 +267,18 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _known(argument: str, names: Any, known: Any, what: str) -> None:
+def _known(argument: str, names: Iterable[object], known: Collection[object], what: str) -> None:
     unknown = [n for n in names if n not in known]
     if unknown:
         raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {listed(known)}")
 
 
-def _choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
+def _choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise TargetError(f"{argument}: {value!r} is not a choice; there are: {listed(choices)}")
 
 
-def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+def _dtypes(value: object) -> tuple[torch.dtype, ...]:
     dtypes = (value,) if isinstance(value, torch.dtype) else value
     if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
         raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
@@ -291,16 +291,16 @@ def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
     return tuple(dtypes)
 
 
-def listed(names: Any) -> str:
+def listed(names: Iterable[object]) -> str:
     shown = [str(n) for n in names]
     return ", ".join(shown[:20]) + (f", ... ({len(shown)} in all)" if len(shown) > 20 else "") or "none"
 
 
-def _says_nothing(candidate: Any) -> bool:
+def _says_nothing(candidate: object) -> bool:
     return isinstance(candidate, functools.partial) or getattr(candidate, "__name__", "") == "<lambda>"
 
 
-def _own_name(candidate: Any) -> str:
+def _own_name(candidate: object) -> str:
     """Of a lambda or a partial where it was written: module:qualname."""
     if _says_nothing(candidate):
         while isinstance(candidate, functools.partial):

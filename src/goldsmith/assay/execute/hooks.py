@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
+
+from ..declare.case import Case
+from ..declare.target import Target
 from ..report.check_report import Report
 from ..report.results import Finding
 
@@ -16,10 +19,10 @@ from ..report.results import Finding
 class CheckRecord:
     """One call of `check`, and what came of it."""
 
-    target: Any
-    case: Any
-    dtype: Any
-    device: Any
+    target: Target
+    case: Case | str | None
+    dtype: torch.dtype | None
+    device: str | torch.device
     report: Report
 
 

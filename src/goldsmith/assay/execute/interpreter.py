@@ -47,12 +47,12 @@ def watching() -> Iterator[Interpreted]:
     launch, dot = executor.__call__, builder.create_dot
     within = "create_dot" in vars(builder)  # a run inside of another: the outer one's is put back
 
-    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launched(self: Any, *args: object, **kwargs: object) -> Any:
         seen.launches += 1
         seen.bfloat16 |= any(_is_bfloat16(a) for a in (*args, *kwargs.values()))
         return launch(self, *args, **kwargs)
 
-    def multiplied(a: Any, b: Any, *rest: Any, **named: Any) -> Any:
+    def multiplied(a: Any, b: Any, *rest: object, **named: object) -> Any:
         seen.bfloat16 |= any(getattr(x.dtype, "scalar", None) == module.tl.bfloat16 for x in (a, b))
         return dot(a, b, *rest, **named)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from . import interpreter_values
+from .interpreter_values import Function
 
 kind = type  # the class; Triton's own constructors have an argument of that name
 USED = (
@@ -20,7 +22,7 @@ USED = (
 )
 
 
-def speed_up(module: Any) -> Callable[[], None]:
+def speed_up(module: ModuleType) -> Callable[[], None]:
     """Leave the detours out of `triton.runtime.interpreter`; what is returned puts them back.
 
     A Triton that is written differently, or is quickened already, stays as it is.
@@ -36,7 +38,7 @@ def speed_up(module: Any) -> Callable[[], None]:
     scopes: list[Any] = []
     values, forget = interpreter_values.changes(module)
 
-    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch(self: Any, *args: object, **kwargs: object) -> Any:
         try:
             return _roomy(execute, self, *args, **kwargs)
         finally:
@@ -71,7 +73,7 @@ def speed_up(module: Any) -> Callable[[], None]:
     return undo
 
 
-def _roomy(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _roomy(call: Callable[..., Any], *args: object, **kwargs: object) -> Function:
     return call(*args, **kwargs)
 
 
@@ -90,7 +92,9 @@ def _nothing() -> None:
     pass
 
 
-def _patched(patch: Any, scope: Any, tl: Any, known: set[Any], scopes: list[Any], function: Any) -> Any:
+def _patched(
+    patch: Function, scope: Function, tl: ModuleType, known: set[Any], scopes: list[Any], function: Any
+) -> Function:
     """Patch the language that a function sees, unless that was done before; `scopes` is what is put back at the end.
 
     `known` holds the modules that were patched, and the functions that were looked at.
@@ -103,7 +107,7 @@ def _patched(patch: Any, scope: Any, tl: Any, known: set[Any], scopes: list[Any]
     return scope()
 
 
-def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
+def _np_dtype(ask: Function, core: ModuleType, table: dict[str, Any], dtype: Any) -> Function:
     plain = dtype.element_ty if type(dtype) is core.block_type else dtype
     if type(plain) is not core.dtype:  # a pointer
         return ask(dtype)
@@ -112,7 +116,7 @@ def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
     return table[plain.name]
 
 
-def _tuple_init(core: Any, init: Any) -> Any:
+def _tuple_init(core: ModuleType, init: Function) -> Function:
     numbers = {core.constexpr, int}
 
     def __init__(self: Any, args: Any, type: Any = None) -> None:
@@ -125,7 +129,7 @@ def _tuple_init(core: Any, init: Any) -> Any:
     return __init__
 
 
-def _tuple_getattr(core: Any, get: Any) -> Any:
+def _tuple_getattr(core: ModuleType, get: Function) -> Function:
     def __getattr__(self: Any, name: str) -> Any:
         if name == "type":
             self.type = core._type_for_tuple_values(self.values)
@@ -135,7 +139,7 @@ def _tuple_getattr(core: Any, get: Any) -> Any:
     return __getattr__
 
 
-def _reduce(module: Any, reduce: Any) -> Any:
+def _reduce(module: ModuleType, reduce: Function) -> Function:
     xor = getattr(getattr(module.tl, "standard", None), "_xor_combine", None)
 
     def apply_impl(self: Any, input: Any) -> Any:

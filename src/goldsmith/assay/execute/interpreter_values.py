@@ -8,8 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
+Function = Callable[..., Any]
 Change = tuple[Any, str, Any]  # (owner, name, the new value)
 USED = ("_patch_builtin", "_patch_attr", "TensorHandle", "TritonSemantic", "InterpreterBuilder")
 WIDE = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
@@ -17,11 +19,11 @@ WHOLE = ("minimum", "maximum", "clamp", "ashr")
 _builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> the names of what it has of builtins
 
 
-def changes(module: Any) -> tuple[list[Change], Callable[[], None]]:
+def changes(module: ModuleType) -> tuple[list[Change], Callable[[], None]]:
     """What to set for `triton.runtime.interpreter`, and what forgets the types of one launch."""
     core, semantic = module.tl.core, module.TritonSemantic
-    blocks: dict[Any, Any] = {}
-    pointers: dict[Any, Any] = {}
+    blocks: dict[object, Any] = {}
+    pointers: dict[object, Any] = {}
     whole: list[bool] = []
     unwrap = _unwrap(core, core._unwrap_if_constexpr)
     found: list[Change] = [
@@ -49,7 +51,7 @@ def _nothing() -> None:
     pass
 
 
-def _patch_builtin(module: Any, package: Any, builder: Any, scope: Any) -> None:
+def _patch_builtin(module: ModuleType, package: object, builder: object, scope: Any) -> None:
     """The language's builtins by names that were found once: a launch asks for them anew."""
     is_builtin = module.tl.core.is_builtin
     if package not in _builtins:
@@ -60,19 +62,21 @@ def _patch_builtin(module: Any, package: Any, builder: Any, scope: Any) -> None:
             module._patch_attr(package, name, member, builder, scope)
 
 
-def _patch_attr(module: Any, checking: Any, obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+def _patch_attr(
+    module: ModuleType, checking: object, obj: object, name: str, member: Any, builder: object, scope: Any
+) -> None:
     """A builtin is called with the semantics; the wrapper that would only look whether they came is left out."""
     semantic = module.TritonSemantic(builder)
     inner = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         kwargs["_semantic"] = semantic
         return inner(*args, **kwargs)
 
     scope.set_attr(obj, name, call)
 
 
-def _unwrap(core: Any, ask: Any) -> Any:
+def _unwrap(core: ModuleType, ask: Function) -> Function:
     constexpr = core.constexpr
     plain = {int, float, bool, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor}
 
@@ -85,7 +89,7 @@ def _unwrap(core: Any, ask: Any) -> Any:
     return _unwrap_if_constexpr
 
 
-def _constexpr_init(core: Any, types: dict[int, Any]) -> Any:
+def _constexpr_init(core: ModuleType, types: dict[int, Any]) -> Function:
     constexpr, constexpr_type = core.constexpr, core.constexpr_type
 
     def __init__(self: Any, value: Any) -> None:
@@ -102,7 +106,7 @@ def _constexpr_init(core: Any, types: dict[int, Any]) -> Any:
     return __init__
 
 
-def _dtype_eq(dtype: Any, ask: Any) -> Any:
+def _dtype_eq(dtype: Any, ask: Function) -> Function:
     def __eq__(self: Any, other: Any) -> Any:
         if type(other) is dtype:
             return self.name == other.name
@@ -111,7 +115,7 @@ def _dtype_eq(dtype: Any, ask: Any) -> Any:
     return __eq__
 
 
-def _block_init(core: Any, blocks: dict[Any, Any], pointers: dict[Any, Any], init: Any) -> Any:
+def _block_init(core: ModuleType, blocks: dict[object, Any], pointers: dict[object, Any], init: Function) -> Function:
     """A type of the same elements and shape has the same facts. What is known holds the elements: ids stay theirs."""
     plain, lists, constexpr = core.dtype, (list, tuple, core.tuple), core.constexpr
 
@@ -130,7 +134,7 @@ def _block_init(core: Any, blocks: dict[Any, Any], pointers: dict[Any, Any], ini
     return __init__
 
 
-def _with_element_ty(core: Any, blocks: dict[Any, Any], ask: Any) -> Any:
+def _with_element_ty(core: ModuleType, blocks: dict[object, Any], ask: Function) -> Function:
     def with_element_ty(self: Any, scalar_ty: Any) -> Any:
         found = None
         if type(self) is core.block_type and type(scalar_ty) is core.dtype:
@@ -140,7 +144,7 @@ def _with_element_ty(core: Any, blocks: dict[Any, Any], ask: Any) -> Any:
     return with_element_ty
 
 
-def _tensor_init(core: Any) -> Any:
+def _tensor_init(core: ModuleType) -> Function:
     constexpr, scalar = core.constexpr, (core.tuple([]), core.constexpr(1))
 
     def __init__(self: Any, handle: Any, type: Any) -> None:
@@ -156,10 +160,10 @@ def _tensor_init(core: Any) -> Any:
     return __init__
 
 
-def _handle_init(module: Any) -> Any:
+def _handle_init(module: ModuleType) -> Function:
     init, pointer_type = module.TensorHandle.__init__, module.tl.pointer_type
 
-    def __init__(self: Any, data: Any, dtype: Any, *attr: Any, **named: Any) -> None:
+    def __init__(self: Any, data: Any, dtype: Any, *attr: object, **named: object) -> None:
         if attr or named or not (type(dtype) is pointer_type or data.itemsize * 8 <= dtype.primitive_bitwidth):
             return init(self, data, dtype, *attr, **named)
         self.data, self.dtype, self.attr = data, dtype, {}
@@ -167,17 +171,17 @@ def _handle_init(module: Any) -> Any:
     return __init__
 
 
-def _to_tensor(tensor: Any, ask: Any) -> Any:
-    def to_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+def _to_tensor(tensor: Any, ask: Function) -> Function:
+    def to_tensor(self: Any, x: object, check_type: bool = True) -> Any:
         return x if type(x) is tensor else ask(self, x, check_type)
 
     return to_tensor
 
 
-def _cast(core: Any, ask: Any) -> Any:
+def _cast(core: ModuleType, ask: Function) -> Function:
     tensor, dtype = core.tensor, core.dtype
 
-    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: object = None) -> Any:
         if type(input) is tensor and type(input.dtype) is dtype and type(dst_ty) is dtype:
             if input.dtype.name == dst_ty.name:
                 return input
@@ -186,7 +190,7 @@ def _cast(core: Any, ask: Any) -> Any:
     return cast
 
 
-def _computation_type(dtype: Any, table: dict[Any, Any], ask: Any) -> Any:
+def _computation_type(dtype: Any, table: dict[object, Any], ask: Function) -> Function:
     def computation_type_impl(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
         if not (type(a) is dtype and type(b) is dtype):
             return ask(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
@@ -198,7 +202,7 @@ def _computation_type(dtype: Any, table: dict[Any, Any], ask: Any) -> Any:
     return computation_type_impl
 
 
-def _scalar_constant(module: Any, ask: Any) -> Any:
+def _scalar_constant(module: ModuleType, ask: Function) -> Function:
     array, handle, numpy = module.np.array, module.TensorHandle, _numpy(module)
 
     def scalar_constant(self: Any, value: Any, dtype: Any) -> Any:
@@ -210,12 +214,12 @@ def _scalar_constant(module: Any, ask: Any) -> Any:
     return scalar_constant
 
 
-def _numpy(module: Any) -> dict[str, Any]:
+def _numpy(module: ModuleType) -> dict[str, Any]:
     """numpy's type of each dtype of WIDE."""
     return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
 
 
-def _number(core: Any, value: Any) -> Any:
+def _number(core: ModuleType, value: Any) -> Any:
     """The dtype that a bare number has; none where it is left to Triton to say."""
     if type(value) is int:
         return core.int32 if -(2**31) <= value < 2**31 else None
@@ -224,7 +228,7 @@ def _number(core: Any, value: Any) -> Any:
     return None
 
 
-def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
+def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
     """Two tensors of one dtype, a tensor and a number, a pointer and its steps: without casts or broadcasts.
 
     `whole` says that an operation is going on whose operands must be of one shape.
@@ -289,10 +293,10 @@ def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
     return binary_op_type_checking_impl
 
 
-def _whole(whole: list[bool], ask: Any) -> Any:
+def _whole(whole: list[bool], ask: Function) -> Function:
     """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to it."""
 
-    def operation(self: Any, *args: Any, **named: Any) -> Any:
+    def operation(self: Any, *args: object, **named: object) -> Any:
         whole.append(True)
         try:
             return ask(self, *args, **named)
@@ -302,7 +306,7 @@ def _whole(whole: list[bool], ask: Any) -> Any:
     return operation
 
 
-def _broadcast(core: Any, ask: Any) -> Any:
+def _broadcast(core: ModuleType, ask: Function) -> Function:
     block_type = core.block_type
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:

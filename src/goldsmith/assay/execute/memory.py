@@ -13,10 +13,10 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 from .memory_marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
@@ -288,10 +288,10 @@ _RESIZE = {
     _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
 }  # fmt: skip
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
-_kinds: dict[int, tuple[Any, str]] = {}  # by id: an operator's own hash is Python, and takes longer than the rest
+_kinds: dict[int, tuple[object, str]] = {}  # by id: an operator's own hash is Python, and takes longer than the rest
 
 
-def _kind(func: Any) -> str:
+def _kind(func: OpOverload) -> str:
     """What Poison does with an operator: empty, filled, resize, custom; or plain, if it only may write to out=."""
     found = _kinds.get(id(func))
     if found is None:
@@ -314,7 +314,9 @@ class Poison(DispatchMode):
         self.arena = arena
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kind = _kind(func)
         if not kwargs:
             if kind == "plain":
@@ -353,7 +355,7 @@ class Poison(DispatchMode):
         # new_empty_strided, by the offset that it has in its base
         return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label, first=True).tensor
 
-    def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _enter(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
         """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
         key = _backend_key(args, kwargs)
         if (
@@ -376,7 +378,7 @@ def _move(tensors: Sequence[Tensor]) -> None:
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
-def _backend_key(args: Any, kwargs: Any) -> Any:
+def _backend_key(args: tuple, kwargs: dict) -> torch._C.DispatchKey | None:
     """The dispatch key of the first tensor's device."""
     from torch.utils._pytree import tree_leaves
 

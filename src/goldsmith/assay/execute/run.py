@@ -121,7 +121,7 @@ class Material:
 
     target: Target
     case: str
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, object]
     inputs: Mapping[str, Tensor]
     scalars: Mapping[str, Any]
     seed: int
@@ -132,7 +132,7 @@ class Material:
     def supply(self) -> dict[str, Any]:
         return self.ordered(self.inputs)
 
-    def ordered(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def ordered(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """These inputs and the scalars, in the order of the case's dict."""
         every = {**inputs, **self.scalars}
         return {n: every[n] for n in (*self.order, *every)}
@@ -179,7 +179,7 @@ def execute(material: Material, settings: RunSettings | None = None) -> Candidat
     return run
 
 
-def _reset(reset: Callable[[], Any]) -> None:
+def _reset(reset: Callable[[], object]) -> None:
     try:
         reset()
     except Exception as error:
@@ -275,12 +275,12 @@ def _label(name: str, target: Target) -> str:
 
 
 Step = Callable[[CandidateRun], dict[str, Tensor | None]]
-Named = dict[str, Any]
+Named = Mapping[str, Tensor]
 
 
 def _autograd(
-    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
-    tracer: Tracer, twice: bool,
+    material: Material, supply: Mapping[str, object], placed: Named, named: Named, visible: Named,
+    wanted: tuple[str, ...], tracer: Tracer, twice: bool,
 ) -> Step:  # fmt: skip
     leaves = {f"{n}.grad": placed[n] for n in wanted}
     stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
@@ -300,8 +300,8 @@ def _autograd(
 
 
 def _own_backward(
-    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
-    tracer: Tracer, twice: bool,
+    material: Material, supply: Mapping[str, object], placed: Named, named: Named, visible: Named,
+    wanted: tuple[str, ...], tracer: Tracer, twice: bool,
 ) -> Step:  # fmt: skip
     target = material.target
     names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
@@ -313,7 +313,7 @@ def _own_backward(
     return step
 
 
-def _taken(target: Target, supply: Named) -> tuple[str, ...]:
+def _taken(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
     """Names that a result without one may not get: a backward of its own takes inputs, results and what they are sent
     by name; torch's takes none, and only what a result is sent stands beside the inputs."""
     return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))

@@ -17,8 +17,8 @@ _TINY = 1e-310  # a subnormal; torch's flag is the thread's, under which Python'
 
 class _Setting(NamedTuple):
     what: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
+    get: Callable[[], object]
+    put: Callable[[Any], object]
 
 
 def _default_device(before: torch.device) -> None:
@@ -60,7 +60,7 @@ def restored_settings(changed: list[str]) -> Iterator[None]:
                 setting.put(was)
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).removeprefix("torch.")
 
 

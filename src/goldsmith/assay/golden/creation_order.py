@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
@@ -22,7 +22,9 @@ class CreationOrder(DispatchMode):
         self.filled: dict[int, int] = {}  # address -> number of the operator
         self.made = made or {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         self.count += 1
         seen = set() if func._schema.is_mutable else _places((args, kwargs))
@@ -46,14 +48,14 @@ def _whole(t: Tensor) -> bool:
     return bool(t.numel()) and t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
 
 
-def _places(value: Any) -> set[int]:
+def _places(value: object) -> set[int]:
     """The memory of the tensors in what an operator takes or gives; torch's own walk takes longer than the operator."""
     found: set[int] = set()
     _gather(value, found)
     return found
 
 
-def _gather(value: Any, found: set[int]) -> None:
+def _gather(value: object, found: set[int]) -> None:
     if isinstance(value, Tensor):
         if value.numel():
             found.add(value.untyped_storage().data_ptr())

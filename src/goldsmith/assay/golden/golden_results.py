@@ -144,7 +144,7 @@ class GoldenResults:
             dtype = self.stores.get(first)
         return value if dtype is None or not value.is_floating_point() else running_errors.stored(value, dtype)
 
-    def _named(self, result: Any) -> dict[str, Tensor]:
+    def _named(self, result: object) -> dict[str, Tensor]:
         """The golden may return the visible outputs alone, or all of them."""
         declared, saved = self.material.target.outputs, self.material.target.saved
         said = "declared are"
@@ -397,7 +397,7 @@ class _golden_errors:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, GoldenError | TargetError | NotImplementedError):
             return
         if isinstance(error, Exception) and not memory_errors.out_of_memory(error):

@@ -7,15 +7,29 @@ The derivative of L(t) = sum_j <c_j, y_j(x + t d)> at 0 is compared with <gradie
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 import torch
 from torch import Tensor
+
+from .self_check_results import Forward, SelfCheck
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
 _ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
 
 
-def confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate=(), directions: int = 2) -> None:
+def confirm(
+    check: SelfCheck,
+    forward: Forward,
+    backward: Forward,
+    grads: Mapping[str, Tensor],
+    cotangents: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    generator: torch.Generator,
+    surrogate: Collection[str] = (),
+    directions: int = 2,
+) -> None:
     """Problems and notes of `check`: shapes of all gradients, and whether those that are derivatives are right.
 
     forward, backward: as in golden.self_check, of the leaves alone; grads: what backward gave at them; surrogate: names
@@ -39,7 +53,7 @@ def confirm(check, forward, backward, grads, cotangents, leaves, generator, surr
             return
 
 
-def _direction(leaves, names, generator) -> dict[str, Tensor]:
+def _direction(leaves: Mapping[str, Tensor], names: Sequence[str], generator: torch.Generator) -> dict[str, Tensor]:
     """A random direction, each input in proportion to its own rms."""
     out = {}
     for name in names:
@@ -56,7 +70,13 @@ def _scale(t: Tensor) -> float:
 class _Line:
     """L along x + t d, remembered; `noise` is what rounding leaves of a difference of two values."""
 
-    def __init__(self, forward, cotangents, leaves, direction):
+    def __init__(
+        self,
+        forward: Forward,
+        cotangents: Mapping[str, Tensor],
+        leaves: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
+    ) -> None:
         self._forward, self._cotangents = forward, cotangents
         self.leaves, self.direction = leaves, direction
         self._known: dict[float, float] = {}
@@ -84,7 +104,7 @@ class _Line:
         """The same direction through another point."""
         return _Line(self._forward, self._cotangents, leaves, self.direction)
 
-    def told(self, grads: dict[str, Tensor]) -> tuple[float, float]:
+    def told(self, grads: Mapping[str, Tensor]) -> tuple[float, float]:
         """<gradient, d>, and the size that it has when its terms have random signs."""
         products = [grads[name] * d for name, d in self.direction.items()]
         return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
@@ -101,7 +121,7 @@ class _Line:
         return narrow > 0.5 * wide and narrow > 16 * self.noise / h
 
 
-def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
+def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
     """Some step agrees: the usual one, or a smaller one when a kink lies within the usual one."""
     told, size = line.told(grads)
     for h in (_STEP, _STEP / 64, _STEP / 1024):
@@ -112,7 +132,7 @@ def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
     return False
 
 
-def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
+def _beside(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
     """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
     smooth = False
     generator = torch.Generator().manual_seed(_BESIDE)
@@ -126,7 +146,9 @@ def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
     return False if smooth else None
 
 
-def _explain(check, line: _Line, others: list[_Line], grads: dict[str, Tensor], backward) -> None:
+def _explain(
+    check: SelfCheck, line: _Line, others: list[_Line], grads: Mapping[str, Tensor], backward: Forward
+) -> None:
     """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
 
     others: further directions, since the two sides of a kink may agree along one by chance.

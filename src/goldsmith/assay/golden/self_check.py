@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ...core.tracing import TargetError, modelled_storage
 from ..support import inplace_errors, memory_errors
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import gradient_check
+from .self_check_results import Forward, Gradient, SelfCheck
 
 _SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
-
-
-@dataclass
-class SelfCheck:
-    """problems: sentences, each a reason for the verdict reference_fault; notes: kinks and gradients not confirmed."""
-
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def exact(t: Tensor) -> Tensor:
@@ -34,8 +28,8 @@ def exact(t: Tensor) -> Tensor:
 
 
 def self_check(
-    forward: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    gradient: Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]] | None,
+    forward: Forward,
+    gradient: Gradient | None,
     leaves: Mapping[str, Tensor],
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -60,7 +54,17 @@ def self_check(
     return check
 
 
-def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate, wide, seed) -> None:
+def _checks(
+    check: SelfCheck,
+    forward: Forward,
+    gradient: Gradient | None,
+    leaves: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    sent: Collection[str] | None,
+    surrogate: Collection[str],
+    wide: bool,
+    seed: int,
+) -> None:
     watch = _NarrowerThanFloat64(wide)
     seen = _attempt(check, "the golden", watch, forward, leaves)
     if seen is None:
@@ -78,7 +82,7 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate
     }
 
     def backward(own: dict[str, Tensor]) -> dict[str, Tensor]:
-        return gradient(own, cotangents)
+        return cast(Gradient, gradient)(own, cotangents)
 
     if gradient is not None:
         _attempt(check, "the golden's backward", watch, backward, leaves)
@@ -90,7 +94,7 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate
         gradient_check.confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate)
 
 
-def _twice(check: SelfCheck, what: str, call, leaves) -> dict[str, Tensor] | None:
+def _twice(check: SelfCheck, what: str, call: Forward, leaves: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     first = _attempt(check, what, None, call, leaves)
     second = _attempt(check, what, None, call, leaves) if first is not None else None
     for name, y in (first or {}).items():
@@ -111,7 +115,9 @@ def _rounded_apart(a: Tensor, b: Tensor) -> bool:
     return bool((same | ((a - b).abs() <= 2**8 * torch.finfo(torch.float64).eps * largest)).all())
 
 
-def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tensor] | None:
+def _attempt(
+    check: SelfCheck, what: str, watch: _NarrowerThanFloat64 | None, call: Forward, leaves: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     """call on copies of the leaves; exceptions and written inputs become problems."""
     own = {name: t.clone() for name, t in leaves.items()}
     try:
@@ -169,12 +175,14 @@ class _NarrowerThanFloat64(DispatchMode):
     Random numbers are not computed: in float32 they are those that a candidate draws, and in float64 torch has others.
     """
 
-    def __init__(self, wide: bool = False):
+    def __init__(self, wide: bool = False) -> None:
         super().__init__()
         self.found: list[str] = []
         self.wide = wide
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         y = func(*args, **(kwargs or {}))
         if not modelled_storage():
             for out in y if isinstance(y, tuple | list) else (y,):
@@ -193,7 +201,7 @@ class _NarrowerThanFloat64(DispatchMode):
                     self._report(func, out, "computes", "the golden must stay in float64")
         return y
 
-    def _report(self, func, out: Tensor, does: str, why: str) -> None:
+    def _report(self, func: OpOverload, out: Tensor, does: str, why: str) -> None:
         dtype = str(out.dtype).removeprefix("torch.")
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
         place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""

@@ -8,11 +8,11 @@ what may be NaN; a kernel that never touches those rows is as right.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
@@ -21,7 +21,9 @@ _SUMS = {_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.defaul
 
 
 class _Nothing(DispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if kwargs or len(args) != 2 or not all(isinstance(a, Tensor) and a.is_floating_point() for a in args):
             return func(*args, **(kwargs or {}))
         a, b = args

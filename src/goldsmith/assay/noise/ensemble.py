@@ -17,15 +17,17 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.tracing import is_deciding
 from ..bounds.composed_operators import REDUCTIONS, softmax_backward
+from ..bounds.rule_context import Dim
 from ..bounds.rule_lookup import treatment_of
 from ..bounds.running_errors import smallest_subnormal, unit_roundoff
 from ..support.dispatch_mode import DispatchMode
@@ -104,7 +106,7 @@ class LegalOrder(DispatchMode):
     def __init__(
         self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor], dithers: bool = False,
         read_back: torch.dtype | None = None,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         super().__init__()
         self.style, self.compute, self.dot, self.dithers = style, compute, dot, dithers
         self.read_back = read_back or compute
@@ -170,7 +172,9 @@ class LegalOrder(DispatchMode):
         bits = x.contiguous().view(torch.int32)
         return ((bits if self.truncates else bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if is_deciding():
             return func(*args, **kwargs)
@@ -203,13 +207,17 @@ class LegalOrder(DispatchMode):
 # rewrites: rewrite(mode, *args, **kwargs) -> result, or None for the operator itself
 
 
-def _sum(m: LegalOrder, x, dim=None, keepdim=False, *, dtype=None):
+def _sum(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     if not x.is_floating_point() or x.dim() == 0:
         return None
     return orders.reduce(x, dim, keepdim, m.order())
 
 
-def _mean(m, x, dim=None, keepdim=False, *, dtype=None):
+def _mean(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     total = _sum(m, x, dim, keepdim)
     if total is None:
         return None
@@ -217,13 +225,15 @@ def _mean(m, x, dim=None, keepdim=False, *, dtype=None):
     return total / n if n else total * math.nan
 
 
-def _prod(m, x, dim=None, keepdim=False, *, dtype=None):
+def _prod(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     if not x.is_floating_point() or x.dim() == 0:
         return None
     return orders.reduce(x, dim, keepdim, m.order(), product=True)
 
 
-def _cumsum(m, x, dim, *, dtype=None):
+def _cumsum(m: LegalOrder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
     return orders.scan(x, dim, m.order()) if x.is_floating_point() and x.dim() else None
 
 
@@ -232,32 +242,36 @@ def _product(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
     return orders.matmul(m.operand(a), m.operand(b), m.order()) if a.is_floating_point() else None
 
 
-def _mv(m, a, b):
-    return None if not a.is_floating_point() else _product(m, a, b.unsqueeze(-1)).squeeze(-1)
+def _mv(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
+    return None if not a.is_floating_point() else cast(Tensor, _product(m, a, b.unsqueeze(-1))).squeeze(-1)
 
 
-def _dot(m, a, b):
-    return None if not a.is_floating_point() else _product(m, a.unsqueeze(0), b.unsqueeze(-1)).reshape(())
+def _dot(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
+    return None if not a.is_floating_point() else cast(Tensor, _product(m, a.unsqueeze(0), b.unsqueeze(-1))).reshape(())
 
 
-def _addmm(m, c, a, b, *, beta=1, alpha=1, **_):
+def _addmm(
+    m: LegalOrder, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, **_: object
+) -> Tensor | None:
     ab = _product(m, a, b) if b.dim() > 1 else _mv(m, a, b)
     return None if ab is None else (c if beta == 1 else c * beta) + (ab if alpha == 1 else ab * alpha)
 
 
-def _permutation(m: LegalOrder, n: int, device) -> Tensor:
+def _permutation(m: LegalOrder, n: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(m.random.randrange(2**31))
     return torch.randperm(n, generator=generator).to(device)
 
 
-def _index_add(m, base, dim, index, source, *, alpha=1):
+def _index_add(
+    m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor | None:
     if index.dim() == 0:
         return None
     p = _permutation(m, index.numel(), index.device)
     return base.index_add(dim, index[p], source.index_select(dim, p), alpha=alpha)
 
 
-def _scatter_add(m, base, dim, index, source):
+def _scatter_add(m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor | None:
     if index.dim() == 0 or index.numel() == 0:
         return None
     p = _permutation(m, index.shape[dim], index.device)
@@ -265,7 +279,9 @@ def _scatter_add(m, base, dim, index, source):
     return base.scatter_add(dim, index.index_select(dim, p), rows)
 
 
-def _index_put(m, base, indices, values, accumulate=False, *_):
+def _index_put(
+    m: LegalOrder, base: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: object
+) -> Tensor | None:
     known = [i for i in indices if i is not None]
     same = len(known) == len(indices) and all(i.shape == known[0].shape and i.dtype != torch.bool for i in known)
     if not (accumulate and same and known[0].dim() and values.dim() and values.shape[0] == known[0].shape[0]):
@@ -274,11 +290,11 @@ def _index_put(m, base, indices, values, accumulate=False, *_):
     return torch.ops.aten.index_put(base, [i[p] for i in known], values[p], True)
 
 
-def _exp(m, x):
+def _exp(m: LegalOrder, x: Tensor) -> Tensor | None:
     return torch.exp2(x * math.log2(math.e)) if m.exp_as_exp2 and x.is_floating_point() else None
 
 
-def _div(m, a, b, *, rounding_mode=None):
+def _div(m: LegalOrder, a: Tensor, b: Tensor | float, *, rounding_mode: str | None = None) -> Tensor | None:
     if not (m.divides_by_reciprocal and isinstance(b, Tensor) and b.is_floating_point()) or rounding_mode:
         return None
     # 1 / b may overflow or vanish where a / b does not: those elements are divided
@@ -286,16 +302,16 @@ def _div(m, a, b, *, rounding_mode=None):
     return torch.where(torch.isfinite(r) & (r.abs() > torch.finfo(r.dtype).tiny), a * r, a / b)
 
 
-def _sigmoid(m, x):
+def _sigmoid(m: LegalOrder, x: Tensor) -> Tensor | None:
     return 1 / (1 + torch.exp(-x)) if m.by_formula and x.is_floating_point() else None
 
 
-def _tanh(m, x):
+def _tanh(m: LegalOrder, x: Tensor) -> Tensor | None:
     """2 sigmoid(2 x) - 1, as Triton kernels write it"""
     return 2 / (1 + torch.exp(-2 * x)) - 1 if m.by_formula and x.dtype == torch.float32 else None
 
 
-def _erf(m, x):
+def _erf(m: LegalOrder, x: Tensor) -> Tensor | None:
     """sign(x) (1 - P(t) exp(-x^2)), t = 1 / (1 + p |x|): Abramowitz and Stegun, 7.1.26"""
     if not (m.by_formula and x.dtype == torch.float32):
         return None
@@ -304,15 +320,15 @@ def _erf(m, x):
     return torch.sign(x) * (1 - polynomial * torch.exp(-x * x))
 
 
-def _silu(m, x):
+def _silu(m: LegalOrder, x: Tensor) -> Tensor | None:
     return x * torch.sigmoid(x) if m.by_formula else None
 
 
-def _rsqrt(m, x):
+def _rsqrt(m: LegalOrder, x: Tensor) -> Tensor | None:
     return 1 / torch.sqrt(x) if m.by_formula and x.is_floating_point() else None
 
 
-def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """y (g - s); by formula y g - y s, with an s that was rounded apart from g.
 
     Attention kernels take s from sum(g_out out), other sums than those that g = g_out v^T consists of: where p = 1

@@ -6,11 +6,11 @@ kernel that joins its parts through their logarithms rounds at the logarithms' s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
@@ -24,7 +24,9 @@ class Jitter(DispatchMode):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._softmax.default and out.numel():  # from its logarithm, as parts are joined
             return torch.exp(args[0] - self._moved(torch.logsumexp(args[0], args[1], keepdim=True))).to(out.dtype)

@@ -7,7 +7,7 @@ kept wider. On the CPU the sequential loops are numpy's, whose reductions over a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,13 +28,13 @@ class Order:
     seed: int
     tile: int
 
-    def permutation(self, n: int, device) -> Tensor | None:
+    def permutation(self, n: int, device: torch.device) -> Tensor | None:
         if self.style == "as_stored" or n < 2:
             return None
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).to(device)
 
 
-def reduce(x: Tensor, dim, keepdim: bool, order: Order, product: bool = False) -> Tensor:
+def reduce(x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, order: Order, product: bool = False) -> Tensor:
     """sum or prod over `dim` (an int, a list, or None for all) in the given order."""
     dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
     dims = [d % x.dim() for d in dims]
