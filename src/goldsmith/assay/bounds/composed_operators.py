@@ -1,6 +1,6 @@
-"""Operators written in simpler ones: the error analysis and the legal orders see those instead.
+"""Composite operators as textbook formulas of simpler ones, for the error analysis and for the legal orders.
 
-Each is the textbook formula, so that a reduction inside it (a variance's, a norm's) becomes a sum that both modes know.
+A reduction inside one (of a variance, of a norm) thereby becomes a sum that both modes handle.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def bce_with_logits(
     """(1 - t) x + w (log(1 + exp(-|x|)) + max(-x, 0)), w = (p - 1) t + 1; without p also max(x, 0) - t x + log(...)
     and log(1 + exp(x)) - t x.
 
-    Nobody can write torch's own golden otherwise, so it has the widest bound of the three.
+    A golden that calls torch's operator cannot choose between the three formulas, so it gets the widest bound.
     """
     log = torch.log1p(torch.exp(-x.abs()))
     scale = 1 if pos_weight is None else (pos_weight - 1) * t + 1
@@ -128,7 +128,7 @@ def bce_with_logits(
 
 
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """0, g (x / 3 + 1 / 2) or g: a product also where the factor is 1, since g / 6 * 6 rounds"""
+    """0, g (x / 3 + 1 / 2) or g; written as a product even where the factor is 1, because g / 6 * 6 rounds"""
     return torch.where(x <= -3, torch.zeros_like(grad), grad * torch.clamp(x / 3 + 0.5, max=1.0))
 
 
@@ -179,7 +179,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 
 
 def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    """d^2 / 2, linear from delta on"""
+    """d^2 / 2 up to |d| = delta, linear beyond"""
     d = (x - y).abs()
     loss = torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
@@ -211,7 +211,7 @@ def trace(x: Tensor) -> Tensor:
 
 
 def _for_heads(q: Tensor, k: Tensor) -> Tensor:
-    """Keys or values of grouped-query attention, once for every head of their group."""
+    """Keys or values of grouped-query attention, repeated for every head of their group."""
     return k if k.shape[-3] == q.shape[-3] else k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
 
 
@@ -270,12 +270,12 @@ def max_pool2d_backward(
     grad: Tensor, x: Tensor, kernel_size: object, stride: object, padding: object, dilation: object, ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """g at the places of the largest, added where windows overlap; torch 2.11 never composes it, later ones mostly"""
+    """g at the index of each maximum, summed where windows overlap; torch 2.11 never decomposes it, later often"""
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-2)
     return flat.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
 
 
-# what the legal orders need besides: here the error analysis has rules of its own
+# only for the legal orders: the error analysis has its own rules for these operators
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
@@ -305,7 +305,7 @@ def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype |
 
 
 def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
-    """max + log(sum(exp(x - max))); Inf and -Inf come back as they are"""
+    """max + log(sum(exp(x - max))); Inf and -Inf are returned unchanged"""
     dims = _dims(x, dim)
     if not x.numel():
         return x.sum(dims, keepdim=keepdim).log()

@@ -1,4 +1,4 @@
-"""e travels with its element: rules of copies, indexing and scatters, and the lists of operators that need no rule."""
+"""Rules for copies, indexing and scatters, which move errors with their elements; lists of operators without a rule."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from .rule_context import Error, Operand, Rule, RuleContext
 
 aten = torch.ops.aten
 
-# Aliases that the schema does not declare, and other views of the same tensor, in place: the same storage, so the twin
-# already fits.
+# Views, in-place ones and ones that the schema does not declare: they share the storage, so its twin already fits.
 VIEWS = {
     "_unsafe_view", "lift_fresh", "_reshape_alias", "reshape", "squeeze_", "unsqueeze_", "t_", "transpose_",
     "swapaxes_", "swapdims_", "as_strided_", "detach_",
 }  # fmt: skip
-# Results without error: memory, zeros and ones, draws (taken as they come), decisions (compared by themselves).
+# Results without error: new memory, zeros and ones, draws (accepted as drawn), decisions (compared separately).
 EXACT = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "zero", "ones", "ones_like", "new_ones", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
     "bernoulli", "normal", "uniform", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite",
     "bincount", "resize",
 }  # fmt: skip
-# Constants: judged when they are first read, by how well the compute precision represents them.
+# Constants: their error is set at the first read, from how well the compute precision represents them.
 UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
 
 
@@ -37,7 +36,7 @@ def _error_of(m: RuleContext, x: Tensor) -> Tensor:
 
 
 def _unsure_index(m: RuleContext, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """An index computed from rounded numbers may be another one."""
+    """Whether an index was computed from rounded numbers, so that a legal kernel may use another one."""
     for a in (*args, *kwargs.values()):
         for t in a if isinstance(a, list | tuple) else (a,):
             if isinstance(t, Tensor) and not t.is_floating_point() and not exact(m.error_of(t)):
@@ -46,7 +45,7 @@ def _unsure_index(m: RuleContext, args: Sequence[object], kwargs: Mapping[str, o
 
 
 def moves(name: str) -> Rule:
-    """Rule of an operator that only moves elements: the same operator moves their errors. Padding is exact."""
+    """Rule for an operator that only moves elements: apply it to their errors. Padding is exact."""
     packet = getattr(aten, name)
 
     def rule(m: RuleContext, y: Tensor, *args: Any, **kwargs: object) -> Error:
@@ -67,7 +66,7 @@ def _pad(m: RuleContext, y: Tensor, x: Tensor, pad: Sequence[int], value: float 
 
 
 def _cast(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
-    """A copy; to integers a step; to a narrower float (inside storage(...)) only inexact values round, by an ulp."""
+    """A copy; to integers a step; to a narrower float (inside storage(...)) an inexact value rounds by an ulp."""
     v, e = m(x)
     if y.dtype in (torch.float64, x.dtype) or y.dtype == torch.bool == x.dtype:
         return e if x.is_floating_point() or x.dtype == torch.bool or not exact(e) else _representation(m, y)
@@ -82,7 +81,7 @@ def _cast(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Err
 
 
 def _representation(m: RuleContext, y: Tensor) -> Error:
-    """Integers beyond the significand of the compute precision are rounded when they become floats."""
+    """Rounding of integers that exceed the significand of the compute precision when they become floats."""
     gap = (y.to(m.compute).to(y.dtype) - y).abs()
     return gap if bool(gap.any()) else 0.0
 
@@ -119,7 +118,7 @@ def _placed(
     write: Callable[[Tensor, Error], Tensor],
     index: Tensor | Sequence[Tensor],
 ) -> Error:
-    """Elements replaced: the errors are replaced likewise."""
+    """Error of elements that are overwritten: their errors are overwritten the same way."""
     if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     es = m(source)[1]
@@ -136,7 +135,7 @@ def _accumulated(
     add: Callable[[Tensor, Tensor], Tensor],
     index: Tensor | Sequence[Tensor],
 ) -> Error:
-    """gamma_k (|base| + sum |added|) with k additions, counted element by element; adding to an exact 0 is free."""
+    """gamma_k (|base| + sum |added|) for k additions, counted per element; adding to an exact 0 does not round."""
     if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     vb, eb = m(base)
@@ -227,7 +226,7 @@ def _embedding_backward(
 
 
 def _overlapping(name: str) -> Rule:
-    """Backward of overlapping windows (unfold): elements are moved and added up."""
+    """Backward of overlapping windows (unfold): moves elements and sums those that coincide."""
     packet = getattr(aten, name)
 
     def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:
@@ -241,7 +240,7 @@ def _overlapping(name: str) -> Rule:
 
 
 def _pooled(name: str) -> Rule:
-    """Averages over windows and their backward: weights of one sign, at most a window's or a ratio's many terms."""
+    """Averages over windows and their backward: weights of one sign, at most as many terms as a window or the ratio."""
     packet = getattr(aten, name)
 
     def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:

@@ -1,15 +1,15 @@
-"""e = sum_i |df/da_i| e_i + c_f u |y|: rules of the elementwise operators.
+"""e = sum_i |df/da_i| e_i + c_f u |y|: rules for elementwise operators.
 
-A rule is called as rule(m, y, *args, **kwargs) with the operator's own arguments and its float64 result y; `m(x)` gives
-an operand's value and error. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
+A rule is called as rule(m, y, *args, **kwargs) with the operator's arguments and its float64 result y; `m(x)` gives
+the value and the error of an operand. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
 
-Propagation is exact rather than first order wherever that costs no more (division by b - e_b, monotone functions at
-x - e and x + e). Where an argument's own error exceeds 10 % of a value that is divided by or taken a logarithm or root
-of, the bound is open (inf).
+Propagation is exact rather than first order where that costs no more (division by b - e_b, monotone functions at
+x - e and x + e). The bound is open (inf) where the error of a divisor, or of the argument of a logarithm or root,
+exceeds 10 % of its value.
 
-c_f is 1 for + - x and 4 for functions. Two of them need more than a constant, because fast hardware paths are
-legal: exp is computed as 2^(x log2 e), whose rounded exponent costs 2 |x| u; and Triton's `/` and `sqrt` on a GPU are
-div.full (2 ulp) and sqrt.approx (1 ulp), 4 u and 2 u, so they count among the functions.
+c_f is 1 for + - x and 4 for functions. Fast hardware paths are legal and need more: exp may be computed as
+2^(x log2 e), whose rounded exponent costs 2 |x| u. On a GPU, Triton's `/` is div.full (2 ulp = 4 u) and its `sqrt` is
+sqrt.approx (1 ulp = 2 u), so both count as functions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from .rule_context import Error, Operand, Rule, RuleContext
 
 Units = float | Callable[[Tensor, Tensor], Tensor]  # roundings of a result: a number, or from argument and result
-OPEN_AT = 0.1  # of |value|: an error beyond it in a divisor, root or logarithm opens the bound
-_SMALL = 1e-6  # secants are taken at least this far (relative), where float64 still resolves the difference
+OPEN_AT = 0.1  # of |value|: a larger error in a divisor, or under a root or logarithm, opens the bound
+_SMALL = 1e-6  # least relative step of a secant: float64 still resolves the difference
 
 
 def exact(e: Error) -> bool:
@@ -42,7 +42,7 @@ def total(*errors: Error) -> Error:
 
 
 def scaled(factor: Operand, e: Error) -> Error:
-    """|factor| e; 0 where both are exact zeros matters more than speed, so an exact e stays 0.0."""
+    """|factor| e; an exact e stays 0.0, so that exactness is never lost"""
     return 0.0 if exact(e) else cast(Operand, abs(factor)) * e
 
 
@@ -57,7 +57,7 @@ def _tensor(e: Error, like: Operand) -> Tensor:
 
 
 def share(e: Error, value: Operand) -> Error:
-    """e / |value|, with 0 / 0 = 0; exactness survives."""
+    """e / |value|, with 0 / 0 = 0; an exact e stays 0.0"""
     if exact(e):
         return 0.0
     return torch.where(_tensor(e, value) > 0, e / abs(value), 0.0) if isinstance(value, Tensor) else e / abs(value)
@@ -75,7 +75,7 @@ def opened(e: Error, relative: Error) -> Error:
 
 
 def _add(m: RuleContext, y: Tensor, a: Operand, b: Operand, alpha: float = 1, *, sign: int = 1) -> Error:
-    """Where one of them is a sum of n terms, it may begin from the other, as an accumulator does from a bias."""
+    """If one operand is a sum of n terms, adds gamma_n |other|: an accumulator may start from it, as from a bias."""
     (va, ea), (vb, eb) = m(a), m(b)
     begun = total(*(m.gamma(n) * cast(Operand, abs(v)) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
     return total(
@@ -140,9 +140,9 @@ def _copies(m: RuleContext, y: Tensor, x: Operand, *_: object, **__: object) -> 
 
 
 def smooth(f: Callable[[Tensor], Tensor], c: Units = 4, domain: float | None = None) -> Rule:
-    """Rule of a monotone function: the larger of |f(x+h) - y| and |y - f(x-h)|, h >= e, brought back to e.
+    """Rule for a monotone function: the larger of |f(x+h) - y| and |y - f(x-h)|, h >= e, scaled from h to e.
 
-    domain: left end of where f is defined; the bound is open where e exceeds 10 % of the distance to it.
+    domain: left end of the interval where f is defined; the bound is open where e exceeds 10 % of the distance to it.
     """
 
     def rule(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
@@ -164,13 +164,15 @@ def _exp_c(v: Tensor, y: Tensor) -> Tensor:
 
 
 def _erf_c(v: Tensor, y: Tensor) -> Tensor:
-    """12 roundings of 1, not of erf: fused kernels take Abramowitz and Stegun's 7.1.26 (1.5e-7), in float32 off by
-    7e-7; torch's gelu on a CPU does."""
+    """12 roundings of 1, not of erf: fused kernels, and torch's gelu on a CPU, use Abramowitz and Stegun 7.1.26.
+
+    Its error is 1.5e-7, and 7e-7 when evaluated in float32.
+    """
     return 12 / y.abs().clamp(min=1e-30)
 
 
 def _tanh_c(v: Tensor, y: Tensor) -> Tensor:
-    """4 roundings of tanh, and 4 of 1: Triton has no tanh, and 2 sigmoid(2 x) - 1 is how its kernels write it."""
+    """4 roundings of tanh and 4 of 1: Triton has no tanh, so its kernels compute 2 sigmoid(2 x) - 1."""
     return 4 + 4 / y.abs().clamp(min=1e-30)
 
 
@@ -179,7 +181,7 @@ def _exp(m: RuleContext, y: Tensor, x: Tensor) -> Error:
     rounding = m.rounding(y, 4 + 2 * v.abs())
     if exact(e):
         return rounding
-    # y expm1(e) is the exact reach upwards; beyond 0.1 it is taken as a difference, so that exp(-1e30 +- 1e22) stays 0
+    # y expm1(e) is the exact upward reach; above 0.1 use a difference, so that exp(-1e30 +- 1e22) stays 0
     return total(torch.where(_tensor(e, v) < OPEN_AT, y * torch.expm1(cast(Tensor, e)), torch.exp(v + e) - y), rounding)
 
 
@@ -252,7 +254,7 @@ def _integer_power(v: Tensor, e: Error, n: int) -> Error:
 
 
 def _step(f: Callable[[Tensor], Tensor], v: Tensor, e: Error) -> Error:
-    """A step function changes where a step lies within e of the argument."""
+    """Change of a step function whose step lies within e of the argument."""
     if exact(e):
         return 0.0
     y = f(v)
@@ -263,11 +265,11 @@ def _steps(f: Callable[[Tensor], Tensor]) -> Rule:
     return lambda m, y, x, *_, **__: _step(f, *m(x))
 
 
-# choices: the decision is uncertain where two candidates lie within their errors
+# choices: uncertain where two values lie within their errors of each other
 
 
 def compare(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
-    """1 where the answer may be the other one, else 0. Two inexact tensors that agree exactly are copies: certain."""
+    """1 where rounding may flip the answer, else 0. Inexact tensors that agree exactly are copies, which is certain."""
     (va, ea), (vb, eb) = m(a), m(b)
     reach = total(ea, eb)
     if exact(reach):
@@ -298,7 +300,7 @@ def _logical(m: RuleContext, y: Tensor, *operands: Operand, **__: object) -> Err
 
 
 def _extreme(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
-    """maximum and minimum: what the largest and the smallest arguments would give."""
+    """maximum and minimum: the results at the largest and at the smallest arguments."""
 
     def rule(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
         (va, ea), (vb, eb) = m(a), m(b)
@@ -323,7 +325,7 @@ def _clamp(m: RuleContext, y: Tensor, x: Tensor, low: Any = None, high: Any = No
 
 
 def _threshold_backward(m: RuleContext, y: Tensor, grad: Tensor, x: Tensor, threshold: float) -> Error:
-    """grad where x > threshold, else 0; either where x lies within its error of the threshold."""
+    """grad where x > threshold, else 0; either is legal where x lies within its error of the threshold."""
     (vg, eg), (vx, ex) = m(grad), m(x)
     passed = 0.0 if exact(eg) else torch.where(vx > threshold, eg, 0.0)
     if exact(ex):

@@ -1,4 +1,4 @@
-"""RuleContext: what a rule of the error analysis may ask about its operands."""
+"""RuleContext: the questions that a rule of the error analysis may ask about its operands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RuleContext(Protocol):
 
     compute       the precision promised for sums; u is its unit roundoff
     operand_unit  the rounding of a matrix product's operands on tensor cores, 0.0 for IEEE products
-    read_back     the unit roundoff of outputs that a backward may read again, 0.0 where none is; least_back their
-                  smallest normal number
+    read_back     the unit roundoff of outputs that a backward may read again, or 0.0; least_back is the smallest
+                  normal number of their dtype
     """
 
     compute: torch.dtype

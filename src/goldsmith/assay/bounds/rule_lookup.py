@@ -1,4 +1,4 @@
-"""How the error analysis treats each operator: as a view, by a rule, through a composition, or not at all."""
+"""Lookup of the treatment of each operator: as a view, by a rule, by decomposition, or not at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .composed_operators import COMPOSED
 from .rule_context import Rule
 
 RULES: dict[str, Rule] = {**elementwise.RULES, **sums.RULES, **data_movement.RULES}
-_OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without looking at what was there
+_OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without reading the old value
 
 
 @dataclass(frozen=True)
 class OperatorTreatment:
-    """What to do with one overload; `label` is its name in notes."""
+    """The treatment of one overload; `label` is its name in notes."""
 
     label: str
     rule: Rule | None = None
@@ -29,17 +29,17 @@ class OperatorTreatment:
     unseen: bool = False
     inplace: bool = False
     reads_target: bool = True
-    terms: Callable[..., int] | None = None  # of the sum that its result is
-    size: Callable[..., Tensor] | None = None  # of that sum's terms
+    terms: Callable[..., int] | None = None  # number of terms if the result is a sum
+    size: Callable[..., Tensor] | None = None  # sum of the absolute values of those terms
 
 
 _known: dict[
     int, tuple[OpOverload, OperatorTreatment]
-] = {}  # by id: an overload's own hash takes longer than all else here
+] = {}  # by id: hashing an overload costs more than the rest of the lookup
 
 
 def treatment_of(func: OpOverload) -> OperatorTreatment:
-    """The plan of an overload, by its base name: `add`, `add_`, and all their overloads share one rule."""
+    """The treatment of an overload, by its base name: `add`, `add_` and all their overloads share one rule."""
     found = _known.get(id(func))
     if found is None:
         found = _known[id(func)] = func, _made(func)
@@ -52,7 +52,7 @@ def _made(func: OpOverload) -> OperatorTreatment:
     if namespace != "aten":
         return OperatorTreatment(label)
     written = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    if full == "to":  # declared a view, since it may return its argument
+    if full == "to":  # declared a view because it may return its argument
         return OperatorTreatment(label, composed=func.decompose)
     if func.is_view or full in data_movement.VIEWS:
         return OperatorTreatment(label, view=True)
@@ -73,7 +73,7 @@ def _made(func: OpOverload) -> OperatorTreatment:
 
 
 def decided(treatment: OperatorTreatment) -> OperatorTreatment:
-    """The plan within a decision: what is made there is exact."""
+    """The treatment inside a decision, where every result is exact."""
     return (
         treatment
         if treatment.view
@@ -82,7 +82,7 @@ def decided(treatment: OperatorTreatment) -> OperatorTreatment:
 
 
 def _decomposition(func: OpOverload) -> Callable | None:
-    """torch's own composition, where it is written in aten operators (those in torch._refs end in prims)."""
+    """torch's decomposition if it uses aten operators (those in torch._refs end in prims)."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
         return func.decompose
     from torch._decomp import decomposition_table

@@ -1,6 +1,6 @@
-"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules of sums, products, norms, softmax and matrix products, any order.
+"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules for sums, products, norms, softmax and matrix products, in any order.
 
-gamma_n is taken for n terms although a sum has n - 1 additions; a dot has n products besides, which may be fused.
+They use gamma_n for n terms although a sum has n - 1 additions: a dot also has n products, which may be fused.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _mean(
 def _prod(
     m: RuleContext, y: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Error:
-    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its farthest."""
+    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its largest"""
     v, e = m(x)
     dims = () if dim is None else (dim, keepdim)
     far = torch.prod(v.abs() + e, *dims)
     moved = 0.0 if exact(e) else far - y.abs()
-    if not exact(e) and m.u < 1e-12:  # the difference itself is rounded in float64
+    if not exact(e) and m.u < 1e-12:  # the difference is itself rounded in float64
         moved = moved + _count(x, y) * m.u * far
     if _count(x, y) <= 1:
         return _reduce(torch.sum, e + 0 * v, dim, keepdim)
@@ -60,7 +60,7 @@ def _prod(
 
 
 def _cumulative(m: RuleContext, y: Tensor, x: Tensor, dim: int, **_: object) -> Error:
-    """The i-th partial sum has i additions."""
+    """cumsum: the i-th partial sum has i additions."""
     v, e = m(x)
     if v.dim() == 0:
         return e
@@ -105,7 +105,7 @@ def _norm(
 
 
 def _extremum(name: str) -> Rule:
-    """amax of x + e and of x - e bracket every legal amax."""
+    """amax or amin: the results for x + e and for x - e bracket every legal one."""
 
     def rule(
         m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, dim: Dim | Tensor = None, keepdim: bool = False
@@ -137,7 +137,7 @@ def _extremum(name: str) -> Rule:
 def _select(takes_k: bool) -> Rule:
     """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis.
 
-    Which element it is may be uncertain: where another lies within their errors.
+    Its index is uncertain where another element lies within their errors.
     """
 
     def rule(m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, *args: object, **kwargs: int) -> Errors:
@@ -156,7 +156,7 @@ def _select(takes_k: bool) -> Rule:
 
 
 def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
-    """1 where an element that was left out lies within the errors of one that was chosen; exact copies are certain."""
+    """1 where an unchosen element lies within the errors of a chosen one, else 0; exact copies are certain."""
     keep = values.dim() == v.dim()
     chosen = values if keep else values.unsqueeze(dim)
     ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
@@ -182,7 +182,7 @@ def _dim_of(takes_k: bool, args: Sequence[object], kwargs: Mapping[str, int]) ->
 
 
 def _shifted(m: RuleContext, v: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """x - max and the relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
+    """max, x - max, relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
     peak = v.amax(dim, keepdim=True)
     d = torch.where(torch.isfinite(v), v - peak, 0.0)
     return peak, d, (3 * d.abs() + 4) * m.u
@@ -199,7 +199,7 @@ def _softmax(m: RuleContext, y: Tensor, x: Tensor, dim: int, *rest: object) -> E
 
 
 def _lse(m: RuleContext, v: Tensor, e: Error, y: Tensor, p: Tensor, dim: int) -> Tensor:
-    """Error of log(sum(exp(x))): the sum's relative error, the logarithm's and the last addition's rounding."""
+    """Error of log(sum(exp(x))): relative error of the sum, rounding of the logarithm and of the last addition."""
     peak, _, relative = _shifted(m, v, dim)
     inside = (p * total(relative, e)).sum(dim, keepdim=True) + m.gamma(v.shape[dim] if isinstance(dim, int) else 1)
     return torch.expm1(inside.clamp(max=700.0)) + 4 * m.u * (y - peak).abs() + m.u * (y.abs() + peak.abs())
@@ -229,10 +229,10 @@ def _logsumexp(m: RuleContext, y: Tensor, x: Tensor, dim: int | Sequence[int], k
 
 
 def _softmax_backward(m: RuleContext, y: Tensor, grad: Tensor, p: Tensor, dim: int, *_: object) -> Error:
-    """p (g - s), s = sum(g p); kernels that compute p g - p s are as legal, hence the roundings of both products.
+    """p (g - s), s = sum(g p). p g - p s is as legal, hence the roundings of both products.
 
-    In attention g = dy v^T and y = p v, so s = sum(dy y): of a y read back in 16 bits, off by u |y| in each term, and
-    so by u sum(p |dy| |v|^T) at most. FlashAttention's backward has it so.
+    In attention g = dy v^T and y = p v, so s = sum(dy y). If y is read back in 16 bits, as in FlashAttention's
+    backward, each term is off by u |y|, and s by at most u sum(p |dy| |v|^T).
     """
     (vg, eg), (vp, ep) = m(grad), m(p)
     if vg.dim() == 0 or vg.numel() == 0:
@@ -314,7 +314,7 @@ def _convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> Errors:
-    """The two products that convolution_backward makes, each through its own slot, and the sum for the bias."""
+    """The two products of convolution_backward, each through its own slot, and the sum for the bias."""
     rest = (None, stride, padding, dilation, transposed, output_padding, groups)
     call = torch.ops.aten.convolution_backward
     outputs = grad.numel() // max(grad.shape[1], 1)
@@ -347,11 +347,11 @@ RULES: dict[str, Rule] = {
 
 
 def _product_size(m: RuleContext, a: Tensor, b: Tensor) -> Tensor:
-    """Numbers below the smallest normal one round as that does."""
+    """|a| @ |b|; numbers below the smallest normal one round as that does"""
     return a.abs() @ b.abs() + m.least_back * a.abs().sum(-1, keepdim=True)
 
 
-# sums of |a_i b_i|, for what reads a product back through another one
+# sums of |a_i b_i|, for backwards that read a product back (see _softmax_backward)
 SIZES: dict[str, Callable[..., Tensor]] = {
     "mm": _product_size,
     "bmm": _product_size,
@@ -364,12 +364,12 @@ def _size_or_number(m: RuleContext, x: Operand) -> Operand:
 
 
 def _terms_with(m: RuleContext, a: Operand, b: Operand, *_: object) -> int:
-    """Of a sum to which something is added; 0 where neither is a sum."""
+    """Number of terms of a sum plus another operand; 0 if neither operand is a sum."""
     n = max(m.terms_of(a), m.terms_of(b))
     return n + 1 if n else 0
 
 
-# how many terms a result is the sum of: what is added to it may as well have been there first
+# number of terms of a result that is a sum: an accumulator may start from whatever is added to it
 TERMS: dict[str, Callable[..., int]] = {
     "sum": lambda m, x, dim=None, *_: _terms(x, dim),
     "mm": lambda m, a, b: a.shape[1], "bmm": lambda m, a, b: a.shape[2], "mv": lambda m, a, b: a.shape[1],

@@ -1,4 +1,4 @@
-"""What `check` and `diagnose` are called with, examined before anything runs."""
+"""Validation of the arguments of `check` and `diagnose`, before anything runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def check_arguments(
     cast = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
     if cast:
         raise TargetError(
-            f"{caller}: called under autocast ({cast[0]}), which would change what the candidate computes and not "
-            "what it is held to; use autocast inside the candidate"
+            f"{caller}: called under autocast ({cast[0]}), which would change the candidate's arithmetic and not its "
+            "reference's; use autocast inside the candidate"
         )
     if case is not None and not isinstance(case, Case | str):
         raise TypeError(f"case: expected a Case, its name or None for all, got {type(case).__name__}")
@@ -58,14 +58,14 @@ def check_arguments(
 
 
 def check_folder(argument: str, path: object) -> None:
-    """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
+    """Raises before the work starts if a folder cannot be written; a missing folder is not left behind."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
     if not str(path):
         raise TargetError(f"{argument}: expected a folder's path or None, got ''")
     why = unwritable(Path(path))
     if why:
-        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}")
+        raise TargetError(f"{argument}: {str(path)!r} cannot be written: {why}")
 
 
 def _device(wanted: object) -> None:
@@ -73,7 +73,7 @@ def _device(wanted: object) -> None:
         raise TypeError(f"device: expected cpu, cuda or cuda:1, got {wanted!r}")
     kind, _, index = str(wanted).partition(":")
     if kind not in DEVICES or (index and not index.isdigit()):
-        raise TargetError(f"device: {str(wanted)!r} is none that candidates are run on; use cpu, cuda or cuda:1")
+        raise TargetError(f"device: candidates cannot run on {str(wanted)!r}; use cpu, cuda or cuda:1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise TargetError(f"device: {wanted}: this machine has no CUDA device that torch can use; use device='cpu'")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""What the axes of a result are called."""
+"""Names of the axes of a result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def axis_names(shape: torch.Size, sizes: Mapping[str, object]) -> tuple[str, ...]:
-    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
+    """Each axis named after the case size of its length if that is unique among sizes and axes, else "0", "1", ..."""
     lengths = list(shape)
 
     def name(axis: int) -> str:

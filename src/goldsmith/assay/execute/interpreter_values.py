@@ -1,6 +1,6 @@
-"""What Triton's interpreter works out again for every value, looked up: the same values, types and errors.
+"""Cached replacements for functions that Triton's interpreter calls for every value: same values, types and errors.
 
-Each function here takes Triton's own and gives one that knows the common case, and asks Triton's for every other.
+Each factory takes Triton's function and returns one that handles the common case and calls Triton's otherwise.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Change = tuple[Any, str, Any]  # (owner, name, the new value)
 USED = ("_patch_builtin", "_patch_attr", "TensorHandle", "TritonSemantic", "InterpreterBuilder")
 WIDE = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 WHOLE = ("minimum", "maximum", "clamp", "ashr")
-_builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> the names of what it has of builtins
+_builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> names of its builtins
 
 
 def changes(module: ModuleType) -> tuple[list[Change], Callable[[], None]]:
-    """What to set for `triton.runtime.interpreter`, and what forgets the types of one launch."""
+    """(changes to `triton.runtime.interpreter`, function that clears the cached types of one launch)"""
     core, semantic = module.tl.core, module.TritonSemantic
     blocks: dict[object, Any] = {}
     pointers: dict[object, Any] = {}
@@ -52,7 +52,7 @@ def _nothing() -> None:
 
 
 def _patch_builtin(module: ModuleType, package: object, builder: object, scope: Any) -> None:
-    """The language's builtins by names that were found once: a launch asks for them anew."""
+    """Patches the builtins of the language by cached names; Triton searches for them at every launch."""
     is_builtin = module.tl.core.is_builtin
     if package not in _builtins:
         _builtins[package] = tuple(name for name, member in inspect.getmembers(package) if is_builtin(member))
@@ -65,7 +65,7 @@ def _patch_builtin(module: ModuleType, package: object, builder: object, scope: 
 def _patch_attr(
     module: ModuleType, checking: object, obj: object, name: str, member: Any, builder: object, scope: Any
 ) -> None:
-    """A builtin is called with the semantics; the wrapper that would only look whether they came is left out."""
+    """Replaces a builtin by a call with the semantics, without the wrapper that only checks that they are passed."""
     semantic = module.TritonSemantic(builder)
     inner = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
 
@@ -116,7 +116,7 @@ def _dtype_eq(dtype: Any, ask: Function) -> Function:
 
 
 def _block_init(core: ModuleType, blocks: dict[object, Any], pointers: dict[object, Any], init: Function) -> Function:
-    """A type of the same elements and shape has the same facts. What is known holds the elements: ids stay theirs."""
+    """Copies a known type of equal elements and shape; known types keep their elements alive, so ids stay valid."""
     plain, lists, constexpr = core.dtype, (list, tuple, core.tuple), core.constexpr
 
     def __init__(self: Any, element_ty: Any, shape: Any) -> None:
@@ -153,7 +153,7 @@ def _tensor_init(core: ModuleType) -> Function:
             self.shape, self.numel = scalar
         elif "_of_a_tensor" in type.__dict__:
             self.shape, self.numel = type._of_a_tensor
-        else:  # a type from before, or of an unusual shape
+        else:  # a type created before the patch, or of an unusual shape
             self.shape = core.tuple([constexpr(s) for s in type.shape])
             self.numel = constexpr(type.numel)
 
@@ -215,12 +215,12 @@ def _scalar_constant(module: ModuleType, ask: Function) -> Function:
 
 
 def _numpy(module: ModuleType) -> dict[str, Any]:
-    """numpy's type of each dtype of WIDE."""
+    """numpy type of each dtype in WIDE."""
     return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
 
 
 def _number(core: ModuleType, value: Any) -> Any:
-    """The dtype that a bare number has; none where it is left to Triton to say."""
+    """The dtype of a bare number; None if Triton has to decide."""
     if type(value) is int:
         return core.int32 if -(2**31) <= value < 2**31 else None
     if type(value) is float:
@@ -229,14 +229,14 @@ def _number(core: ModuleType, value: Any) -> Any:
 
 
 def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
-    """Two tensors of one dtype, a tensor and a number, a pointer and its steps: without casts or broadcasts.
+    """Operands without casts or broadcasts: two tensors of one dtype, a tensor and a number, a pointer and offsets.
 
-    `whole` says that an operation is going on whose operands must be of one shape.
+    `whole` is non-empty during an operation whose operands need equal shapes.
     """
     tensor, dtype, block_type, pointer_type = core.tensor, core.dtype, core.block_type, core.pointer_type
 
     def among(self: Any, value: Any, other: Any, div_or_mod: bool, first: bool) -> Any:
-        """A number as a tensor of the dtype that the operation computes in, where the other operand has it."""
+        """A number as a tensor of the other operand's dtype, if the operation computes in that dtype; else None."""
         own, kind = _number(core, value), other.dtype
         if own is None or type(kind) is not dtype or kind.name not in WIDE:
             return None
@@ -249,7 +249,7 @@ def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
         return self.scalar_constant(value, kind)
 
     def together(self: Any, left: Any, right: Any) -> Any:
-        """Both with the type of the result; their values stay as they are, which numpy broadcasts likewise."""
+        """Both operands with the type of the result; numpy broadcasts their unchanged values the same way."""
         a, b = left.type, right.type
         if type(a) is block_type and type(b) is block_type:
             rows, columns = a.shape.values, b.shape.values
@@ -294,7 +294,7 @@ def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
 
 
 def _whole(whole: list[bool], ask: Function) -> Function:
-    """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to it."""
+    """Marks operations on whole blocks: max of +0 and -0 depends on numpy's loop, and a shift writes to its operand."""
 
     def operation(self: Any, *args: object, **named: object) -> Any:
         whole.append(True)

@@ -1,7 +1,7 @@
-"""One run of a candidate: forward, backward, stages, and what it did to memory. Nothing is judged here.
+"""execute: one run of a candidate, forward and backward, with its stages and its effects on memory. It judges nothing.
 
-Inputs and output gradients are guarded copies; everything that the candidate makes with `torch.empty*` is guarded and
-poisoned; a candidate that raises yields a run with `error` set, never an exception.
+Inputs and output gradients are guarded copies; tensors that the candidate makes with `torch.empty*` are guarded and
+poisoned. A candidate that raises yields a run with `error` set, never an exception.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .tracer import Tracer
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a run departs from the plain one.
+    """Differences of a run from the plain one.
 
-    fill        what uninitialised memory holds: "nan", "dirt" or "zero"
-    layouts     input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
-    cotangents  output -> gradient to send instead of the random one (used with its own strides)
-    backward_twice  run the backward a second time on the same graph
-    threads     number of CPU threads (None: as set)
-    debug       answer yes to `assay.tracing()`
-    substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
-    fresh       call the target's `reset` first
-    backward    False: forward only
-    neighbour_sign  1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
-    watch_seconds  seconds to watch the buffers that the forward made, after it has returned
-    only_output  the only output that a gradient is sent to; the others get none (None: all of them)
-    before_backward  called when the forward is over, before the backward begins: another call of the candidate, say
-    arena       of an earlier run: the inputs that lie there are handed over again, the same tensors; fill and beside
-                are that one's (None: inputs are placed anew)
+    fill             content of uninitialised memory: "nan", "dirt" or "zero"
+    layouts          input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
+    cotangents       output -> gradient to send instead of the random one (with its own strides)
+    backward_twice   run the backward a second time on the same graph
+    threads          number of CPU threads (None: unchanged)
+    debug            `assay.tracing()` returns True
+    substitute       stage -> value to continue with; also result -> value passed to the target's own backward
+    fresh            call the target's `reset` first
+    backward         False: forward only
+    neighbour_sign   1, -1: bands hold large numbers of alternating sign, starting with this one; 0: bands hold NaN
+    watch_seconds    time to watch the buffers of the forward after it has returned
+    only_output      the only output that gets a gradient (None: all of them)
+    before_backward  called between forward and backward, for example with another call of the candidate
+    arena            arena of an earlier run: pass its input tensors again and use its fill and neighbour_sign
+                     (None: place the inputs anew)
     """
 
     fill: str = NAN_FILL
@@ -63,20 +63,22 @@ class RunSettings:
 
 @dataclass
 class CandidateRun:
-    """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
+    """The results of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
-    names        of everything that the forward returned, None as well
-    changed      input or output gradient -> mask of the elements that were overwritten
-    by_forward   those of them that the forward overwrote
-    overwritten  output -> mask of the elements that the backward overwrote
-    unwritten    tensor -> mask of the elements that still hold poison
-    from_guards  tensor -> mask of the elements that hold the bytes of a guard band
-    aliases      pairs (result, what it shares memory with)
-    live_outputs, live_grads  outputs, and gradients, in the very memory in which they were returned
-    own_function  an output is what an autograd.Function of the candidate's own returned
-    changed_settings  sentences: what the run left otherwise in torch
-    late_bytes   bytes of the forward's own buffers that were written after it had returned
-    reused       stage -> a later one in the same memory, which holds other numbers by the end
+    names             of everything that the forward returned, including None
+    second_grads      gradients of the second backward, if the settings asked for one
+    changed           input or output gradient -> mask of the overwritten elements
+    by_forward        those of them that the forward overwrote
+    overwritten       output -> mask of the elements that the backward overwrote
+    unwritten         tensor -> mask of the elements that still hold poison
+    from_guards       tensor -> mask of the elements that hold bytes of a guard band
+    aliases           pairs (result, tensor that it shares memory with)
+    live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise
+    asked             the candidate called `assay.tracing()` and got False
+    own_function      whether an autograd.Function of the candidate returned an output
+    changed_settings  sentences about torch settings that the run left changed
+    late_bytes        bytes of the forward's buffers that were written after it had returned
+    reused            stage -> a later stage that overwrote its memory
     """
 
     names: tuple[str, ...] = ()
@@ -114,9 +116,9 @@ class CandidateRun:
 
 @dataclass(frozen=True)
 class Material:
-    """What a run is made from: a target with one case's inputs and scalars, and the seed of its output gradients.
+    """The arguments of a run: a target, inputs and scalars of one case, and the seed of the output gradients.
 
-    order: names as they stand in the case's dict, by which a callable without a readable signature gets them.
+    order: names in the order of the case's dict, used for a callable without a readable signature.
     """
 
     target: Target
@@ -125,7 +127,7 @@ class Material:
     inputs: Mapping[str, Tensor]
     scalars: Mapping[str, Any]
     seed: int
-    nudged: bool = False  # the noise of honest runs includes that of inputs which are off by one rounding
+    nudged: bool = False  # honest runs also round their inputs by one unit
     order: tuple[str, ...] = ()
 
     @property
@@ -145,7 +147,7 @@ class Material:
         return replace(self, inputs={**self.inputs, **changed})
 
     def cotangent(self, name: str, like: Tensor) -> Tensor:
-        """N(0, 1) in the output's dtype, the same in every run and on every device."""
+        """N(0, 1) in the output's dtype, equal in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
         return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
 
@@ -168,9 +170,12 @@ def execute(material: Material, settings: RunSettings | None = None) -> Candidat
         try:
             _forward_and_backward(material, settings, arena, tracer, run)
             _synchronise(material.device)
-        except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: not the kernel's
+        except (
+            TargetError,
+            torch.OutOfMemoryError,
+        ):  # a mistake of the user or a limit of the machine, not of the kernel
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
             run.error = error
     run.asked = tracer.asked and not tracer.debug
     run.stages.update(tracer.records)
@@ -187,7 +192,7 @@ def _reset(reset: Callable[[], object]) -> None:
 
 
 def _seed(material: Material) -> None:
-    """Candidates that draw (dropout) repeat from run to run. (`torch.manual_seed` formats a stack trace every time.)"""
+    """Makes candidates that draw (dropout) repeat; `torch.manual_seed` would format a stack trace each time."""
     torch.default_generator.manual_seed(material.seed)
     if material.device.type == "cuda":
         torch.cuda.manual_seed(material.seed)
@@ -211,7 +216,7 @@ def _forward_and_backward(
         pairs = names_of(result, target.outputs, "candidate", taken=_taken(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
-    if isinstance(result, Mapping) and run.names != target.outputs:  # those were looked at when they were declared
+    if isinstance(result, Mapping) and run.names != target.outputs:  # declared names were checked on construction
         own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
     run.live_outputs = {_label(n, target): t.detach() for n, t in named.items()}
@@ -222,9 +227,7 @@ def _forward_and_backward(
     returned = run.outputs
     if settings.before_backward is not None:
         _between(settings.before_backward, material.device)
-        returned = {
-            n: t.clone() for n, t in run.live_outputs.items()
-        }  # what that call did to them is not the backward's
+        returned = {n: t.clone() for n, t in run.live_outputs.items()}  # changes by that call are not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
         visible = {n: t for n, t in visible.items() if t.requires_grad and settings.only_output in (None, n)}
@@ -250,7 +253,7 @@ def _forward_and_backward(
 
 
 def _between(call: Callable[[], object], device: torch.device) -> None:
-    """Another call, which leaves the random numbers as they are: what the backward draws again is the forward's."""
+    """Runs `call` and restores the random state, so that the backward can redraw the forward's numbers."""
     on_card = device.type == "cuda"
     before, card = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_card else None
     call()
@@ -260,12 +263,12 @@ def _between(call: Callable[[], object], device: torch.device) -> None:
 
 
 def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
-    """A leaf that requires grad cannot be written in place, so a declared one is handed over as a copy."""
+    """The tensor to pass: a copy for a declared mutable leaf that requires grad, which cannot be written in place."""
     return placed.clone() if name in target.mutates and placed.requires_grad else placed
 
 
 def _instead(name: str, result: Tensor, target: Target, substitute: Mapping[str, Tensor]) -> Tensor:
-    """What the backward is given for a result of the forward."""
+    """The value of a forward result to pass to the backward: its substitute if there is one."""
     wanted = substitute.get(_label(name, target))
     return result if wanted is None or wanted.shape != result.shape else wanted.detach().to(result).clone()
 
@@ -314,13 +317,16 @@ def _own_backward(
 
 
 def _taken(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that a result without one may not get: a backward of its own takes inputs, results and what they are sent
-    by name; torch's takes none, and only what a result is sent stands beside the inputs."""
+    """Names that an unnamed result may not get.
+
+    The target's own backward takes inputs, results and output gradients by name, so all inputs are taken; with
+    autograd only names of output gradients are.
+    """
     return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:
-    """A gradient may be sparse, as that of an embedding; it is judged as what it means."""
+    """A sparse gradient (of an embedding, say) as the dense one that it represents."""
     return grad.to_dense() if grad is not None and grad.layout != torch.strided else grad
 
 
@@ -328,7 +334,7 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 
 
 def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
-    """(stage, the first later one in its memory) of those that hold other numbers than when they were told."""
+    """(stage, first later stage in its memory) for stages whose numbers changed after they were recorded."""
     names = list(tracer.places)
     for i, name in enumerate(names):
         if _bytes_differ(tracer.places[name], tracer.records[name]) is None:
@@ -340,7 +346,7 @@ def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
 
 
 def _one(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same numbers at the same place."""
+    """Whether two tensors are the same view of the same memory."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
@@ -357,7 +363,7 @@ def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Map
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
         shared = aliases(grads, _inputs_only(placed))
-        # autograd hands one tensor to both addends of a + b, and copies it where it keeps it
+        # autograd returns one tensor for both addends of a + b, and copies it where it keeps it
         run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
     run.live_grads = {n: g.detach() for n, g in run.grads.items() if g is not None}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
@@ -371,7 +377,7 @@ def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Map
 
 
 def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients may share memory with output gradients (autograd's own addition does that), not with inputs."""
+    """Inputs without output gradients: gradients may share memory with the latter, as in autograd's addition."""
     return {n: t for n, t in placed.items() if not n.startswith("grad_")}
 
 

@@ -1,4 +1,4 @@
-"""In which order a function makes what it returns: the order of the names in its `return` says nothing of it."""
+"""CreationOrder: the order in which a function computes its results, which its `return` statement does not show."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..support.dispatch_mode import DispatchMode
 
 
 class CreationOrder(DispatchMode):
-    """Counts operators, and knows of a tensor's memory which of them was the last to fill it.
+    """Dispatch mode that numbers operators and records which one last filled each storage.
 
-    made: number of an operator -> what is to be done with its result before anything reads it.
+    made: number of an operator -> function to call with its result before anything reads it.
     """
 
     def __init__(self, made: Mapping[int, Callable[[Tensor], object]] | None = None) -> None:
@@ -28,19 +28,19 @@ class CreationOrder(DispatchMode):
         out = func(*args, **(kwargs or {}))
         self.count += 1
         seen = set() if func._schema.is_mutable else _places((args, kwargs))
-        for place in _places(out) - seen:  # neither a view nor handed through
+        for place in _places(out) - seen:  # neither a view nor an unchanged argument
             self.filled[place] = self.count
         if self.count in self.made and isinstance(out, Tensor):
             self.made[self.count](out)
         return out
 
     def numbered(self, named: Mapping[str, Tensor]) -> dict[str, int]:
-        """Of each tensor that is all that an operator made, the operator; of inputs and of parts of others nothing."""
+        """Name -> number of the operator whose whole result the tensor is; inputs and parts of results are left out."""
         numbers = {n: self.filled.get(t.untyped_storage().data_ptr(), 0) for n, t in named.items() if _whole(t)}
         return {n: number for n, number in numbers.items() if number}
 
     def sorted(self, named: Mapping[str, Tensor]) -> list[str]:
-        """The names, first made first; inputs that are handed through come before all."""
+        """The names in the order of creation; inputs that are returned unchanged come first."""
         return sorted(named, key=lambda n: max((self.filled.get(p, 0) for p in _places(named[n])), default=0))
 
 
@@ -49,7 +49,7 @@ def _whole(t: Tensor) -> bool:
 
 
 def _places(value: object) -> set[int]:
-    """The memory of the tensors in what an operator takes or gives; torch's own walk takes longer than the operator."""
+    """Storage addresses of the tensors in a nested value; torch's own tree walk takes longer than the operator."""
     found: set[int] = set()
     _gather(value, found)
     return found

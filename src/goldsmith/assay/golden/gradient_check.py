@@ -16,7 +16,7 @@ from .self_check_results import Forward, SelfCheck
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
-_ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
+_ASIDE, _BESIDE = 1e-3, 3  # distance (in rms) and number of the points beside a tie at which the gradient is checked
 
 
 def confirm(
@@ -30,10 +30,10 @@ def confirm(
     surrogate: Collection[str] = (),
     directions: int = 2,
 ) -> None:
-    """Problems and notes of `check`: shapes of all gradients, and whether those that are derivatives are right.
+    """Adds problems and notes to `check`: wrong shapes of gradients, and derivatives that differences contradict.
 
-    forward, backward: as in golden.self_check, of the leaves alone; grads: what backward gave at them; surrogate: names
-    of gradients that are no derivatives, as those of a straight-through estimator.
+    forward, backward: as in golden.self_check, as functions of the leaves; grads: result of backward(leaves).
+    surrogate: names of gradients that are not derivatives, such as those of a straight-through estimator.
     """
     names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
     for name in names:
@@ -43,7 +43,9 @@ def confirm(
             return
     declared = [name for name in names if name in surrogate]
     if declared:
-        check.notes.append(f"declared as surrogate, and not held to differences: the gradient of {', '.join(declared)}")
+        check.notes.append(
+            f"declared as surrogate, not compared with differences: the gradient of {', '.join(declared)}"
+        )
     names = [name for name in names if name not in surrogate]
     for _ in range(directions if names else 0):
         line = _Line(forward, cotangents, leaves, _direction(leaves, names, generator))
@@ -68,7 +70,7 @@ def _scale(t: Tensor) -> float:
 
 
 class _Line:
-    """L along x + t d, remembered; `noise` is what rounding leaves of a difference of two values."""
+    """L(x + t d) as a cached function of t; `noise` is the rounding error of a difference of two values."""
 
     def __init__(
         self,
@@ -105,7 +107,7 @@ class _Line:
         return _Line(self._forward, self._cotangents, leaves, self.direction)
 
     def told(self, grads: Mapping[str, Tensor]) -> tuple[float, float]:
-        """<gradient, d>, and the size that it has when its terms have random signs."""
+        """<gradient, d>, and its typical size if the terms have random signs."""
         products = [grads[name] * d for name, d in self.direction.items()]
         return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
 
@@ -116,13 +118,13 @@ class _Line:
         return (4 * self.slope(h / 2) - self.slope(h)) / 3
 
     def bends(self, h: float) -> bool:
-        """One-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
+        """Whether one-sided slopes differ as much at h / 8 as at h: a kink. A smooth function has an eighth of it."""
         wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
         return narrow > 0.5 * wide and narrow > 16 * self.noise / h
 
 
 def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
-    """Some step agrees: the usual one, or a smaller one when a kink lies within the usual one."""
+    """Whether the gradient agrees at some step: the usual one, or a smaller one if a kink lies within the usual one."""
     told, size = line.told(grads)
     for h in (_STEP, _STEP / 64, _STEP / 1024):
         measured = line.richardson(h)
@@ -133,7 +135,7 @@ def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
 
 
 def _beside(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
-    """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
+    """Whether the gradient is right at points beside the inputs, away from ties; None if none is smooth."""
     smooth = False
     generator = torch.Generator().manual_seed(_BESIDE)
     for _ in range(_BESIDE):
@@ -149,9 +151,9 @@ def _beside(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool
 def _explain(
     check: SelfCheck, line: _Line, others: list[_Line], grads: Mapping[str, Tensor], backward: Forward
 ) -> None:
-    """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
+    """Adds a note for a kink, a tie or an unsmooth function at the point; otherwise the problem "wrong gradient".
 
-    others: further directions, since the two sides of a kink may agree along one by chance.
+    others: further directions, because the two sides of a kink may agree along one by chance.
     """
     (told, size), measured = line.told(grads), line.richardson(_STEP)
     if not all(abs(v) < float("inf") for v in (measured, told)):
@@ -175,6 +177,6 @@ def _explain(
     wrong = [f"{n} (backward {o.told(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()]
     which = ", ".join(wrong) or f"all inputs together (backward {told:.9g}, differences {measured:.9g})"
     check.problems.append(
-        f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is meant "
-        f"to be none (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"
+        f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is not "
+        f"meant to be a derivative (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"
     )

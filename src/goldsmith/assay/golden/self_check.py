@@ -1,4 +1,4 @@
-"""The golden is checked before anybody is accused: float64 inside, repeatable, inputs unwritten, gradients its own."""
+"""Checks of the golden before a candidate is judged: float64 inside, repeatable, inputs unwritten, gradients right."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import gradient_check
 from .self_check_results import Forward, Gradient, SelfCheck
 
-_SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
+_SMALL = 2**17  # total elements of all inputs below which one thread is faster than two
 
 
 def exact(t: Tensor) -> Tensor:
-    """What a golden is given for an input: a contiguous copy, in float64 where it is floating."""
+    """The golden's copy of an input: contiguous, and in float64 if it is floating-point."""
     t = t.detach()
     return (t.double() if t.is_floating_point() else t).clone(memory_format=torch.contiguous_format)
 
@@ -38,14 +38,14 @@ def self_check(
     wide: bool = False,
     seed: int = 0,
 ) -> SelfCheck:
-    """Section 4: float64 everywhere, twice bit-equal, inputs unwritten, gradients against central differences.
+    """Checks float64 everywhere, two bit-equal runs, inputs unwritten, and gradients against central differences.
 
     forward(leaves) -> {output: tensor}, decisions fixed; gradient(leaves, {"grad_<output>": cotangent}) ->
-    {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs (integers as they are).
+    {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs, integers unchanged.
     shapes: output -> shape of the candidate's output, compared with the golden's.
-    sent: the outputs that `gradient` takes a cotangent of (None: every floating one); others are no part of L.
-    surrogate: inputs whose gradient is no derivative, and is not held to differences.
-    wide: the candidate computes in float64, too, and draws the random numbers that the golden draws there.
+    sent: outputs for which `gradient` takes a cotangent (None: every floating-point one); L has no other terms.
+    surrogate: inputs whose gradient is not a derivative and is not compared with differences.
+    wide: the candidate computes in float64 too, and draws the same random numbers as the golden.
     """
     check = SelfCheck()
     leaves = {name: t.detach() for name, t in leaves.items()}
@@ -87,7 +87,7 @@ def _checks(
     if gradient is not None:
         _attempt(check, "the golden's backward", watch, backward, leaves)
     check.problems += watch.found
-    # autograd takes other formulas while a mode watches (prod, for one), so both runs that are compared go without
+    # under a dispatch mode autograd uses other formulas (for prod, say), so the two compared runs go without one
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
     if grads is not None and not check.problems:
@@ -101,14 +101,14 @@ def _twice(check: SelfCheck, what: str, call: Forward, leaves: Mapping[str, Tens
         if second is not None and name in second and not _equal(y, second[name]):
             said = f"{what} does not repeat: {name} differs between two runs on the same inputs"
             if y.is_cuda and _rounded_apart(y, second[name]):
-                check.notes.append(f"{said}, by the rounding of float64 alone: the card adds with atomics")
+                check.notes.append(f"{said}, by no more than float64 rounding: the GPU adds with atomics")
             else:
                 check.problems.append(said)
     return first
 
 
 def _rounded_apart(a: Tensor, b: Tensor) -> bool:
-    """a - b is within what adding in another order may do: 2^8 roundings of the largest number."""
+    """|a - b| <= 2^8 roundings of the largest number, as after adding in another order"""
     if a.dtype != torch.float64 or b.dtype != torch.float64 or a.shape != b.shape:
         return False
     same, largest = (a == b) | (a.isnan() & b.isnan()), a.abs().nan_to_num(posinf=0.0).max()
@@ -118,7 +118,7 @@ def _rounded_apart(a: Tensor, b: Tensor) -> bool:
 def _attempt(
     check: SelfCheck, what: str, watch: _NarrowerThanFloat64 | None, call: Forward, leaves: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """call on copies of the leaves; exceptions and written inputs become problems."""
+    """Calls `call` on copies of the leaves; exceptions and written inputs become problems."""
     own = {name: t.clone() for name, t in leaves.items()}
     try:
         if watch is None:
@@ -126,7 +126,7 @@ def _attempt(
         else:
             with watch:
                 results = call(own)
-    except TargetError:  # a mistake in the declaration, which is nobody's arithmetic
+    except TargetError:  # a mistake in the declaration, not in arithmetic
         raise
     except Exception as error:
         if memory_errors.out_of_memory(error):
@@ -149,7 +149,7 @@ def _where(error: BaseException) -> str:
 
 
 def _from_here(filename: str) -> str:
-    """The path as one in the current folder would type it: reports travel, and a machine's folders are its own."""
+    """The path relative to the current folder, or the file name: reports are read on other machines."""
     path, here = Path(filename), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
@@ -160,7 +160,7 @@ def _internal(filename: str) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, so that NaN equals itself and 0 differs from -0."""
+    """Bitwise equality: NaN equals itself and 0 differs from -0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
@@ -170,9 +170,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class _NarrowerThanFloat64(DispatchMode):
-    """Names every operator that made a floating tensor narrower than float64, outside `storage(...)`.
+    """Dispatch mode that reports operators whose result is narrower than float64, outside `storage(...)`.
 
-    Random numbers are not computed: in float32 they are those that a candidate draws, and in float64 torch has others.
+    Random draws are an exception: in float32 they equal the candidate's, in float64 torch draws other numbers.
     """
 
     def __init__(self, wide: bool = False) -> None:
@@ -194,8 +194,8 @@ class _NarrowerThanFloat64(DispatchMode):
                             func,
                             out,
                             "draws random numbers",
-                            "torch has other ones there than in the "
-                            "candidate's dtype: give dtype=torch.float32 in both, or make them an input",
+                            "torch draws other numbers there than in the "
+                            "candidate's dtype: pass dtype=torch.float32 in both, or make them an input",
                         )
                 elif out.dtype in _NARROW:
                     self._report(func, out, "computes", "the golden must stay in float64")
@@ -207,7 +207,9 @@ class _NarrowerThanFloat64(DispatchMode):
         place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
         text = f"the golden {does} in {dtype}: {name} made it{place}; {why}"
-        if not any(f" {dtype}:" in known for known in self.found):  # the first of each dtype; the rest follow from it
+        if not any(
+            f" {dtype}:" in known for known in self.found
+        ):  # report the first of each dtype; the others follow from it
             self.found.append(text)
 
 

@@ -1,4 +1,4 @@
-"""SelfCheck: what the checks of a golden found, and the functions that they call."""
+"""SelfCheck: the problems and notes of a golden's self-check, and the types of the functions that it calls."""
 
 from __future__ import annotations
 

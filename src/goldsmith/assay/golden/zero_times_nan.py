@@ -1,9 +1,9 @@
-"""The golden where nothing times NaN is nothing: which of its NaN are made by a zero alone.
+"""Gradients of the golden under 0 * NaN = 0, which show the NaN that come only from a factor 0.
 
-    0 * NaN = 0 in products and sums of products; everything else as torch has it
+    0 * NaN = 0 in products and sums of products; everything else as in torch
 
-A golden that gathers after it has chosen sends a gradient of zeros to what was not chosen, and multiplies them with
-what may be NaN; a kernel that never touches those rows is as right.
+A golden that gathers after a selection sends zero gradients to unselected rows and multiplies them with numbers that
+may be NaN; a kernel that never touches those rows is just as right.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _Nothing(DispatchMode):
 def gradients(
     evaluate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], leaves: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The gradients that `evaluate` makes of the leaves so; none where it raises."""
+    """The gradients that `evaluate` returns under 0 * NaN = 0; empty if it raises."""
     try:
         with _Nothing():
             found = evaluate({n: t.clone() for n, t in leaves.items()})
-    except (RuntimeError, TypeError):  # what has no plain storage
+    except (RuntimeError, TypeError):  # tensors without a plain storage
         return {}
     return {n: t for n, t in found.items() if n.endswith(".grad")}
