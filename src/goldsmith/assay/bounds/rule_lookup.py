@@ -40,13 +40,13 @@ _known: dict[
 
 def treatment_of(func: OpOverload) -> OperatorTreatment:
     """The treatment of an overload, by its base name: `add`, `add_` and all their overloads share one rule."""
-    found = _known.get(id(func))
-    if found is None:
-        found = _known[id(func)] = func, _made(func)
-    return found[1]
+    entry = _known.get(id(func))
+    if entry is None:
+        entry = _known[id(func)] = func, _treatment(func)
+    return entry[1]
 
 
-def _made(func: OpOverload) -> OperatorTreatment:
+def _treatment(func: OpOverload) -> OperatorTreatment:
     namespace, full = func._schema.name.split("::")
     label = f"{namespace}.{full}"
     if namespace != "aten":
@@ -87,5 +87,9 @@ def _decomposition(func: OpOverload) -> Callable | None:
         return func.decompose
     from torch._decomp import decomposition_table
 
-    found = decomposition_table.get(func)
-    return found if found is not None and found.__module__ == "torch._decomp.decompositions" else None
+    decomposition = decomposition_table.get(func)
+    return (
+        decomposition
+        if decomposition is not None and decomposition.__module__ == "torch._decomp.decompositions"
+        else None
+    )

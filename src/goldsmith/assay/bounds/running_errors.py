@@ -274,8 +274,8 @@ class RunningErrors(DispatchMode):
             notes = notes | {treatment.label}
             errors = (float("inf"),) * len(outs)
         else:
-            found = treatment.rule(self, self._sane(y), *args, **kwargs)
-            errors = found if isinstance(found, tuple) else (found,) * len(outs)
+            result = treatment.rule(self, self._sane(y), *args, **kwargs)
+            errors = result if isinstance(result, tuple) else (result,) * len(outs)
             if any(isinstance(e, float) and e == float("inf") for e in errors):
                 notes = notes | {treatment.label}
         for out, error in zip(outs, errors, strict=True):
@@ -304,8 +304,8 @@ class RunningErrors(DispatchMode):
         elif treatment.rule is None:
             notes, error = notes | {treatment.label}, float("inf")
         else:
-            found = treatment.rule(self, self._sane(target), before, *args[1:], **kwargs)
-            error = found[0] if isinstance(found, tuple) else found
+            result = treatment.rule(self, self._sane(target), before, *args[1:], **kwargs)
+            error = result[0] if isinstance(result, tuple) else result
         self._write(target, self._settle(target, error), notes)
         return y
 

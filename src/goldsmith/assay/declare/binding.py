@@ -63,10 +63,10 @@ def parameters(fn: Callable) -> tuple[str, ...]:
 
 def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
     after = parameters[parameters.index(gap) + 1 :]
-    late = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
-    if late:
+    positional = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
+    if positional:
         raise TargetError(
-            f"{what}: {_name(fn)} takes {late[0]!r} by position after {gap.name!r}, which is not supplied"
+            f"{what}: {_name(fn)} takes {positional[0]!r} by position after {gap.name!r}, which is not supplied"
         )
 
 

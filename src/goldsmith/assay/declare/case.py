@@ -206,10 +206,10 @@ def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...],
 
 def given(tensors: Mapping[str, object]) -> Case:
     """One case named `given` from a literal dict; floating-point tensors keep their dtype."""
-    held = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
+    values = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
 
     def draw(make: Make) -> dict[str, object]:
-        return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in held.items()}
+        return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in values.items()}
 
     return Case("given", draw, given=True)
 

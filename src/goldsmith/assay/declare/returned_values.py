@@ -16,9 +16,9 @@ class UnusableResult(Exception):
 
 
 def names_of(
-    result: object, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
+    result: object, names: tuple[str, ...] | None, who: str, source: str = "declared are", taken: Collection[str] = ()
 ) -> list[tuple[str, object]]:
-    """A return value as pairs (output name, value); `said` introduces the known names in an error.
+    """A return value as pairs (output name, value); `source` introduces the known names in an error.
 
     Default names are y, or y0, y1, ...; if one of them is `taken`, the next free base name.
     """
@@ -30,8 +30,8 @@ def names_of(
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
     known = _free(len(values), isinstance(result, list | tuple), taken) if names is None else names
     if len(known) != len(values):
-        came = "1 result" if len(values) == 1 else f"{len(values)} results"
-        raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
+        count = "1 result" if len(values) == 1 else f"{len(values)} results"
+        raise TargetError(f"outputs: the {who} returned {count}, {source} {len(known)}: {', '.join(known)}")
     return list(zip(known, values, strict=True))
 
 

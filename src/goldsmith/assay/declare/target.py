@@ -147,8 +147,8 @@ class Target:
         """Checks names that only a run reveals: those `returned` by the candidate, and all names of the `golden`."""
         _known("saved", self.saved, returned, "outputs")
         if not any(stage in golden for stage in self.stored):  # a case may omit some of them
-            made = [n for n in golden if n not in returned and not n.endswith(".grad")]
-            _known("stored", tuple(self.stored), made, "golden's stages")
+            stages = [n for n in golden if n not in returned and not n.endswith(".grad")]
+            _known("stored", tuple(self.stored), stages, "golden's stages")
         results = dict.fromkeys(n.removeprefix("saved.") for n in (*returned, *golden))
         inputs = (*supply, *parameters(self.golden))  # including those that are None in this case
         grads = {f"{n}.grad" for n in inputs}

@@ -34,7 +34,7 @@ class RunInProgress:
     probe: str
     run: str
     seed: int
-    found: list[Finding]
+    findings: list[Finding]
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -61,22 +61,22 @@ CHECKS: list[Callable[[CheckRecord], None]] = []  # called with every report, be
 
 
 @contextmanager
-def running(case: str, probe: str, run: str, seed: int, found: list[Finding]) -> Iterator[None]:
+def running(case: str, probe: str, run: str, seed: int, findings: list[Finding]) -> Iterator[None]:
     """Context of every run: calls the hooks before it and after it, however it ends."""
-    now = RunInProgress(case, probe, run, seed, found)
+    now = RunInProgress(case, probe, run, seed, findings)
     RUNNING.append(now)
     try:
-        for callback in RUNS:
-            callback(case, probe, run)
+        for report_start in RUNS:
+            report_start(case, probe, run)
         yield
     except TakesTooLong as error:
-        for callback in STOPPED:
-            callback(now, error.where)
+        for report_stop in STOPPED:
+            report_stop(now, error.where)
         raise
     finally:
         RUNNING.remove(now)
-        for callback in ENDED:
-            callback()
+        for report_end in ENDED:
+            report_end()
 
 
 def seed_of(given: int | None) -> int:

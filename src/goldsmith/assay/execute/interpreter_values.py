@@ -26,7 +26,7 @@ def changes(module: ModuleType) -> tuple[list[Change], Callable[[], None]]:
     pointers: dict[object, Any] = {}
     whole: list[bool] = []
     unwrap = _unwrap(core, core._unwrap_if_constexpr)
-    found: list[Change] = [
+    replacements: list[Change] = [
         (module, "_patch_builtin", partial(_patch_builtin, module)),
         (module, "_patch_attr", partial(_patch_attr, module, core.builtin(_nothing).__code__)),
         (core, "_unwrap_if_constexpr", unwrap),
@@ -44,7 +44,7 @@ def changes(module: ModuleType) -> tuple[list[Change], Callable[[], None]]:
         *((semantic, name, _whole(whole, getattr(semantic, name))) for name in WHOLE),
         (semantic, "broadcast_impl_value", _broadcast(core, semantic.broadcast_impl_value)),
     ]
-    return found, pointers.clear
+    return replacements, pointers.clear
 
 
 def _nothing() -> None:
@@ -122,9 +122,9 @@ def _block_init(core: ModuleType, blocks: dict[object, Any], pointers: dict[obje
     def __init__(self: Any, element_ty: Any, shape: Any) -> None:
         numbers = tuple([s.value if type(s) is constexpr else s for s in shape]) if type(shape) in lists else ("",)
         known, key = (blocks, element_ty.name) if type(element_ty) is plain else (pointers, id(element_ty))
-        found = known.get((key, numbers))
-        if found is not None:
-            self.__dict__.update(found.__dict__)
+        twin = known.get((key, numbers))
+        if twin is not None:
+            self.__dict__.update(twin.__dict__)
             return
         init(self, element_ty, shape)
         if type(self) is core.block_type and {type(n) for n in numbers} == {int}:
@@ -136,10 +136,10 @@ def _block_init(core: ModuleType, blocks: dict[object, Any], pointers: dict[obje
 
 def _with_element_ty(core: ModuleType, blocks: dict[object, Any], ask: Function) -> Function:
     def with_element_ty(self: Any, scalar_ty: Any) -> Any:
-        found = None
+        cached = None
         if type(self) is core.block_type and type(scalar_ty) is core.dtype:
-            found = blocks.get((scalar_ty.name, tuple(self.shape.values)))
-        return ask(self, scalar_ty) if found is None else found
+            cached = blocks.get((scalar_ty.name, tuple(self.shape.values)))
+        return ask(self, scalar_ty) if cached is None else cached
 
     return with_element_ty
 

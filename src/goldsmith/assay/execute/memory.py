@@ -46,10 +46,10 @@ class Overrun:
     @property
     def text(self) -> str:
         where = {"past": "past the end", "before": "before the start", "gap": "between the elements"}[self.side]
-        said = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
+        text = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
         if self.side == "past" and self.body and self.distance == self.body:
-            return said + ": exactly twice the buffer"
-        return said + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
+            return text + ": exactly twice the buffer"
+        return text + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
 
 
 @dataclass
@@ -108,10 +108,10 @@ class Buffer:
 class Arena:
     """The guarded buffers of one run; `watched` adds a look at them after the forward has returned."""
 
-    def __init__(self, fill: str = NAN_FILL, beside: int = 0, *, watched: bool = False):
-        self.fill, self.beside, self.watched = fill, beside, watched
+    def __init__(self, fill: str = NAN_FILL, neighbour_sign: int = 0, *, watched: bool = False):
+        self.fill, self.neighbour_sign, self.watched = fill, neighbour_sign, watched
         self.buffers: list[Buffer] = []
-        self.made = 0  # number of buffers that the candidate allocated
+        self.allocated = 0  # number of buffers that the candidate allocated
         self.inputs: dict[str, Buffer] = {}
 
     def allocate(
@@ -136,10 +136,10 @@ class Arena:
         size = span * item
         reach = max(size, math.prod(shape) * item)  # a kernel may treat an expanded tensor as dense
         band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
-        mark, unit = band_mark(dtype, len(self.inputs) if given else self.made, given)
+        mark, unit = band_mark(dtype, len(self.inputs) if given else self.allocated, given)
         if self.fill == DIRT_FILL and not given and wide(dtype):
             mark, unit = zero_mark(dtype)
-        self.made += not given
+        self.allocated += not given
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
@@ -150,14 +150,14 @@ class Arena:
             storage, offset = storage[start:], 0  # shares and keeps alive the same memory
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
-        before, room = raw.clone() if self.beside else None, torch.empty_like(raw) if self.watched else None
+        before, room = raw.clone() if self.neighbour_sign else None, torch.empty_like(raw) if self.watched else None
         self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, room))
         return self.buffers[-1]
 
     def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
-        if self.beside and dtype in LARGE:
+        if self.neighbour_sign and dtype in LARGE:
             numbers = raw.view(dtype)
-            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
+            numbers[0::2], numbers[1::2] = self.neighbour_sign * LARGE[dtype], -self.neighbour_sign * LARGE[dtype]
 
     def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
         """A guarded copy of an input or output gradient in a layout; None keeps its strides."""
@@ -192,9 +192,9 @@ class Arena:
     def name(self, results: Mapping[str, Tensor]) -> None:
         """Relabels scratch buffers that hold results with the names of these."""
         for buffer in self.buffers:
-            held = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
-            if held and buffer.label.startswith(SCRATCH):
-                buffer.label = ", ".join(held)
+            names = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
+            if names and buffer.label.startswith(SCRATCH):
+                buffer.label = ", ".join(names)
 
     def forget(self, buffer: Buffer) -> None:
         """Stops checking the bands of a buffer."""
@@ -293,12 +293,12 @@ _kinds: dict[int, tuple[object, str]] = {}  # by id: hashing an operator runs Py
 
 def _kind(func: OpOverload) -> str:
     """Kind of an operator for Poison: empty, filled, resize, custom, or plain (may only write to out=)."""
-    found = _kinds.get(id(func))
-    if found is None:
+    entry = _kinds.get(id(func))
+    if entry is None:
         sets = {"empty": _EMPTY, "filled": _FILLED, "resize": _RESIZE}
-        otherwise = "plain" if func.namespace in _BUILTIN else "custom"
-        found = _kinds[id(func)] = func, next((name for name, those in sets.items() if func in those), otherwise)
-    return found[1]
+        default = "plain" if func.namespace in _BUILTIN else "custom"
+        entry = _kinds[id(func)] = func, next((name for name, operators in sets.items() if func in operators), default)
+    return entry[1]
 
 
 class Poison(DispatchMode):
@@ -331,15 +331,15 @@ class Poison(DispatchMode):
             return self._enter(func, args, kwargs)
         written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize too
         plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
-        held = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
+        owned = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if "not resizable" not in str(error) or not held:
+            if "not resizable" not in str(error) or not owned:
                 raise
-            _move([tensor for tensor, _, _ in held])
+            _move([tensor for tensor, _, _ in owned])
             result = func(*args, **kwargs)
-        for tensor, owner, shape in held:
+        for tensor, owner, shape in owned:
             if kind == "resize" or tensor.shape != shape:
                 self.arena.forget(owner)
         return result

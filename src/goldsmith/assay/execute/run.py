@@ -370,10 +370,10 @@ def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Map
     if run.second_grads is not None:
         run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
     for name, _, tensor in run.results():
-        for found, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
+        for masks, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
             mask = None if tensor is None else look(tensor)
             if mask is not None:
-                found[name] = mask
+                masks[name] = mask
 
 
 def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -104,18 +104,18 @@ class GoldenResults:
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
-            found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
+            results = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
             order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in self._made_in or named)]
             if sent:
-                found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
+                results.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
         self.decisions_used |= tracer.substituted
-        grads = [n for n in found if n.removesuffix(".grad") in wanted]
+        grads = [n for n in results if n.removesuffix(".grad") in wanted]
         self.order = list(dict.fromkeys([*order, *tracer.records, *grads]))
-        found.update({n: t for n, t in tracer.records.items() if n not in found})
+        results.update({n: t for n, t in tracer.records.items() if n not in results})
         for name in target.saved:
-            if f"saved.{name}" not in found and name in tracer.records:
-                found[f"saved.{name}"] = tracer.records[name]
-        return {n: t.detach() for n, t in found.items()}
+            if f"saved.{name}" not in results and name in tracer.records:
+                results[f"saved.{name}"] = tracer.records[name]
+        return {n: t.detach() for n, t in results.items()}
 
     @property
     def _several(self) -> bool:
@@ -149,14 +149,14 @@ class GoldenResults:
     def _named(self, result: object) -> dict[str, Tensor]:
         """Outputs of the golden by name; it may return all declared outputs, or only those that are not saved."""
         declared, saved = self.material.target.outputs, self.material.target.saved
-        said = "declared are"
+        source = "declared are"
         if declared is None and self.run.names and not isinstance(result, Mapping):
-            declared, said = self.run.names, "the candidate"
+            declared, source = self.run.names, "the candidate"
         if declared is not None and saved:
             count = len(result) if isinstance(result, list | tuple | Mapping) else 1
             if count != len(declared):
                 declared = tuple(n for n in declared if n not in saved)
-        pairs = names_of(result, declared, "golden", said)
+        pairs = names_of(result, declared, "golden", source)
         if pairs and all(value is None for _, value in pairs):
             raise TargetError("golden: returned None; it must return a tensor, or a tuple or dict of tensors")
         return only_tensors(pairs, "golden")
@@ -170,8 +170,8 @@ class GoldenResults:
         if target.golden_backward is not None:
             names = {**supply, **tracer.records, **named, **cotangents}
             result = target.bound("golden_backward", names)(names)
-            found = name_gradients(result, wanted, "golden_backward")
-            return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in found.items()}
+            named_grads = name_gradients(result, wanted, "golden_backward")
+            return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in named_grads.items()}
         stages = dict(tracer.graph)
         results = {**stages, **named}  # an output of the candidate may be a stage of the golden
         able = [n for n in sent if n in results and results[n].requires_grad]
@@ -234,8 +234,8 @@ class GoldenResults:
                     raise
                 with self_check.default_dtype(torch.float64):
                     values = self.evaluate(self.leaves)  # raises if the golden itself raises
-                said = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
-                return {n: running_errors.unproven(value, said) for n, value in values.items()}
+                reason = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
+                return {n: running_errors.unproven(value, reason) for n, value in values.items()}
 
     @cached_property
     def ensemble(self) -> list[dict[str, Tensor]]:
@@ -316,10 +316,10 @@ class GoldenResults:
     def in_its_own_run(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
         """Mask of the elements for which `there` holds in an unmodified run, in either precision."""
         runs = [r[name] for r in (self.unmodified(True), self.unmodified(False)) if name in r]
-        found = torch.zeros_like(self.values[name], dtype=torch.bool)
+        mask = torch.zeros_like(self.values[name], dtype=torch.bool)
         for run in runs:
-            found |= there(run) if run.shape == found.shape else False
-        return found
+            mask |= there(run) if run.shape == mask.shape else False
+        return mask
 
     @cached_property
     def second_ensemble(self) -> list[dict[str, Tensor]]:
@@ -367,13 +367,13 @@ class GoldenResults:
 
         def forward(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
             self._count("self_check")
-            found = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
-            return {n: found[n] for n in visible if n in found}
+            results = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
+            return {n: results[n] for n in visible if n in results}
 
         def gradient(leaves: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
             self._count("self_check")
-            found = fixed.evaluate({**self.leaves, **leaves, **cotangents})
-            return {n: found[f"{n}.grad"] for n in wanted}
+            results = fixed.evaluate({**self.leaves, **leaves, **cotangents})
+            return {n: results[f"{n}.grad"] for n in wanted}
 
         inputs = {n: self.leaves[n] for n in self.material.inputs}
         shapes = {n: tuple(self.run.outputs[n].shape) for n in visible}

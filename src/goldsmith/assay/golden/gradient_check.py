@@ -38,8 +38,8 @@ def confirm(
     names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
     for name in names:
         if grads[name].shape != leaves[name].shape:
-            came, wanted = list(grads[name].shape), list(leaves[name].shape)
-            check.problems.append(f"the gradient of {name} has shape {came}, the input {wanted}")
+            actual, expected = list(grads[name].shape), list(leaves[name].shape)
+            check.problems.append(f"the gradient of {name} has shape {actual}, the input {expected}")
             return
     declared = [name for name in names if name in surrogate]
     if declared:
@@ -106,7 +106,7 @@ class _Line:
         """The same direction through another point."""
         return _Line(self._forward, self._cotangents, leaves, self.direction)
 
-    def told(self, grads: Mapping[str, Tensor]) -> tuple[float, float]:
+    def predicted(self, grads: Mapping[str, Tensor]) -> tuple[float, float]:
         """<gradient, d>, and its typical size if the terms have random signs."""
         products = [grads[name] * d for name, d in self.direction.items()]
         return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
@@ -125,16 +125,16 @@ class _Line:
 
 def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
     """Whether the gradient agrees at some step: the usual one, or a smaller one if a kink lies within the usual one."""
-    told, size = line.told(grads)
+    predicted, size = line.predicted(grads)
     for h in (_STEP, _STEP / 64, _STEP / 1024):
         measured = line.richardson(h)
-        tolerance = _RELATIVE * max(size, abs(told)) + 3 * line.noise / h
-        if abs(measured - told) <= tolerance:
+        tolerance = _RELATIVE * max(size, abs(predicted)) + 3 * line.noise / h
+        if abs(measured - predicted) <= tolerance:
             return True
     return False
 
 
-def _beside(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
+def _right_nearby(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
     """Whether the gradient is right at points beside the inputs, away from ties; None if none is smooth."""
     smooth = False
     generator = torch.Generator().manual_seed(_BESIDE)
@@ -155,27 +155,29 @@ def _explain(
 
     others: further directions, because the two sides of a kink may agree along one by chance.
     """
-    (told, size), measured = line.told(grads), line.richardson(_STEP)
-    if not all(abs(v) < float("inf") for v in (measured, told)):
+    (predicted, size), measured = line.predicted(grads), line.richardson(_STEP)
+    if not all(abs(v) < float("inf") for v in (measured, predicted)):
         check.notes.append("the golden's gradient is not confirmed: NaN or Inf along the way")
         return
-    beside = _beside(line, grads, backward)
-    for bent in (o for o in (line, *others) if beside is not False and o.bends(_STEP / 16)):
+    right_nearby = _right_nearby(line, grads, backward)
+    for bent in (o for o in (line, *others) if right_nearby is not False and o.bends(_STEP / 16)):
         h = _STEP / 128
         left, right = (bent(0.0) - bent(-h)) / h, (bent(h) - bent(0.0)) / h
         check.notes.append(f"a kink: the golden's slope is {left:.6g} on one side and {right:.6g} on the other")
         return
-    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - told) + _RELATIVE * size:
+    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - predicted) + _RELATIVE * size:
         check.notes.append("the golden's gradient is not confirmed: differences at two step sizes disagree")
         return
-    if beside:
-        text = f"a tie: the golden's slope is {told:.6g}, differences give {measured:.6g}; beside it they agree"
+    if right_nearby:
+        text = f"a tie: the golden's slope is {predicted:.6g}, differences give {measured:.6g}; beside it they agree"
         check.notes.append(text)
         return
     bad = {name: line.along({name: d}) for name, d in line.direction.items()}
     bad = {name: own for name, own in bad.items() if not _confirms(own, grads)}
-    wrong = [f"{n} (backward {o.told(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()]
-    which = ", ".join(wrong) or f"all inputs together (backward {told:.9g}, differences {measured:.9g})"
+    wrong = [
+        f"{n} (backward {o.predicted(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()
+    ]
+    which = ", ".join(wrong) or f"all inputs together (backward {predicted:.9g}, differences {measured:.9g})"
     check.problems.append(
         f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is not "
         f"meant to be a derivative (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"

@@ -128,8 +128,8 @@ class Swings:
 
         def run(number: int) -> dict[str, Tensor]:
             far = HAIR if number < TIES else ROUNDINGS * unit
-            found = gradients({**leaves, **{n: nudged(t, n, number, far) for n, t in moving.items()}})
-            return {n: t for n, t in found.items() if n.endswith(".grad") and n in golden}
+            results = gradients({**leaves, **{n: nudged(t, n, number, far) for n, t in moving.items()}})
+            return {n: t for n, t in results.items() if n.endswith(".grad") and n in golden}
 
         slowest = 0.0
         for number in range(0, TIES, 2):

@@ -86,7 +86,7 @@ def _checks(
 
     if gradient is not None:
         _attempt(check, "the golden's backward", watch, backward, leaves)
-    check.problems += watch.found
+    check.problems += watch.problems
     # under a dispatch mode autograd uses other formulas (for prod, say), so the two compared runs go without one
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
@@ -99,11 +99,11 @@ def _twice(check: SelfCheck, what: str, call: Forward, leaves: Mapping[str, Tens
     second = _attempt(check, what, None, call, leaves) if first is not None else None
     for name, y in (first or {}).items():
         if second is not None and name in second and not _equal(y, second[name]):
-            said = f"{what} does not repeat: {name} differs between two runs on the same inputs"
+            text = f"{what} does not repeat: {name} differs between two runs on the same inputs"
             if y.is_cuda and _rounded_apart(y, second[name]):
-                check.notes.append(f"{said}, by no more than float64 rounding: the GPU adds with atomics")
+                check.notes.append(f"{text}, by no more than float64 rounding: the GPU adds with atomics")
             else:
-                check.problems.append(said)
+                check.problems.append(text)
     return first
 
 
@@ -132,8 +132,8 @@ def _attempt(
         if memory_errors.out_of_memory(error):
             raise
         edits = inplace_errors.edited(error)
-        said = f"{type(error).__name__}: {error}" if edits is None else f"on an {edits}"
-        check.problems.append(f"{what} raised {said}{_where(error)}")
+        reason = f"{type(error).__name__}: {error}" if edits is None else f"on an {edits}"
+        check.problems.append(f"{what} raised {reason}{_where(error)}")
         return None
     for name, t in leaves.items():
         if name in own and not _equal(own[name].detach(), t):
@@ -177,7 +177,7 @@ class _NarrowerThanFloat64(DispatchMode):
 
     def __init__(self, wide: bool = False) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.problems: list[str] = []
         self.wide = wide
 
     def __torch_dispatch__(
@@ -208,9 +208,9 @@ class _NarrowerThanFloat64(DispatchMode):
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
         text = f"the golden {does} in {dtype}: {name} made it{place}; {why}"
         if not any(
-            f" {dtype}:" in known for known in self.found
+            f" {dtype}:" in known for known in self.problems
         ):  # report the first of each dtype; the others follow from it
-            self.found.append(text)
+            self.problems.append(text)
 
 
 _DRAWS = {f"aten::{name}" for name in ("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli")}

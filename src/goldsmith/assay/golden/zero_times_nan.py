@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 _SUMS = {_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default}
 
 
-class _Nothing(DispatchMode):
+class _ZeroTimesNaN(DispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> object:
@@ -44,8 +44,8 @@ def gradients(
 ) -> dict[str, Tensor]:
     """The gradients that `evaluate` returns under 0 * NaN = 0; empty if it raises."""
     try:
-        with _Nothing():
-            found = evaluate({n: t.clone() for n, t in leaves.items()})
+        with _ZeroTimesNaN():
+            results = evaluate({n: t.clone() for n, t in leaves.items()})
     except (RuntimeError, TypeError):  # tensors without a plain storage
         return {}
-    return {n: t for n, t in found.items() if n.endswith(".grad")}
+    return {n: t for n, t in results.items() if n.endswith(".grad")}

@@ -188,8 +188,8 @@ class LegalOrder(DispatchMode):
         name = func._schema.name.removeprefix("aten::")
         rewrite = _REWRITES.get(name)
         if rewrite is not None:
-            found = rewrite(self, *args, **kwargs)
-            return func(*args, **kwargs) if found is None else found
+            rewritten = rewrite(self, *args, **kwargs)
+            return func(*args, **kwargs) if rewritten is None else rewritten
         composed = REDUCTIONS.get(name) or treatment.composed
         if composed is not None:
             with self:

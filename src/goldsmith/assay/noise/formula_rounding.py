@@ -41,18 +41,20 @@ def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor
     return max(sizes) / largest if largest > 0 else 0.0
 
 
-def hint(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
+def hint(
+    bounded: Bounded, error: Tensor, compute: torch.dtype, neighbours: Iterable[Tensor], least: float = 0.0
+) -> str:
     """A sentence if the error is at most a rounding of neighbouring numbers; else "".
 
     Neighbours are the result's elements on the lines through an element, and the same elements of tensors of its shape
-    (`beside`). least: the value of `terms`.
+    (`neighbours`). least: the value of `terms`.
     """
     wrong = torch.isfinite(bounded.value) & (error > bounded.bound)
     if not bool(torch.isfinite(error).all()) or not bool(wrong.any()):
         return ""
     size = bounded.value.abs().nan_to_num(0.0, 0.0, 0.0)
     lines = [size.amax(a, keepdim=True).expand_as(size) for a in range(size.dim())]
-    alike = [t.double().abs() for t in beside if t.shape == size.shape and t.is_floating_point()]
+    alike = [t.double().abs() for t in neighbours if t.shape == size.shape and t.is_floating_point()]
     size = torch.stack([size, *lines, *alike]).amax(0).clamp(min=least)
     roundings = float((error / (unit_roundoff(compute) * size))[wrong].max())
     if not roundings <= unit(bounded.value, compute) / unit_roundoff(compute):

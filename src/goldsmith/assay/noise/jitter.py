@@ -48,11 +48,11 @@ def runs(
     evaluate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], leaves: Mapping[str, Tensor], seed: int
 ) -> list[dict[str, Tensor]]:
     """RUNS results of `evaluate`, each with other random roundings; runs that raise are left out."""
-    found = []
+    results = []
     for i in range(RUNS):
         try:
             with Jitter(seed + i):
-                found.append(evaluate({n: t.clone() for n, t in leaves.items()}))
+                results.append(evaluate({n: t.clone() for n, t in leaves.items()}))
         except (RuntimeError, TypeError):  # without a plain storage a view cannot be recognised
             continue
-    return found
+    return results

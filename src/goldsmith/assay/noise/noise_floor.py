@@ -180,12 +180,12 @@ def _of_line(spread: Tensor, use: Tensor) -> Tensor:
     least = min(SHORT_LINE, max(spread.shape, default=0))
     square = torch.where(use & torch.isfinite(spread), spread, 0.0).square()
     number = (use & torch.isfinite(spread)).to(torch.float64)
-    found = torch.full_like(spread, torch.inf)
+    quietest = torch.full_like(spread, torch.inf)
     for axis, length in enumerate(spread.shape):
         if length >= least > 1:
             line = (square.sum(axis, keepdim=True) / number.sum(axis, keepdim=True).clamp(min=1.0)).sqrt()
-            found = torch.minimum(found, line)
-    return torch.where(torch.isfinite(found), found, 0.0)
+            quietest = torch.minimum(quietest, line)
+    return torch.where(torch.isfinite(quietest), quietest, 0.0)
 
 
 def ulps(y: Tensor, golden: Tensor, store: torch.dtype) -> Tensor:

@@ -244,7 +244,7 @@ def _telling(tell: Tell) -> Iterator[list[tuple[dict[str, Any], str]]]:
         runs += 1
         now = hooks.RUNNING[-1]
         said = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
-        tell(said | ({"found": [asdict(f) for f in now.found]} if now.found else {}))
+        tell(said | ({"found": [asdict(f) for f in now.findings]} if now.findings else {}))
 
     def over() -> None:
         tell({"over": runs})
