@@ -1,4 +1,4 @@
-"""What `check` and `diagnose` are called with: every mistake is named with what came and what was wanted."""
+"""Arguments of `check` and `diagnose`: an error names the argument, its value and what is valid."""
 
 import pytest
 import torch
@@ -51,12 +51,12 @@ ARGUMENTS = [
 @pytest.mark.parametrize(
     "changes, kind, text", ARGUMENTS, ids=[next(iter(a[0])) + str(i) for i, a in enumerate(ARGUMENTS)]
 )
-def test_an_argument_that_is_wrong_is_named_with_what_came_and_what_was_wanted(function, changes, kind, text):
+def test_a_wrong_argument_is_named_with_its_value_and_what_is_valid(function, changes, kind, text):
     with pytest.raises(kind, match=text):
         function(made(), **changes)
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path):
+def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
     runs = []
     one = made(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
     (tmp_path / "file").write_text("here")
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_cuda_device_that_is_not_there_is_said():
+def test_a_missing_cuda_device_is_an_error():
     text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"
     with pytest.raises(assay.TargetError, match=text):
         assay.check(made(), device="cuda")
@@ -85,7 +85,7 @@ def test_a_literal_case_is_run_and_reported_in_its_own_dtype():
     assert report.dtypes == ["float32"] and report.cases == ["given"]
 
 
-def test_inside_of_a_transform_nothing_can_be_checked():
+def test_a_check_inside_a_transform_is_refused():
     one, text = made(), "called inside a torch.func transform"
     for transform in (torch.func.grad, torch.func.vmap):
         with pytest.raises(assay.TargetError, match=f"^check: {text}"):
@@ -105,7 +105,7 @@ def test_gradients_are_judged_whatever_mode_the_caller_is_in(outside):
     assert [f.tensor for f in report.findings] == ["w.grad"]
 
 
-def test_autocast_belongs_into_the_candidate():
+def test_a_check_under_autocast_is_refused():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(assay.TargetError, match="^check: called under autocast"):
         assay.check(made())
 
@@ -149,7 +149,7 @@ DECLARED = [
 
 
 @pytest.mark.parametrize("call, kind, text", DECLARED, ids=range(len(DECLARED)))
-def test_what_a_declaration_is_made_of_is_looked_at(call, kind, text):
+def test_declarations_validate_their_arguments(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
 

@@ -1,4 +1,4 @@
-"""No legal order of a dot product leaves its bound; the bound is not vacuous, and reached by the worst order."""
+"""No legal order of a dot product exceeds its bound; the worst order nearly reaches it."""
 
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ def dot_bounds(a, b):
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("n,m", [(2, 8000), (7, 8000), (64, 8000), (300, 1000)])
-def test_no_legal_order_leaves_the_bound_in_100000_dots(n, m, spread):
+def test_no_legal_order_exceeds_the_bound_in_100000_dots(n, m, spread):
     seen = 0
     for seed in range(2):
         a, b = whole((m, n), seed, spread), whole((m, n), seed + 100, spread)

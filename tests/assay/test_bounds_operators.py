@@ -1,4 +1,4 @@
-"""Every operator that a golden is likely to use, forward and backward: it has a rule, and float32 stays within it."""
+"""Every operator that a golden is likely to use has a rule, and float32 stays within its bound, forward and backward."""
 
 import pytest
 import torch
@@ -186,7 +186,7 @@ def test_float32_stays_within_the_bound_forward_and_backward(name):
             assert bool((largest > bounded.bound / 3000)[bounded.bound > 0].any()), result
 
 
-def test_a_max_pools_gradient_has_a_bound_where_torch_composes_none(monkeypatch):
+def test_the_gradient_of_a_max_pool_has_a_bound_without_a_decomposition_of_torch(monkeypatch):
     """As in torch 2.11, and in later ones where algorithms are to be deterministic: there the composition declines."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     test_float32_stays_within_the_bound_forward_and_backward("max_pool")
@@ -207,7 +207,7 @@ def test_float64_candidates_have_bounds_too(name):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_sum_may_begin_from_what_is_added_to_it(sign):
+def test_a_sum_may_start_from_the_number_added_to_it(sign):
     """An accumulator that begins from a large bias rounds at the bias' size, once for every term."""
     x, w, b = (torch.full((1, 64), s, dtype=torch.float64) for s in (1.75, 2.0**-24, 1.0))
     found = running_bounds(

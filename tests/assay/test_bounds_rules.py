@@ -1,4 +1,4 @@
-"""Every elementwise rule against mpmath: own rounding, and an argument that already carries an error."""
+"""Every elementwise rule against mpmath, for exact arguments and for arguments with an error."""
 
 import mpmath as mp
 import pytest
@@ -160,7 +160,7 @@ def test_powers_of_two_and_copies_are_exact():
         assert bool((bounded.bound == 0).all())
 
 
-def test_a_float64_candidate_is_held_to_its_own_unit():
+def test_a_float64_candidate_is_judged_in_units_of_float64():
     x = torch.rand(500, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.5
     fn = lambda L: {"y": torch.tanh(L["x"] * 1.1) / L["x"]}  # noqa: E731
     bounded = running_bounds(fn, {"x": x}, compute=torch.float64, stores={"y": torch.float64})["y"]
@@ -170,7 +170,7 @@ def test_a_float64_candidate_is_held_to_its_own_unit():
     assert bool((bounded.bound < 60 * unit_roundoff(torch.float64) * bounded.value.abs()).all())
 
 
-def test_a_flushed_subnormal_on_the_way_is_within_the_bound():
+def test_an_intermediate_flushed_subnormal_is_within_the_bound():
     x = torch.tensor([2.0**-70], dtype=torch.float64)
     fn = lambda L: {"y": (L["x"] * 2.0**-3 * L["x"] * 1.5) * 2.0**120}  # noqa: E731
     bounded = running_bounds(fn, {"x": x}, compute=F32, stores={})["y"]

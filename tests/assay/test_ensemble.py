@@ -1,4 +1,4 @@
-"""Members of the ensemble differ, are legal, round where they should, and keep out of the way of everything else."""
+"""Members of the ensemble differ, are legal, round where they should, and leave everything else unchanged."""
 
 from fractions import Fraction
 
@@ -41,7 +41,7 @@ def test_the_sequential_order_adds_one_term_after_another(shape):
     assert torch.equal(orders.fold(rows, orders.Order("permuted", 4, 16)), looped(permuted))
 
 
-def test_tiles_are_summed_by_themselves_and_then_added_up():
+def test_tiles_are_summed_separately_and_then_added_up():
     rows = normal(100, 7)
     shuffled = rows[torch.randperm(100, generator=torch.Generator().manual_seed(4))]
     expected = looped(torch.stack([looped(tile) for tile in shuffled.split(16)]))
@@ -71,7 +71,7 @@ def test_a_reduction_has_the_shape_and_the_value_of_torch(style, dim, keepdim):
 
 @pytest.mark.parametrize("style", ORDERS)
 @pytest.mark.parametrize("k", [1, 3, 64, 1000, 5000])
-def test_a_product_of_matrices_is_one_legal_sum_of_each_elements_products(style, k):
+def test_each_element_of_a_matrix_product_is_a_legal_sum_of_its_products(style, k):
     a, b = normal(2, 4, k), normal(2, k, 3, seed=1)
     y = orders.matmul(a, b, orders.Order(style, 1, 32)).double()
     exact = a.double() @ b.double()
@@ -95,7 +95,7 @@ def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
 
 
 @pytest.mark.parametrize("style", ORDERS)
-def test_a_running_sum_keeps_its_partial_sums_in_its_own_precision(style):
+def test_a_running_sum_rounds_its_partial_sums_to_its_own_precision(style):
     x = normal(3, 1000)
     y = orders.scan(x, 1, orders.Order(style, 1, 16))
     exact = x.double().cumsum(1)
@@ -158,7 +158,7 @@ def test_results_are_rounded_once_to_their_store():
         assert torch.equal(member["y"], (x.float() * 3).to(BF16))
 
 
-def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
+def test_every_reader_of_a_stored_stage_sees_it_rounded_backward_included():
     def fn(leaves):
         x = leaves["x"].requires_grad_()
         h = stored(torch.tanh(x), BF16)
@@ -172,7 +172,7 @@ def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
     assert bool(((member["x.grad"].double() - exact).abs() <= 2.0**-24 * exact.abs()).all())
 
 
-def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
+def test_members_round_numbers_near_a_midpoint_of_a_stored_stage_either_way():
     ulp = 2.0**-7
     middles = 1 + ulp * (torch.arange(40) + 0.5)
     held = torch.tensor([0.0, 1.0, -1.0, 2.0**-133, 3.0, 2.0**20, torch.inf, -torch.inf, torch.nan])
@@ -199,7 +199,7 @@ def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
     assert torch.equal(read, torch.stack([m["read"][:40] for m in runs(fn, stores={"h": BF16}, x=x)]))
 
 
-def test_what_float32_holds_is_never_dithered():
+def test_float32_stores_are_never_dithered():
     members = runs(lambda L: {"y": stored(L["x"] * 3, F32) + 0}, x=normal(200).double())
     assert all(torch.equal(m["y"], members[0]["y"]) for m in members)
 
@@ -212,7 +212,7 @@ def test_a_stored_view_of_an_input_leaves_the_input_alone():
     assert torch.equal(expanded, (x[:1] * 3).to(BF16).float().expand(4, 4))
 
 
-def test_a_golden_that_asks_for_float64_gets_the_compute_precision():
+def test_a_golden_that_requests_float64_gets_the_compute_precision():
     fn = lambda L: {"y": L["x"].double() * torch.ones(3, dtype=F64) + torch.full((3,), 0.1)}  # noqa: E731
     x = normal(3)
     for member in runs(fn, x=x.double()):
@@ -257,7 +257,7 @@ def test_division_by_a_reciprocal_that_overflows_is_still_a_division():
     assert y[0] == 1 and torch.isnan(y[1]) and torch.isinf(y[2])
 
 
-def test_the_leaves_and_the_default_dtype_survive():
+def test_the_leaves_and_the_default_dtype_are_unchanged():
     x = normal(4).double()
     before = x.clone()
     runs(lambda L: {"y": L["x"].mul_(2) + torch.ones(4)}, x=x)

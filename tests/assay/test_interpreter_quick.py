@@ -1,4 +1,4 @@
-"""The interpreter without its detours: the same bits, the same errors, and Triton as it was afterwards."""
+"""The patched interpreter: the same bits, the same errors, and Triton restored afterwards."""
 
 import dataclasses
 import os
@@ -85,13 +85,13 @@ def facts(module):
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_it_computes_the_same_bits(low):
+def test_the_patched_interpreter_computes_the_same_bits(low):
     plain = mixed(low)
     with quick():
         assert all(torch.equal(a, b) for a, b in zip(mixed(low), plain, strict=True))
 
 
-def test_triton_is_left_as_it_was_also_when_a_kernel_raises():
+def test_triton_is_restored_when_a_kernel_raises():
     mixed(False)  # Triton itself never undoes what a call of a device function patches
     before = facts(interpreter())
     with quick():
@@ -105,7 +105,7 @@ def test_triton_is_left_as_it_was_also_when_a_kernel_raises():
     assert all(a is b for a, b in zip(facts(interpreter()), before, strict=True))
 
 
-def test_what_it_leaves_out_is_left_out():
+def test_the_skipped_work_is_skipped():
     """The language is patched once for each module that sees more of it, not once a launch or a call."""
     module, patched = interpreter(), []
     patch = module._patch_lang
@@ -121,14 +121,14 @@ def test_what_it_leaves_out_is_left_out():
 
 
 @pytest.mark.parametrize("wanted", [False, True], ids=["as_it_comes", "quick"])
-def test_an_overflow_is_found_where_debug_asks_for_it(monkeypatch, wanted):
+def test_an_overflow_is_found_in_debug_mode(monkeypatch, wanted):
     builder = interpreter().interpreter_builder
     monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
     with quick(wanted), pytest.raises(Exception, match="int32 overflow detected for operation mul"):
         _overflow_kernel[(1,)](torch.empty(1, dtype=torch.int32), 1 << 20)
 
 
-def test_another_triton_stays_as_it_is():
+def test_an_unknown_triton_is_not_patched():
     class Other:
         """A module without what is changed here."""
 

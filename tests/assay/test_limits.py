@@ -1,4 +1,4 @@
-"""Memory that the machine lacks accuses nobody, says what to do, and stops nothing else."""
+"""Lack of memory is nobody's fault: the report says what to do, and the other cases go on."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def short_of(error, fn, when=lambda x: True):
 
 @pytest.mark.parametrize("error, said", NO_MEMORY, ids=["card", "cpu", "numpy"])
 @pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
-def test_a_golden_without_memory_is_not_at_fault_and_its_case_not_judged(monkeypatch, where, error, said):
+def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, said):
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
     if where == "golden":
         golden = short_of(error, plain_sum)
@@ -62,7 +62,7 @@ def test_a_golden_without_memory_is_not_at_fault_and_its_case_not_judged(monkeyp
     assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and said in text
 
 
-def test_a_candidate_without_memory_is_not_judged_unless_something_was_found():
+def test_a_candidate_that_runs_out_of_memory_is_unjudged_unless_it_has_findings():
     short = short_of(torch.OutOfMemoryError(CUDA_TEXT), plain_sum)
     report = assay.check(target(short, cases=three), probes="quick", raises=False)
     assert report.verdict == "unjudged" and {n.case for n in report.notes if n.id == "not_run"} == {"three[T=5]"}
@@ -70,7 +70,7 @@ def test_a_candidate_without_memory_is_not_judged_unless_something_was_found():
     assert assay.check(target(wrong, cases=three), raises=False).verdict == "fail"
 
 
-def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
+def test_a_probe_that_runs_out_of_memory_is_reported_and_the_others_continue():
     calls = []
 
     def second_runs(x):
@@ -85,7 +85,7 @@ def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
 
 
 @pytest.mark.parametrize("where", ["honest", "judging"])
-def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch, where):
+def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(monkeypatch, where):
     @assay.case(T=5)
     def draw(make, T):
         return {"x": make.uniform(T, 8) + 1.0}

@@ -1,4 +1,4 @@
-"""The assay's dispatch modes: they import no compiler, and where there is one, it does not trace them."""
+"""The assay's dispatch modes do not import torch's compiler, and the compiler does not trace them."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ class Counts(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_is_compiled_is_compiled_without_the_mode_around_it():
+def test_compiled_code_is_compiled_without_the_mode():
     """As with torch's own modes: nothing of `__torch_dispatch__` becomes part of a graph."""
     x = torch.ones(5)
     with Counts() as counts:

@@ -1,4 +1,4 @@
-"""What no torch error tells: a result without numbers, and a choice among scores that are not there."""
+"""Mistakes without a torch error: a result without numbers, and a choice among missing scores."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("choice, text", WRONG, ids=range(len(WRONG)))
-def test_a_choice_among_scores_that_are_not_there_is_a_mistake_in_the_declaration(choice, text):
+def test_a_choice_among_missing_scores_is_a_mistake_in_the_declaration(choice, text):
     one = assay.Target(best, best, cases=scores, outputs=("y", "index"),
                        decisions={"index": assay.topk(scores="x", **choice)})  # fmt: skip
     with pytest.raises(assay.TargetError) as error:
@@ -63,7 +63,7 @@ def test_a_choice_among_scores_that_are_not_there_is_a_mistake_in_the_declaratio
     assert str(error.value) == f"decisions['index']: {text}"
 
 
-def test_what_a_decision_is_declared_with_is_looked_at():
+def test_arguments_of_a_decision_are_validated():
     with pytest.raises(TypeError, match=r"^topk: dim is a whole number, got 'a'$"):
         assay.topk(scores="x", k="k", dim="a")
     with pytest.raises(TypeError, match=r"^argmax: dim is a whole number, got 1\.5$"):

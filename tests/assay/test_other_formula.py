@@ -1,4 +1,4 @@
-"""Right kernels by another formula than the golden's, whose rounding, NaN or range is another, beside wrong ones."""
+"""Right kernels with another formula than the golden's, with other rounding, NaN or range, and wrong kernels."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_rows_that_are_ignored_by_a_factor_of_zero_are_a_note(seed):
     assert report.ok and notes(report) == {"nan_spread"}, str(report)
 
 
-def test_rows_whose_large_numbers_arrive_are_not_ignored():
+def test_rows_whose_large_numbers_reach_the_result_are_not_ignored():
     def clipped(z, t):
         return ignoring(z, t) + torch.clamp(z[t == -100].amax() - 100, min=0)
 
@@ -131,7 +131,7 @@ def by_product(x, mask, eps=0.0):
 
 @BOTH
 @SEEDS
-def test_a_mask_of_floats_keeps_to_zeros_and_ones(dtype, seed):
+def test_a_float_mask_stays_zeros_and_ones(dtype, seed):
     seen = []
 
     def kernel(x, mask):
@@ -144,7 +144,7 @@ def test_a_mask_of_floats_keeps_to_zeros_and_ones(dtype, seed):
 
 @BOTH
 @SEEDS
-def test_what_a_mask_hides_may_be_filled_by_a_product(dtype, seed):
+def test_masked_elements_may_be_zeroed_by_a_product(dtype, seed):
     def golden(x, mask):
         return torch.where(mask[..., None] > 0, x, -3.0).square()
 
@@ -156,7 +156,7 @@ def test_what_a_mask_hides_may_be_filled_by_a_product(dtype, seed):
     assert report.ok, str(report)
 
 
-def test_a_mask_that_is_not_read_or_is_cut_is_found():
+def test_an_unread_or_truncated_mask_is_found():
     def cut(x, mask):
         return by_product(x[:, :-1], mask[:, :-1])
 
@@ -167,7 +167,7 @@ def test_a_mask_that_is_not_read_or_is_cut_is_found():
         assert not held(wrong, masked_mean, masked_rows, grads=("x",)).ok
 
 
-def test_the_scale_of_what_is_masked_is_tried_all_the_same():
+def test_masked_inputs_are_still_scaled():
     def golden(x, mask):
         y = torch.where(mask[..., None] > 0, x, 0)
         return y / (y.square().sum(1, keepdim=True) + 1e-12).sqrt()
@@ -269,7 +269,7 @@ def test_the_usual_formulas_of_a_function_of_torch_are_right(golden, kernel, dty
     assert report.ok, str(report)
 
 
-def test_an_entropy_that_is_off_by_little_is_wrong():
+def test_a_slightly_wrong_entropy_is_found():
     def coarse(x, t):
         return x.clamp(min=0) - x * t + torch.log(1 + 2.0**-18 + torch.exp(-x.abs()))
 
@@ -282,7 +282,7 @@ def signals(make, B, L):
     return {"x": make.normal(B, L), "k": make.normal(L)}
 
 
-def test_a_transform_over_an_axis_has_no_mask_to_be_wrong():
+def test_a_transform_over_a_whole_axis_passes():
     """Every element rounds at the size of the largest: the check says that it rounds more, and no story of a leak."""
 
     def golden(x, k):

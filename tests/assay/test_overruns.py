@@ -1,4 +1,4 @@
-"""Kernels without their mask: what lies beyond an input is stored beyond the output, and no number of it is touched."""
+"""Kernels without their mask, which copy memory beyond an input to memory beyond the output unchanged."""
 
 import ctypes
 import os
@@ -160,14 +160,14 @@ TRIED = [
 
 
 @pytest.mark.parametrize("name, dtype", TRIED, ids=lambda v: str(v).removeprefix("torch."))
-def test_a_band_that_is_copied_over_another_one_is_seen(name, dtype):
+def test_a_band_copied_over_another_one_is_detected(name, dtype):
     report = assay.check(overrunning(name, dtype), device=device_of(name), probes="quick", raises=False)
     assert report.verdict == "fail"
     assert any(f.probe == "guard" and "written past the end of y" in f.text for f in report.findings)
 
 
 @pytest.mark.parametrize("name", ["triton add", "C copy"])
-def test_it_is_told_as_an_overrun(name):
+def test_a_copied_band_is_reported_as_an_overrun(name):
     found = assay.diagnose(overrunning(name, torch.float32), device=device_of(name), budget_s=20)
     assert found.verdict == "fail" and found.causes[0].id == "overrun" and found.causes[0].score > 0.9
 
@@ -196,7 +196,7 @@ def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_a_mark_that_is_converted_is_none_of_the_other_width(dtype):
+def test_a_converted_mark_matches_no_mark_of_the_new_width(dtype):
     given, made, unit = every(dtype)
     values = torch.tensor(sorted(given | made), dtype=unit).view(dtype)
     for other in WIDE:
@@ -209,14 +209,14 @@ def test_a_mark_that_is_converted_is_none_of_the_other_width(dtype):
             assert not (its[0] | its[1]) & set(values.numpy().astype(number).view(UNITS[other.itemsize][1]).tolist())
 
 
-def test_the_head_of_a_mark_is_recognised_where_it_was_cut_off():
+def test_a_truncated_mark_is_recognised():
     mark, unit = band_mark(torch.float32, 3, True)
     cut = torch.tensor([mark, 0], dtype=unit).view(torch.int16)[1::2].view(torch.bfloat16)
     assert band_read(cut).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.uint8], ids=str)
-def test_bands_of_numbers_are_small_and_an_inputs_are_not_those_of_a_result(dtype):
+def test_integer_bands_are_small_and_differ_between_inputs_and_results(dtype):
     given, made, unit = every(dtype)
     assert unit.itemsize == dtype.itemsize and not given & made and min(given | made) >= -13
     sums = {a + b for a in given | {0} for b in given | {0}} | {2 * a for a in given}

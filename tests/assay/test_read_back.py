@@ -1,4 +1,4 @@
-"""Outputs in 16 bits that a kernel reads again, rounded, as FlashAttention's backward does: they are not a fault."""
+"""A backward may read rounded 16-bit outputs again, as FlashAttention's does."""
 
 import functools
 
@@ -85,7 +85,7 @@ def verdicts(kernel, golden, cases, dtype, **how):
 
 @NARROW
 @pytest.mark.parametrize("kernel, golden, cases", [(flash, attention, heads), (fused_add_norm, add_norm, tokens)])
-def test_a_backward_may_read_what_was_returned(kernel, golden, cases, dtype):
+def test_a_backward_may_read_rounded_outputs(kernel, golden, cases, dtype):
     assert verdicts(kernel, golden, cases, dtype) == ["pass"] * 3
 
 
@@ -98,11 +98,11 @@ def test_a_backward_may_read_what_was_returned(kernel, golden, cases, dtype):
         (fused_add_norm, add_norm, tokens, "without the residual"),
     ],
 )
-def test_what_reads_something_else_is_found(kernel, golden, cases, fault, dtype):
+def test_a_backward_that_reads_another_tensor_is_found(kernel, golden, cases, fault, dtype):
     assert verdicts(kernel, golden, cases, dtype, fault=fault) == ["fail"] * 3
 
 
-def test_weights_in_16_bits_are_told_as_what_they_are():
+def test_weights_in_16_bits_are_diagnosed_as_such():
     """torch's own attention on a CPU rounds them: no epsilon has to do with it, though it is right for large inputs."""
 
     def rounding(q, k, v):
@@ -117,7 +117,7 @@ def test_weights_in_16_bits_are_told_as_what_they_are():
     assert "rounds stage p to bfloat16" in found.causes[0].evidence[0]
 
 
-def test_in_float32_nothing_is_rounded_on_the_way():
+def test_float32_outputs_add_no_rounding():
     """There y is as good as what was computed: y in bfloat16 is a fault."""
 
     def rounded(q, k, v):
@@ -146,7 +146,7 @@ def test_the_bound_holds_for_the_worst_rounding_of_an_output():
     assert bool((found[0].bound <= 20 * worst + found[1].bound).all())
 
 
-def test_an_output_beyond_float16_makes_no_demands_of_the_gradients_that_read_it():
+def test_gradients_that_read_an_overflowed_output_are_not_judged():
     """Values times 2^12 do not fit: y is Inf then, and so it should be."""
 
     @assay.case(B=[2], T=[9], D=[16])
