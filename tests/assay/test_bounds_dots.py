@@ -77,7 +77,7 @@ def test_the_running_bound_is_gamma_n_of_the_magnitudes_plus_the_store():
 
 @pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm", "mv", "dot", "einsum"])
 def test_matrix_products_of_computed_operands_stay_within_their_bounds(op):
-    """Operands carry an error of their own (x / 3 in float32), against exact rationals."""
+    """Operands with an error (x / 3 in float32), against exact rationals."""
     generator = torch.Generator().manual_seed(7)
     draw = lambda *s: torch.randn(*s, generator=generator)  # noqa: E731
     shapes = {

@@ -88,7 +88,7 @@ def test_the_store_adds_half_a_unit_in_the_last_place_and_half_a_subnormal_once(
         early = bounds(lambda L, d=dtype: {"y": stored(stored(L["x"] * 1.5, d), d)}, {"y": dtype}, x=x)["y"]
         e = (x - x.float().double()).abs() * 1.5 + U * plain.value
         told = e + u * (plain.value + e) + smallest_subnormal(dtype) / 2
-        # positive terms, at most eight roundings in float64 on either side
+        # positive terms, at most eight float64 roundings on each side
         assert bool(((plain.bound - told).abs() <= 16 * 2.0**-53 * told).all())
         assert torch.equal(plain.bound, early.bound)
 
@@ -205,7 +205,7 @@ def test_a_storage_format_that_the_golden_models_rounds_as_specified():
     x = torch.rand(200, generator=torch.Generator().manual_seed(0)).double()
     b = bounds(fn, x=x)
     assert bool((b["spec"].bound == 0).all())
-    assert bool((b["after"].bound >= 2.0**-8 * b["after"].value).all())  # the other neighbour is as legal
+    assert bool((b["after"].bound >= 2.0**-8 * b["after"].value).all())  # the other neighbour is also legal
 
 
 def test_the_callers_default_dtype_and_inputs_are_unchanged():

@@ -208,7 +208,7 @@ def test_both_sides_of_a_kink_are_legal_only_within_the_bound():
     assert report.findings[0].probe == "decisions" and "has the wrong side of h in" in report.findings[0].text
 
 
-# a mask that is taken as it comes
+# a mask that is accepted as drawn
 
 
 def test_a_dropout_mask_is_accepted_as_drawn_and_its_rate_is_tested():
@@ -231,7 +231,7 @@ def test_a_dropout_mask_is_accepted_as_drawn_and_its_rate_is_tested():
     assert assay.check(assay.Target(dropout(0.3), golden, cases=cases, decisions=untested), probes="quick").ok
 
 
-# mistakes of the declaration
+# mistakes in the declaration
 
 
 def test_a_decision_must_name_a_result_of_candidate_and_golden():

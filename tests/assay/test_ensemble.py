@@ -22,7 +22,7 @@ def runs(fn, k=8, compute=F32, stores=None, seed=0, **leaves):
 
 
 def gamma(n):
-    """What n terms may err by, in any order, as a share of their absolute values' sum."""
+    """Largest error of a sum of n terms in any order, relative to the sum of their absolute values."""
     return n * 2.0**-24 / (1 - n * 2.0**-24)
 
 
@@ -84,7 +84,7 @@ def test_each_element_of_a_matrix_product_is_a_legal_sum_of_its_products(style, 
 
 @pytest.mark.parametrize("block", [2**20, 100])
 def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
-    """Four terms at a time would have half of its noise, and a loop's largest error is seven times its rms already."""
+    """Adding four terms at a time would halve the noise; the largest error of a loop is already seven times its rms."""
     monkeypatch.setattr(orders, "_FEW", 0)
     monkeypatch.setattr(orders, "_BLOCK", block)
     a, b = normal(2, 40, 500), normal(2, 500, 30, seed=1)
@@ -101,7 +101,7 @@ def test_a_running_sum_rounds_its_partial_sums_to_its_own_precision(style):
     exact = x.double().cumsum(1)
     error = (y.double() - exact).abs()
     assert bool((error <= 1.01 * 1000 * 2.0**-24 * x.double().abs().cumsum(1)).all())
-    assert error.max() > (x.cumsum(1).double() - exact).abs().max()  # torch's own keeps them in float64
+    assert error.max() > (x.cumsum(1).double() - exact).abs().max()  # torch.cumsum keeps partial sums in float64
 
 
 def test_a_sequential_sum_is_the_noisiest_member():
@@ -168,7 +168,7 @@ def test_every_reader_of_a_stored_stage_sees_it_rounded_backward_included():
     (member,) = runs(fn, k=1, x=x.double())
     h = torch.tanh(x).to(BF16).float()
     assert torch.equal(member["h"], h) and torch.equal(member["y"], h * 1.5)
-    exact = 1 - h.double().square()  # h * h has 16 bits, so that the difference alone is rounded
+    exact = 1 - h.double().square()  # h * h fits in 16 bits, so only the difference is rounded
     assert bool(((member["x.grad"].double() - exact).abs() <= 2.0**-24 * exact.abs()).all())
 
 
@@ -186,7 +186,7 @@ def test_members_round_numbers_near_a_midpoint_of_a_stored_stage_either_way():
     members = runs(fn, stores={"h": BF16, "again": BF16}, x=x)
     nearest = x.float().to(BF16)
     for member in members:
-        # what is judged itself is rounded to nearest, whatever its readers found
+        # the judged result itself is rounded to nearest, even if its readers saw it dithered
         assert torch.equal(member["h"].nan_to_num(1e3), nearest.nan_to_num(1e3)) and member["h"].dtype == BF16
         assert torch.equal(member["again"].nan_to_num(1e3), nearest.nan_to_num(1e3))
         assert torch.equal(member["read"][40:].nan_to_num(1e3), held.nan_to_num(1e3))

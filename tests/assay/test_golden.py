@@ -98,7 +98,7 @@ def test_a_kink_at_the_point_is_a_note():
 
 def test_a_kink_beside_the_point_is_stepped_around():
     own = {"x": torch.full((6, 8), 3e-7, dtype=F64), "w": leaves()["w"]}
-    own["x"][0] = 1.0  # gives the others a step that crosses their kink
+    own["x"][0] = 1.0  # gives the other inputs a step that crosses their kink
     for seed in range(5):
         found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
         assert found.problems == [] and found.notes == []
@@ -128,7 +128,7 @@ def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_lin
 
 
 def test_random_numbers_are_drawn_in_the_candidates_dtype():
-    """In float64 torch has others: a dropout held to itself would be called wrong."""
+    """torch draws other numbers in float64, so a dropout compared with itself would fail."""
 
     def drop(x, seed, dtype):
         return x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) > 0.5) * 2
@@ -242,7 +242,7 @@ def test_an_exception_restores_the_default_dtype():
 
 
 def test_results_inside_a_decision_are_exact_and_may_be_narrow():
-    """Sums that tie within rounding: undecided where they are computed, decided where they are the definition."""
+    """Sums that tie within rounding: ambiguous if computed, but decided if they are inside the decision."""
 
     def golden(leaves, context):
         x = leaves["x"]
@@ -263,7 +263,7 @@ def test_results_inside_a_decision_are_exact_and_may_be_narrow():
 
 @pytest.mark.gpu
 def test_sums_by_atomics_are_not_a_fault_of_the_golden():
-    """The gradient of index_select is added with atomics on a card, and that of gather as well."""
+    """On a GPU the gradients of index_select and gather are summed with atomics."""
     at = torch.randint(0, 7, (4096,), device="cuda")
     leaves = {"x": torch.randn(7, 65, dtype=torch.float64, device="cuda")}
 

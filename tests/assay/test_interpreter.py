@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_interpreter():
-    """Here Triton is as it comes."""
+    """Unpatched Triton."""
 
 
 @triton.jit

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_interpreter():
-    """Here Triton is as it comes."""
+    """Unpatched Triton."""
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def test_the_patched_interpreter_computes_the_same_bits(low):
 
 
 def test_triton_is_restored_when_a_kernel_raises():
-    mixed(False)  # Triton itself never undoes what a call of a device function patches
+    mixed(False)  # Triton never undoes the patches of a device function call
     before = facts(interpreter())
     with quick():
         mixed(False)
@@ -106,7 +106,7 @@ def test_triton_is_restored_when_a_kernel_raises():
 
 
 def test_the_skipped_work_is_skipped():
-    """The language is patched once for each module that sees more of it, not once a launch or a call."""
+    """The language is patched once for each module that uses it, not once per launch or call."""
     module, patched = interpreter(), []
     patch = module._patch_lang
     module._patch_lang = lambda function: patched.append(function.__name__) or patch(function)
@@ -130,7 +130,7 @@ def test_an_overflow_is_found_in_debug_mode(monkeypatch, wanted):
 
 def test_an_unknown_triton_is_not_patched():
     class Other:
-        """A module without what is changed here."""
+        """A module without the patched attributes."""
 
     before = dict(vars(Other))
     speed_up(Other)()

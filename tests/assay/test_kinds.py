@@ -82,7 +82,7 @@ def test_a_sparse_gradient_is_judged_as_its_dense_form(own):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_inputs_of_8_bits_are_judged_and_have_no_gradient(dtype):
-    """They only store numbers: torch computes nothing there, and float64 copies of them are exact."""
+    """8-bit dtypes only store numbers: torch computes nothing in them, and float64 copies are exact."""
 
     def made(factor=1.0, **options):
         case = {"a": torch.randn(6, 8).to(dtype), "w": torch.randn(8)}

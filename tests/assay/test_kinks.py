@@ -9,7 +9,7 @@ from goldsmith.assay.bounds.running_errors import running_bounds
 
 
 class Chosen(torch.autograd.Function):
-    """The maximum of every row; `gets(tied)` says which of the elements that tie get its gradient."""
+    """The maximum of every row; `gets(tied)` selects the tied elements that get its gradient."""
 
     @staticmethod
     def forward(ctx, x, gets):
@@ -175,7 +175,7 @@ def test_a_gate_within_the_rounding_of_a_sum_may_fall_either_way():
     @assay.case(seed=list(range(4)))
     def cancelling(make, seed):
         a, b = make.normal(13, 64), make.normal(64, 3)
-        b[:, 1] -= a[0] * (a[0] @ b[:, 1]) / (a[0] @ a[0])  # a[0] @ b[:, 1] is nothing but rounding
+        b[:, 1] -= a[0] * (a[0] @ b[:, 1]) / (a[0] @ a[0])  # a[0] @ b[:, 1] is pure rounding
         return {"a": a, "b": b}
 
     def kernel(a, b):
@@ -216,9 +216,9 @@ def test_a_maximum_over_windows_passes_the_taint_probe():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nan_at_a_tie_is_judged_like_other_values_there(seed):
-    """Of a window with NaN amax gives NaN to all; before, those that tied had a share each, and the golden's had none.
+    """With NaN in a window amax gives NaN to all elements; tied elements shared the gradient before, unlike the golden's.
 
-    Numbers in its place take that share away: the gradient moves where the golden's does not, at the tie.
+    Numbers in place of NaN remove that share: at the tie the gradient moves where the golden's does not.
     """
 
     @assay.case(T=[5, 9], D=[8])
@@ -261,7 +261,7 @@ def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_t
         y = choose(x * weight)
         return {"y": y, "x.grad": torch.autograd.grad(y.sum(), x)[0]}
 
-    for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal, but for a rounding
+    for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal up to a rounding
         found = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
         assert not bool(found["y"].open.any()) and not found["y"].notes
         assert bool(found["x.grad"].open.any()) != known
@@ -269,7 +269,7 @@ def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_t
 
 @pytest.mark.parametrize("at_zero", [0.0, 1.0])
 def test_repeated_zeros_are_not_a_mask(at_zero):
-    """Laid out with stride 0 the first element stands everywhere, on the kink."""
+    """With stride 0 the first element is repeated everywhere, on the kink."""
 
     class Gate(torch.autograd.Function):
         @staticmethod

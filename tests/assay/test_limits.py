@@ -38,7 +38,7 @@ def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, 
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
     if where == "golden":
         golden = short_of(error, plain_sum)
-    elif where == "analysis":  # its tensors are twice as many
+    elif where == "analysis":  # it needs twice as many tensors
         rules = assay.reference.bounds.running_bounds
         monkeypatch.setattr(
             assay.reference.bounds,
@@ -95,7 +95,9 @@ def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(m
         return square, square / square
 
     def kernel(x):
-        square = (x.float() * x.float()).half()  # 2^24 is no float16: inf / inf, where the golden's float64 says 1
+        square = (
+            x.float() * x.float()
+        ).half()  # 2^24 overflows float16 to inf / inf, where the golden in float64 gives 1
         return square, (square.float() / square.float()).half()
 
     kernel = assay.Target(kernel, golden, cases=draw, outputs=("square", "ratio"), grads=(), dtypes=(torch.float16,))

@@ -17,7 +17,7 @@ def ranks(x):
 
 
 def places(x):
-    """Equal numbers are one behind the other."""
+    """Equal numbers get consecutive ranks."""
     return torch.argsort(torch.argsort(-x))
 
 
@@ -29,7 +29,7 @@ def test_ranks_of_repeated_elements_are_a_note():
 
 def test_wrong_results_for_repeated_elements_are_still_found():
     def dense_at_stride_0(x):
-        return ranks(x) + (x.stride(0) == 0) * 100  # no order of equals gives it
+        return ranks(x) + (x.stride(0) == 0) * 100  # no order of equal elements gives this result
 
     said = texts(assay.check(target(dense_at_stride_0, places, numbers, backward=None), raises=False), "layouts")
     assert any("layout:stride0(x)" in text for text in said), said

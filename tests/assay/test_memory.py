@@ -219,7 +219,7 @@ def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too
 
 @pytest.mark.parametrize("make", [torch.zeros, torch.empty])
 def test_a_zero_added_beyond_the_end_is_found(make):
-    """As by an atomic addition whose mask ends one too late: NaN + 0 keeps its bits."""
+    """Like an atomic addition whose mask ends one element too late: NaN + 0 keeps its bits."""
 
     def kernel(x, w):
         y = make(x.shape).copy_(x * w)
@@ -231,10 +231,10 @@ def test_a_zero_added_beyond_the_end_is_found(make):
 
 
 def test_one_shared_gradient_for_both_addends_passes_and_overlapping_ones_fail():
-    """Autograd itself hands the gradient of a + b to a and to b."""
+    """Autograd returns one tensor as the gradient of both a and b in a + b."""
 
     def golden(a, b):
-        return a + b * 1  # whose gradients it does not share
+        return a + b * 1  # autograd does not share these gradients
 
     def overlapping(a, b, grad_y):
         both = torch.empty(len(a) + 1, *a.shape[1:])
@@ -273,12 +273,12 @@ def test_layouts_hold_the_same_values_under_other_strides():
 
 
 def dense(t):
-    """What a kernel sees that takes every tensor for contiguous."""
+    """The elements that a kernel reads if it treats every tensor as contiguous."""
     return torch.as_strided(t, t.shape, torch.empty(t.shape).stride(), t.storage_offset())
 
 
 def padded_rows_only(t):
-    """A kernel that asks for a dense last axis, and then takes the rows for dense, too."""
+    """A kernel that checks for a dense last axis, and then treats the rows as dense too."""
     return dense(t) if t.stride(-1) == 1 else t
 
 

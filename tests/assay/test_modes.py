@@ -24,7 +24,7 @@ def test_a_check_does_not_import_the_compiler():
 
 
 class Counts(DispatchMode):
-    """Counts operators, and of them those that torch's compiler was tracing when they came."""
+    """Counts operators, and those among them that torch's compiler was tracing."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class Counts(DispatchMode):
 
 
 def test_compiled_code_is_compiled_without_the_mode():
-    """As with torch's own modes: nothing of `__torch_dispatch__` becomes part of a graph."""
+    """As with torch's own modes, no part of `__torch_dispatch__` enters a graph."""
     x = torch.ones(5)
     with Counts() as counts:
         out = torch.compile(torch.add, backend="eager")(x, x)

@@ -13,7 +13,7 @@ def tokens(make, T, D, k):
 
 
 def depth(x, route, w, k):
-    """A mixture of depths: the k best tokens go through w, with a gate of all scores; the others are passed on."""
+    """A mixture of depths: the k best tokens go through w, with a gate of all scores; the others pass unchanged."""
     score = assay.stage("score", x @ route)
     index = assay.stage("index", score.topk(k).indices.sort().values)
     gate = torch.sigmoid(score[index])
@@ -21,7 +21,7 @@ def depth(x, route, w, k):
 
 
 class Chosen(torch.autograd.Function):
-    """Its backward touches the rows of the chosen alone."""
+    """The backward touches only the chosen rows."""
 
     swallows = False
 

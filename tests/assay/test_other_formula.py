@@ -19,7 +19,7 @@ def notes(report):
     return {n.id for n in report.notes}
 
 
-# -- decays as exponentials of differences of a cumulative sum ---------------------------------------------------------
+# decays as exponentials of differences of a cumulative sum
 
 
 @assay.case(N=[7], D=[3], E=[2])
@@ -36,7 +36,7 @@ def recurrence(x, a, b, c):
 
 
 def chunked(x, a, b, c, chunk=4, past=0):
-    """Listing 1 of the Mamba-2 paper; past: so many positions too many are seen."""
+    """Listing 1 of the Mamba-2 paper; `past` is the number of future positions that leak in."""
     dtype = x.dtype
     x, a, b, c = (t.float() for t in (x, a, b, c))
     state, rows = x.new_zeros(b.shape[1], x.shape[1]), []
@@ -53,7 +53,7 @@ def chunked(x, a, b, c, chunk=4, past=0):
 @BOTH
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
-    """a[0] meets an empty state: its gradient is the difference of two equal sums, and NaN - NaN goes farther."""
+    """a[0] acts on an empty state: its gradient is the difference of two equal sums, and NaN - NaN propagates."""
     report = held(chunked, recurrence, tokens, dtype, seed)
     assert report.ok and "nan_spread" in notes(report), str(report)
     assert dtype == torch.bfloat16 or "cancels" in notes(report)
@@ -82,7 +82,7 @@ def test_a_cumulative_sum_that_sees_the_next_position_or_adds_to_a_zero_is_wrong
     assert any("a.grad" in text and "nonzero where only 0 is possible" in text for text in said)
 
 
-# -- masks of zeros and ones -------------------------------------------------------------------------------------------
+# masks of zeros and ones
 
 
 @assay.case(N=[10], V=[7])
@@ -180,7 +180,7 @@ def test_masked_inputs_are_still_scaled():
     assert any("2^-12" in text for text in said), said
 
 
-# -- NaN, and who passes it on -----------------------------------------------------------------------------------------
+# NaN, and kernels that pass it on
 
 
 @assay.case(N=[5], C=[6])
@@ -221,7 +221,7 @@ def test_nan_that_an_output_or_another_gradient_swallows_is_certain():
         assert any(text.startswith("values:nan is swallowed") for text in said), said
 
 
-# -- torch's own functions, whose expression nobody can choose ---------------------------------------------------------
+# torch's own functions, whose formula cannot be chosen
 
 
 @assay.case(N=[6], C=[37])
@@ -283,7 +283,7 @@ def signals(make, B, L):
 
 
 def test_a_transform_over_a_whole_axis_passes():
-    """Every element rounds at the size of the largest: the check says that it rounds more, and no story of a leak."""
+    """Every element rounds at the size of the largest: the report says so and claims no leak."""
 
     def golden(x, k):
         rows = [(x[:, : t + 1] * k[: t + 1].flip(0)).sum(-1) for t in range(x.shape[1])]

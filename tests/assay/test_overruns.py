@@ -74,7 +74,7 @@ def added_in_c(x, w):
 
 
 def transposed_in_c(x, w):
-    """Whole tiles of 4 x 4, of a matrix whose number of rows is none."""
+    """Whole tiles of 4 x 4 of a matrix whose row count is no multiple of 4."""
     refuse(x, w)
     rows, columns = x.shape
     y = torch.empty(columns, rows, dtype=x.dtype)
@@ -92,12 +92,12 @@ def truncated(sums):
 
 
 def to_nearest(sums):
-    """Round to nearest even, as one adds and shifts: of a NaN whose lower bits are ones that makes another number."""
+    """Round to nearest even by add and shift, which turns a NaN whose lower bits are ones into another number."""
     return ((sums + 0x7FFF + ((sums >> 16) & 1)) >> 16).astype(np.int16)
 
 
 def quiet(sums):
-    """The same, with every NaN made one."""
+    """The same, with every NaN mapped to one NaN."""
     nan = (sums & 0x7FFFFFFF) > 0x7F800000
     return np.where(nan, np.int16(0x7FC0), to_nearest(sums))
 
@@ -146,11 +146,11 @@ def overrunning(name, dtype):
 
 
 def device_of(name):
-    """Where Triton's kernels run on this machine; those in C are the CPU's."""
+    """The device of Triton kernels on this machine; C kernels run on the CPU."""
     return "cuda" if name.startswith("triton") and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 
 
-# Triton's interpreter cannot multiply bfloat16, and numpy has none to add: there it is done as C does it, from the bits
+# Triton's interpreter cannot multiply bfloat16 and numpy lacks it: compute from the bits, as the C kernel does
 TRIED = [
     (name, dtype)
     for name in KERNELS
@@ -176,7 +176,7 @@ def test_a_copied_band_is_reported_as_an_overrun(name):
 
 
 def every(dtype):
-    """All marks of a dtype, and those of inputs apart."""
+    """All marks of a dtype, and those of inputs separately."""
     given = [band_mark(dtype, n, True)[0] for n in range(64)]
     made = [band_mark(dtype, n, False)[0] for n in range(64)]
     return set(given), set(made), band_mark(dtype, 0, True)[1]
@@ -190,8 +190,8 @@ def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
     values = bits.view(dtype)
     assert values.isnan().all() and band_read(values).all() and poison_left(values) is None
     assert band_read(torch.full((3,), float("nan"), dtype=dtype)) is None
-    assert band_read(torch.full((3,), -1, dtype=unit).view(dtype)) is None  # what vectorised code makes
-    if dtype.itemsize > 2:  # torch computes 16 bits in float32, and rounds to a NaN of its own
+    assert band_read(torch.full((3,), -1, dtype=unit).view(dtype)) is None  # the NaN of vectorised code
+    if dtype.itemsize > 2:  # torch computes 16-bit dtypes in float32 and rounds to its own NaN
         assert torch.equal((values * 2).view(unit), bits) and torch.equal((values + 1).view(unit), bits)
 
 

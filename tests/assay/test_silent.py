@@ -1,5 +1,5 @@
-"""Where the golden is 0 and every honest member is 0 as well there is no noise: the bound alone judges, nobody errs
-by 1e28 times nothing."""
+"""Where the golden and every honest member are 0 there is no noise: only the bound judges, and no error is 1e28
+times a noise of 0."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_a_silent_gradient_beyond_its_bound_is_a_certain_finding():
 
 
 def shifted(leaves):
-    """Column 0 is silent, the others sum what they hold."""
+    """Column 0 is silent, the others are sums of their elements."""
     x = leaves["x"]
     return torch.cat([x[:, :1] - x[:, :1].mean(-1, keepdim=True), x.cumsum(-1)[:, 1:]], -1)
 
@@ -94,7 +94,7 @@ def test_beside_silent_elements_the_noise_still_judges(factor):
     def candidate(leaves):
         y = shifted(leaves)
         y[:, 400:] *= factor
-        y[:, 0] = 2.0**-25 * leaves["x"][:, 0]  # half a rounding of what is subtracted
+        y[:, 0] = 2.0**-25 * leaves["x"][:, 0]  # half a rounding of the subtracted number
         return y
 
     judgement = verdict(shifted, candidate, draw, F32)
@@ -102,7 +102,7 @@ def test_beside_silent_elements_the_noise_still_judges(factor):
 
 
 def test_silent_elements_are_excluded_from_the_noise():
-    """Pooled with 511 columns that do not err, the noise of one sum would seem a twentieth of what it is."""
+    """Pooled with 511 columns without error, the noise of one sum would look 20 times smaller than it is."""
 
     def alone(leaves):
         return leaves["x"].sum(-1, keepdim=True)

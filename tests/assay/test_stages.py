@@ -60,7 +60,9 @@ def test_a_repeated_name_gets_a_number():
 def test_an_isolated_run_continues_with_the_goldens_value_in_the_dtype_of_the_stage():
     y, tracer = run(chain, torch.zeros(3, dtype=torch.bfloat16), substitute={"a": torch.full((3,), 4.0).double()})
     assert y.dtype == torch.bfloat16 and y.tolist() == [25.0] * 3
-    assert tracer.records["a"].tolist() == [0.0] * 3 and tracer.substituted == {"a"}  # its own value is kept as well
+    assert tracer.records["a"].tolist() == [0.0] * 3 and tracer.substituted == {
+        "a"
+    }  # its own value is recorded as well
 
 
 def test_substitution_keeps_the_graph_bit_for_bit():
@@ -77,7 +79,7 @@ def test_a_substitute_of_another_shape_is_an_error():
 
 
 def test_a_sentinel_reveals_an_ignored_return_value():
-    """Observed stages: the value is seen, but what follows does not go through it."""
+    """Observed stages: the value is recorded, but the result does not depend on the returned one."""
 
     def ignores(x):
         a = x * 2

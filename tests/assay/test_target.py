@@ -104,7 +104,7 @@ def test_a_name_after_a_gap_in_positions_is_an_error():
         made(candidate=gap)
 
 
-# what is checked when it is made
+# validation on construction
 
 ERRORS = [
     ({"candidate": 3}, TypeError, "candidate: expected a callable, got int 3"),
@@ -217,7 +217,7 @@ def test_check_names_its_wrong_argument():
         assay.check(one, budget_s=0)
 
 
-# what only a run can show
+# errors that only a run can reveal
 
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
