@@ -30,9 +30,9 @@ ARGUMENTS = [
     (
         {"device": "gpu"},
         assay.TargetError,
-        "^device: 'gpu' is none that candidates are run on; use cpu, cuda or cuda:1$",
+        "^device: candidates cannot run on 'gpu'; use cpu, cuda or cuda:1$",
     ),
-    ({"device": "meta"}, assay.TargetError, "^device: 'meta' is none that candidates are run on; use "),
+    ({"device": "meta"}, assay.TargetError, "^device: candidates cannot run on 'meta'; use "),
     ({"device": 0}, TypeError, "^device: expected cpu, cuda or cuda:1, got 0$"),
     ({"seed": 1.5}, TypeError, "^seed: expected a whole number, got 1.5$"),
     ({"seed": 2**70}, assay.TargetError, "^seed: expected a number of at most 62 bits, got "),
@@ -63,8 +63,8 @@ def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
     for out, kind, text in (
         (3, TypeError, "^out: expected a folder's path or None, got 3$"),
         ("", assay.TargetError, "^out: expected a folder's path or None, got ''$"),
-        (tmp_path / "file", assay.TargetError, "^out: '.*file' is a folder that cannot be written: it is no folder$"),
-        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' is a folder that cannot be written: Not a direc"),
+        (tmp_path / "file", assay.TargetError, "^out: '.*file' cannot be written: it is not a folder$"),
+        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' cannot be written: Not a direc"),
     ):
         with pytest.raises(kind, match=text):
             assay.diagnose(one, out=out)
@@ -133,7 +133,7 @@ def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the
 
 
 DECLARED = [
-    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; give the inputs by name"),
+    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; pass the inputs by name"),
     (lambda: assay.load_bundle(3), TypeError, "^path: expected the path of a bundle's folder, got 3$"),
     (lambda: assay.case(T=[1], tags="abc"), TypeError, "^tags: expected a tuple of words, got 'abc'$"),
     (lambda: assay.case(T=[1], tags=(1,)), TypeError, r"^tags: expected a tuple of words, got \(1,\)$"),
@@ -142,9 +142,9 @@ DECLARED = [
     (
         lambda: assay.storage(3).__enter__(),
         assay.TargetError,
-        "^storage: name is a word, 'int4' or 'float32' say, got 3$",
+        "^storage: name must be a word .*, got 3$",
     ),
-    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision is a word, .* got ''$"),
+    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision must be a word .*, got ''$"),
 ]
 
 
@@ -157,5 +157,5 @@ def test_declarations_validate_their_arguments(call, kind, text):
 @pytest.mark.parametrize("who", ["candidate", "golden"])
 def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
     named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
-    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) takes a name that says what the value is$"):
+    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) needs a name for the value$"):
         assay.check(made(**named))

@@ -216,7 +216,7 @@ def test_a_maximum_over_windows_passes_the_taint_probe():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nan_at_a_tie_is_judged_like_other_values_there(seed):
-    """With NaN in a window amax gives NaN to all elements; tied elements shared the gradient before, unlike the golden's.
+    """With NaN in a window amax gives NaN to all elements; tied ones shared the gradient before, unlike the golden's.
 
     Numbers in place of NaN remove that share: at the tie the gradient moves where the golden's does not.
     """

@@ -28,11 +28,14 @@ def made(kernel, cases=None, **more):
     return assay.Target(kernel, kernel, cases=cases or X, **more)
 
 
-THERE = "the cases call one of their values; there are: "
+THERE = "is also the name of a case value; there are: "
 WRONG = [
-    (made(named("x")), f"'x' is what {THERE}x, y; "),
-    (made(named("x.grad")), "'x.grad' is what the gradient of x is called; "),
-    (made(named("grad_y"), {**X, "grad_grad_y": X["x"]}), "'grad_grad_y' is what the gradient that 'grad_y' is sent"),
+    (made(named("x")), f"'x' {THERE}x, y; "),
+    (made(named("x.grad")), "'x.grad' is also the name of the gradient of x; "),
+    (
+        made(named("grad_y"), {**X, "grad_grad_y": X["x"]}),
+        "'grad_grad_y' is also the name of the output gradient of 'grad_y'",
+    ),
 ]
 
 
@@ -45,8 +48,8 @@ def test_a_result_with_a_name_in_use_is_a_mistake_in_the_declaration(verb, targe
 
 
 @pytest.mark.parametrize(
-    "outputs, text", [(("x.grad",), "'x.grad' is what the gradient of x is"), (("h.grad",), "of h is"),
-                      (("z", "grad_z"), "'grad_z' is what the gradient that 'z' is sent is called")]
+    "outputs, text", [(("x.grad",), "'x.grad' is also the name of the gradient of x"), (("h.grad",), "of h;"),
+                      (("z", "grad_z"), "'grad_z' is also the name of the output gradient of 'z'")]
 )  # fmt: skip
 def test_a_declared_name_is_refused_when_the_target_is_made(outputs, text):
     with pytest.raises(assay.TargetError, match="^outputs: ") as error:
@@ -93,5 +96,5 @@ def test_with_autograd_the_default_name_is_y_even_beside_an_input_y():
 
 
 def test_a_backward_with_an_unknown_parameter_gets_the_list_of_names():
-    with pytest.raises(assay.TargetError, match="takes 'grad_y', which nobody supplies; there are: .*grad_z"):
+    with pytest.raises(assay.TargetError, match="takes 'grad_y', which is not supplied; there are: .*grad_z"):
         assay.check(made(times, backward=gradients))

@@ -48,7 +48,7 @@ def test_traced_stages_are_recorded_as_copies_in_order():
 
 
 def test_a_name_is_a_string():
-    with pytest.raises(TypeError, match=r"^stage\(3, \.\.\.\) takes a name, which is a string, got int$"):
+    with pytest.raises(TypeError, match=r"^stage\(3, \.\.\.\) takes a name as a string, got int$"):
         run(lambda x: assay.stage(3, x), torch.zeros(()))
 
 

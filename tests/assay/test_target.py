@@ -75,9 +75,9 @@ def test_callables_are_bound_by_parameter_name(candidate):
 def test_a_parameter_without_a_value_is_an_error_that_lists_the_names():
     with pytest.raises(assay.TargetError) as error:
         made(candidate=lambda x, weight: x)
-    assert str(error.value) == "candidate: <lambda> takes 'weight', which nobody supplies; there are: x, w, eps"
+    assert str(error.value) == "candidate: <lambda> takes 'weight', which is not supplied; there are: x, w, eps"
     with pytest.raises(
-        assay.TargetError, match=r"^golden: wrong takes 'z', which nobody supplies; there are: x, w, eps$"
+        assay.TargetError, match=r"^golden: wrong takes 'z', which is not supplied; there are: x, w, eps$"
     ):
 
         def wrong(z):
@@ -100,7 +100,7 @@ def test_a_name_after_a_gap_in_positions_is_an_error():
     def gap(x, other=1, w=None, /):
         return x
 
-    with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which nobody supplies"):
+    with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which is not supplied"):
         made(candidate=gap)
 
 
@@ -113,29 +113,33 @@ ERRORS = [
     ({"golden_backward": 1}, TypeError, "golden_backward: expected a callable, got int 1"),
     ({"reset": 1}, TypeError, "reset: expected a callable, got int 1"),
     ({"cases": 5}, TypeError, "cases: expected @assay.case functions, a list of them or a dict of tensors, got int"),
-    ({"cases": []}, ValueError, "cases: the list is empty; give at least one case"),
-    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs a name of its own"),
+    ({"cases": []}, ValueError, "cases: the list is empty; pass at least one case"),
+    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs its own name"),
     (
         {"cases": {"x": [torch.ones(1)]}},
         ValueError,
-        "case given: 'x' holds several tensors; give each a name of its own",
+        "case given: 'x' holds several tensors; give each its own name",
     ),
-    ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is no parameter name"),
+    ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is not a valid parameter name"),
     ({"name": 3}, TypeError, "name: expected a name, got 3"),
     ({"outputs": "y"}, TypeError, "outputs: expected a tuple of names, got 'y'"),
-    ({"outputs": ()}, ValueError, "outputs: () names none; leave it out, or name what the candidate returns"),
+    ({"outputs": ()}, ValueError, "outputs: () is empty; leave it out, or name the results of the candidate"),
     ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs twice in ['y', 'y']"),
     ({"outputs": ("y",), "saved": ("h",)}, ValueError, "saved: 'h' is not among the outputs; there are: y"),
     ({"grads": ("z",)}, ValueError, "grads: 'z' is not among the floating-point inputs; there are: x, w"),
     ({"mutates": ("eps",)}, ValueError, "mutates: 'eps' is not among the inputs; there are: x, w"),
-    ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not a choice; there are: any, contiguous"),
-    ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not a choice; there are: ieee, tf32"),
+    ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not valid; there are: any, contiguous"),
+    ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not valid; there are: ieee, tf32"),
     ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
     ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; there are: torch.bfloat16, "),
     ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs twice"),
-    ({"compute": torch.int8}, ValueError, "compute: torch.int8 is no compute precision; there are: torch.bfloat16, "),
+    (
+        {"compute": torch.int8},
+        ValueError,
+        "compute: torch.int8 is not a compute precision; there are: torch.bfloat16, ",
+    ),
     ({"decisions": ("i",)}, TypeError, "decisions: expected a dict, got tuple"),
-    ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' needs assay.topk, argmax, sign or given, got 'topk'"),
+    ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' must be assay.topk, argmax, sign or given, got 'topk'"),
     (
         {"decisions": {"i": assay.topk(scores="x", k="n")}},
         ValueError,
@@ -146,15 +150,15 @@ ERRORS = [
     (
         {"segments": {"y": {"a": (-2, 1)}}},
         ValueError,
-        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
+        "segments['y']: 'a' must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
     ),
     ({"cases": {"x": torch.eye(3).to_sparse()}}, ValueError, "case given: 'x' is a tensor of kind sparse_coo; only "),
-    ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; give its "),
-    ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; give a tensor, torch.from"),
+    ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; pass its "),
+    ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; pass a tensor, torch.from"),
     (
         {"segments": {"y": {"a": (4, 1)}}},
         ValueError,
-        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (4, 1)",
+        "segments['y']: 'a' must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (4, 1)",
     ),
 ]
 
@@ -168,9 +172,9 @@ def test_a_mistake_in_the_declaration_names_the_argument(changes, kind, text):
 
 
 def test_decisions_name_their_scores():
-    with pytest.raises(TypeError, match="^topk: scores is the name of an input, output or stage, got Tensor$"):
+    with pytest.raises(TypeError, match="^topk: scores must be the name of an input, output or stage, got Tensor$"):
         assay.topk(scores=torch.ones(1), k=2)
-    with pytest.raises(assay.TargetError, match="^given: rate is a share between 0 and 1, got 2$"):
+    with pytest.raises(assay.TargetError, match="^given: rate must lie between 0 and 1, got 2$"):
         assay.given(rate=2)
 
 
@@ -290,7 +294,7 @@ def test_a_missing_gradient_is_a_failure():
         probes="values",
         raises=False,
     )
-    assert texts(report) == ["w.grad: no tensor came, expected shape [40]"]
+    assert texts(report) == ["w.grad: there is no tensor, expected shape [40]"]
 
 
 def test_an_own_golden_backward_may_name_the_same_stages_as_a_candidate():
@@ -357,7 +361,7 @@ def test_wrong_return_types_are_errors_of_the_declaration(changes, text):
 def test_a_missing_result_is_named_by_its_position():
     both = made(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
     report = assay.check(both, raises=False)
-    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: no tensor came, expected shape [3, 4]"]
+    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: there is no tensor, expected shape [3, 4]"]
 
 
 def test_a_golden_that_returns_a_number_leaves_it_unproven():
