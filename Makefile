@@ -22,7 +22,7 @@ test: setup
 check: setup
 	@.venv/bin/python -m ruff format --check .
 	@.venv/bin/python -m ruff check .
-	@.venv/bin/clang-format --dry-run --Werror csrc/*.* csrc/*/*.*
+	@.venv/bin/clang-format --dry-run --Werror csrc/*.* csrc/*/*.* csrc/*/*/*.*
 	@.venv/bin/python -m mypy
 	@.venv/bin/python -m pytest -n $(WORKERS) -q tests/repo --ignore tests/repo/test_style.py
 

@@ -34,17 +34,17 @@ def caller(layer: str, formats: Sequence[str], tokens: int, int8: bool) -> Calla
     import torch
 
     from goldsmith import experts
-    from goldsmith.experts._native_abi import Call
+    from goldsmith.experts._native_abi import NativeCall
 
     found: dict[str, float] = {}
-    run = Call.run
+    run = NativeCall.run
 
-    def timed(call: Call, which: str, *rest: object) -> None:
+    def timed(call: NativeCall, which: str, *rest: object) -> None:
         began = time.thread_time_ns()
         run(call, which, *rest)  # type: ignore[arg-type]
         found[which] = (time.thread_time_ns() - began) / 1e6
 
-    Call.run = timed  # type: ignore[method-assign, assignment]
+    NativeCall.run = timed  # type: ignore[method-assign, assignment]
     torch.manual_seed(0)
     torch.set_num_threads(1)
     E, H, I, k = LAYERS[layer].values()

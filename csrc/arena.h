@@ -1,4 +1,4 @@
-// Scratch of one call: every region is reserved first, then one allocation holds them all, apart by construction.
+// Scratch memory of one call: all regions are reserved first, then one allocation holds them without overlap.
 //
 //     Arena arena;
 //     const auto sums = arena.shared<float>(tokens * 16);
@@ -7,11 +7,11 @@
 //     parallel_for(items, [&](int64_t item, int worker) { ... sums.data() ... tile.data(worker) ... });
 //     arena.check();
 //
-// Nothing in it is zero to begin with. A debug build fills it with bytes that are NaN as floats and puts guard words
-// after every region, which check() reads; AddressSanitizer stops whoever touches them.
+// The memory is not zeroed. A debug build fills it with bytes that are NaN as floats and puts guard words after every
+// region, which check() reads; AddressSanitizer stops accesses to them.
 //
-// What is templated here is inlined always: kernels of several levels include it, and a copy compiled for one of them
-// must not be what another calls.
+// Templates here are always inlined: kernels of several levels include them, and no level may call a copy that was
+// compiled for another one.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 
 namespace gs {
 
-// Asks the system for pages of 2 MiB behind large memory that nobody has written yet: a fault for every 4 KiB, of all
-// workers at once, takes longer than what they compute.
+// Requests 2 MiB pages for large memory that has not been written yet: page faults for every 4 KiB, in all workers at
+// once, take longer than the computation.
 void prefer_huge_pages(void* data, size_t bytes);
 
 class Arena;
@@ -47,7 +47,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // `count` elements, 64-byte aligned, which all workers see.
+    // `count` elements, 64-byte aligned, shared by all workers.
     template <class T> [[gnu::always_inline]] Region<T> shared(int64_t count) {
         const size_t offset = size_;
         reserve(count, sizeof(T), 1);
@@ -61,7 +61,7 @@ public:
     }
 
     void allocate();
-    void check() const;  // fails with GS_INTERNAL when something was written beyond its region; debug builds only
+    void check() const;  // fails with GS_INTERNAL after a write beyond a region; debug builds only
     size_t size() const { return size_; }
 
 private:
@@ -70,11 +70,11 @@ private:
     };
 
     static int workers();
-    size_t reserve(int64_t count, size_t element, int copies);  // how far the copies are apart, in bytes
+    size_t reserve(int64_t count, size_t element, int copies);  // returns the distance of the copies in bytes
 
     char* base_ = nullptr;
     size_t size_ = 0;
-    std::vector<Gap> gaps_;  // between the regions; debug builds only
+    std::vector<Gap> gaps_;  // gaps between the regions; debug builds only
 };
 
 }  // namespace gs

@@ -17,7 +17,7 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
     return r;
 }
 
-// The registers that the operating system saves at a context switch; a set bit of CPUID alone promises nothing.
+// The registers that the operating system saves at a context switch; without them CPUID's bits are not sufficient.
 uint64_t saved_state() {
     uint32_t low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -45,10 +45,10 @@ Processor look() {
     return p;
 }
 
-// Why AMX is not to be had, or null.
+// The reason why AMX is unavailable, or null.
 const char* no_tiles(const Processor& p) {
     if (!has(p.more[2], amx)) return "the processor has no AMX (tile, int8, bf16)";
-    if (!has(p.saved, tiles_saved) || !p.tiles) return "the operating system does not give AMX's tiles to this process";
+    if (!has(p.saved, tiles_saved) || !p.tiles) return "the operating system does not give this process the AMX tiles";
     return nullptr;
 }
 
@@ -68,11 +68,11 @@ Machine level_of(const Processor& p) {
 
     const char* why = no_tiles(p);
     if (!why) return {Level::amx, ""};
-    // Where it has AMX, Intel has the instruction on one port and at half the rate: 109 to 112 GFLOP/s beside 217 to
-    // 223 of float32 (Xeon, model 167), 86 beside 171 (that of an H100's host). Cooper Lake, model 85, was made for it.
+    // On processors with AMX, Intel runs this instruction on one port at half the rate: 109 to 112 GFLOP/s, but 217 to
+    // 223 in float32 (Xeon, model 167); 86 and 171 (the host of an H100). Cooper Lake, model 85, runs it at full rate.
     constexpr uint32_t cooper_lake = 85;
     if (p.intel && p.model != cooper_lake)
-        return {Level::avx512_vnni, "its products of bfloat16 take this processor twice as long as those of float32"};
+        return {Level::avx512_vnni, "this processor's bfloat16 products take twice as long as its float32 products"};
     return {Level::avx512_bf16, why};
 }
 

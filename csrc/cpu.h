@@ -1,4 +1,4 @@
-// Which instructions this processor has and the operating system lets us use.
+// Detection of the instructions that this processor has and the operating system lets us use.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@ struct Machine {
     const char* why_not_higher;  // "" at the highest level
 };
 
-// What CPUID says (leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax), what the operating system saves, and whether it
-// gives this process tiles.
+// CPUID's answers (leaf 1 ecx; leaf 7 ebx, ecx, edx; leaf 7.1 eax), the registers that the operating system saves, and
+// whether it gives this process tiles.
 struct Processor {
     bool intel, tiles;
     uint32_t model, basic, more[3], extra;
     uint64_t saved;
 };
 
-// The highest level that such a processor gains from.
+// The highest level that makes this processor faster.
 Machine level_of(const Processor& processor);
 
-// Found once. AMX's tiles need leave of the kernel, which this asks for, on behalf of the whole process.
+// Detected once. AMX tiles need the kernel's permission, which this requests for the whole process.
 const Machine& machine();
 
 }  // namespace gs

@@ -33,7 +33,7 @@ gs_status caught() noexcept {
     } catch (const Error& error) {
         return keep(error.status, error.text);
     } catch (const std::bad_alloc&) {
-        return keep(GS_NO_MEMORY, "the native library could not get the memory that this call needs");
+        return keep(GS_NO_MEMORY, "the native library could not allocate the memory for this call");
     } catch (const std::exception& error) {
         return keep(GS_INTERNAL, error.what());
     } catch (...) {

@@ -1,4 +1,4 @@
-// Errors inside the library are exceptions; at the border they become a status and a message.
+// Errors inside the library are exceptions; entry points convert them to a status and a message.
 #pragma once
 
 #include <cstdarg>
@@ -16,19 +16,19 @@ struct Error : std::exception {
     const char* what() const noexcept override { return text; }
 };
 
-// Throws an Error; the sentence is printf's.
+// Throws an Error with a printf-style message.
 [[noreturn]] void fail(gs_status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-// The status of the exception in flight, its message kept for gs_message().
+// Returns the status of the current exception and stores its message for gs_message().
 gs_status caught() noexcept;
 
-// Refuses a structure that another version of the header has made.
+// Fails if the structure comes from another version of the header.
 template <class Args> void check_size(const Args* args) {
     if (args == nullptr || args->size != sizeof(Args))
-        fail(GS_INTERNAL, "the library and its caller are of different versions of goldsmith.h: run make");
+        fail(GS_INTERNAL, "the library and its caller use different versions of goldsmith.h: run make");
 }
 
-// Runs the body of an entry point: nothing that is thrown inside leaves it.
+// Runs the body of an entry point and converts all exceptions to a status.
 template <class Body> gs_status guarded(Body&& body) noexcept {
     try {
         body();

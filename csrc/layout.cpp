@@ -1,4 +1,4 @@
-// The layout of the ABI's structures as this compiler sees it, for the test that compares it with ctypes.
+// The layouts of the ABI's structures as compiled, for the test that compares them with ctypes.
 #include "goldsmith.h"
 
 #define STRUCTURE(s) {#s, "", 0, sizeof(s)}

@@ -1,4 +1,4 @@
-// The entry points that belong to no operator, and the choice of a level.
+// The entry points that do not belong to an operator, and the choice of the level.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int levels = int(std::size(level_names));
 
-// What each level has, those below it included.
+// The kernels of each level, including those inherited from lower levels.
 struct Tables {
     Table of[levels] = {};
     Tables() {
@@ -42,10 +42,10 @@ using Clock = std::chrono::steady_clock;
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// The memory of all threads, each reading its share of it again and again: bytes a second, together.
+// Bytes per second of all threads together, each reading its share of the memory repeatedly.
 double read_rate(double seconds, int64_t bytes) {
     const int64_t share = bytes / threads() / 4096 * 4096;
-    if (share < 4096) fail(GS_INVALID, "bytes is %lld, wanted at least 4096 a thread", static_cast<long long>(bytes));
+    if (share < 4096) fail(GS_INVALID, "bytes is %lld, wanted at least 4096 per thread", static_cast<long long>(bytes));
     const size_t size = size_t(share) * size_t(threads());
     const std::unique_ptr<char, void (*)(void*)> memory(static_cast<char*>(std::aligned_alloc(4096, size)), std::free);
     if (!memory) throw std::bad_alloc();
@@ -63,7 +63,7 @@ double read_rate(double seconds, int64_t bytes) {
     return double(passes) * double(share) / since(begin);
 }
 
-// Each thread's fastest stretch, which nothing interrupted, added up: operations a second.
+// Operations per second: the sum over threads of the fastest stretch, which nothing interrupted.
 double peak_rate(double seconds, int64_t (*peak)(int64_t rounds)) {
     std::vector<double> best(size_t(threads()), 0.0);
     const auto begin = Clock::now();
@@ -77,7 +77,8 @@ double peak_rate(double seconds, int64_t (*peak)(int64_t rounds)) {
     return std::accumulate(best.begin(), best.end(), 0.0);
 }
 
-// Every thread's products of `rows` rows with stripes of weights, on average over the whole time: operations a second.
+// Operations per second, averaged over the whole time, of products of `rows` rows with stripes of weights in all
+// threads.
 double products_rate(const gs_measure_args& args) {
     const auto products = table().products;
     if (products == nullptr) fail(GS_UNSUPPORTED, "level %s has no such instruction", gs_level_name(gs_level()));
@@ -86,7 +87,7 @@ double products_rate(const gs_measure_args& args) {
     if (rows < 32 || rows % 32 != 0 || rows > 1 << 20)
         fail(GS_INVALID, "rows is %lld, wanted a multiple of 32, at most 2^20", static_cast<long long>(rows));
     if (stripes < (stream ? 2 : 1))
-        fail(GS_INVALID, "bytes is %lld, wanted at least %lld a thread", static_cast<long long>(args.bytes),
+        fail(GS_INVALID, "bytes is %lld, wanted at least %lld per thread", static_cast<long long>(args.bytes),
              static_cast<long long>(2 * STRIPE_BYTES));
     const int64_t pairs = rows / 32, share = (pairs + stripes) * STRIPE_BYTES;
     const size_t size = size_t(share) * size_t(threads());

@@ -27,24 +27,24 @@ constexpr int most_threads = 1024;
 constexpr uint32_t everybody = FUTEX_BITSET_MATCH_ANY;
 thread_local int wanted = 1;
 
-// By i % size: the processors that worker i may have. What was there before is never freed: a worker may be reading it.
+// The processors of worker i, at index i % size. Old vectors are never freed, because a worker may be reading them.
 std::atomic<const std::vector<cpu_set_t>*> homes{nullptr};
 
-// Not to be had: a container may take processors away; the worker then runs where it is.
+// Binds the worker to its processors. If that fails, for example in a container without them, it runs where it is.
 void settle(int id) {
     pthread_setname_np(pthread_self(), "goldsmith");
     const auto* all = homes.load();
     if (all != nullptr && !all->empty()) sched_setaffinity(0, sizeof(cpu_set_t), &(*all)[size_t(id) % all->size()]);
 }
 
-// The first workers have a bit each, the others share the last one.
+// The first 31 workers have a bit each, the others share the last bit.
 uint32_t bit_of(int id) { return uint32_t(1) << std::min(id - 1, 31); }
 uint32_t bits_below(int team) { return team > 32 ? ~uint32_t(0) : bit_of(team) - 1; }
 
 constexpr int wake = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG, sleep = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG;
 
-// At most 50 us awake, because the next region often comes at once. A pool that spins for longer takes the cores from
-// whoever else wants them, its own callers first.
+// Polls for at most 50 us, because the next region often follows immediately. A pool that polls longer takes the cores
+// from other threads, first of all from its callers.
 bool changes_soon(const std::atomic<uint32_t>& value, uint32_t seen) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
     do {
@@ -56,18 +56,18 @@ bool changes_soon(const std::atomic<uint32_t>& value, uint32_t seen) {
     return false;
 }
 
-// A number that threads wait for a change of: they look out for it for a while, then they are parked.
+// A counter; threads wait for it to change, first by polling, then parked.
 class Signal {
 public:
     uint32_t value() const { return value_.load(); }
 
-    // Those that are parked stay so unless they wait with one of the bits.
+    // Wakes only parked threads that wait with one of the bits.
     void raise(uint32_t bits = everybody) {
         value_.fetch_add(1);
         if (parked_.load() != 0) syscall(SYS_futex, &value_, wake, INT_MAX, nullptr, nullptr, bits);
     }
 
-    // `soon`: look out for it for a while before parking.
+    // soon: poll for a while before parking.
     void wait(uint32_t seen, uint32_t bits = everybody, bool soon = true) {
         if (soon && changes_soon(value_, seen)) return;
         parked_.fetch_add(1);
@@ -79,11 +79,11 @@ private:
     std::atomic<uint32_t> value_{0}, parked_{0};
 };
 
-// A region is open while its items are handed out. Workers enter only then, and the caller, who works as well, waits
-// for those alone that have entered: one that the system has not scheduled yet holds nobody up.
+// A region is open while its items are handed out, and workers enter only then. The caller works, too, and then waits
+// only for workers that have entered: a worker that the system has not scheduled yet delays nothing.
 class Pool {
 public:
-    // False when the process is ending and there are no workers any more.
+    // False if the process is exiting and there are no workers any more.
     bool run(int64_t items, int team, Item item, void* context) {
         std::lock_guard one_at_a_time(regions_);
         if (leaving_.load()) return false;
@@ -100,7 +100,7 @@ public:
         return true;
     }
 
-    void rouse(int team) {
+    void announce(int team) {
         std::unique_lock none_under_way(regions_, std::try_to_lock);
         if (!none_under_way || leaving_.load()) return;
         grow(team - 1);
@@ -116,18 +116,18 @@ public:
     }
 
 private:
-    static constexpr uint32_t open = uint32_t(1) << 31;  // in state_; below it, how many workers are inside
+    static constexpr uint32_t open = uint32_t(1) << 31;  // a bit of state_; the lower bits count the workers inside
 
     void grow(int workers) {
         if (int(workers_.size()) >= workers) return;
-        sigset_t all, before;  // signals are for the threads that were there before us
+        sigset_t all, before;  // workers block signals, which are for the program's own threads
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         try {
             while (int(workers_.size()) < workers)
                 workers_.emplace_back(&Pool::serve, this, int(workers_.size()) + 1, opened_.value());
         } catch (const std::system_error&) {
-            // the system gives no more of them: those that there are do all items
+            // the system allows no more threads: the existing ones do all items
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
@@ -176,23 +176,23 @@ private:
 std::atomic<Pool*> current{nullptr};
 
 Pool& pool() {
-    Pool* there = current.load();
-    if (there == nullptr) {
-        Pool* made = new Pool;
-        if (current.compare_exchange_strong(there, made)) return *made;
-        delete made;
+    Pool* existing = current.load();
+    if (existing == nullptr) {
+        Pool* created = new Pool;
+        if (current.compare_exchange_strong(existing, created)) return *created;
+        delete created;
     }
-    return *there;
+    return *existing;
 }
 
 struct Process {
-    // A forked child has this thread alone: the parent's workers are not there, and its locks may be held by nobody.
-    // Its pool is left behind, in memory that is not given back.
+    // A forked child has only this thread: the parent's workers do not exist there, and its locks may be held forever.
+    // The child abandons the parent's pool and leaks its memory.
     Process() {
         pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
     }
     ~Process() {
-        if (Pool* there = current.load()) there->leave();
+        if (Pool* existing = current.load()) existing->leave();
     }
 } process;
 
@@ -232,11 +232,11 @@ void Event::wait() {
     while (happened_.load() == 0) syscall(SYS_futex, &happened_, sleep, 0, nullptr, nullptr, everybody);
 }
 
-void rouse(int team) {
+void announce(int team) {
     try {
-        if (team > 1) pool().rouse(std::min(team, most_threads));
+        if (team > 1) pool().announce(std::min(team, most_threads));
     } catch (const std::exception&) {
-        // the region itself will say what is wrong
+        // the region itself will report the error
     }
 }
 

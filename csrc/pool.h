@@ -1,4 +1,4 @@
-// The thread pool: one per process, its workers parked between calls, made anew in a forked child.
+// The thread pool: one per process, with workers parked between calls; a forked child gets a new one.
 #pragma once
 
 #include <atomic>
@@ -6,10 +6,10 @@
 
 namespace gs {
 
-// An item of work; `worker` is in 0..threads()-1, and no two items run with the same one at a time.
+// An item of work; `worker` is in 0..threads()-1, and no two items run with the same worker at the same time.
 using Item = void (*)(void* context, int64_t item, int worker);
 
-// How many threads the calls of this thread use, for as long as it lives: an entry point makes one from its arguments.
+// Sets the number of threads for this thread's calls during its lifetime; entry points create one from their arguments.
 class Threads {
 public:
     explicit Threads(int count);
@@ -21,19 +21,19 @@ private:
     int before_;
 };
 
-// Where the workers run that are started from now on; goldsmith.h says it. They stay on a node and not on one
-// processor: two processes, or other threads beside them, would sit on the same one while another is idle.
+// Sets the processors of workers that start later (see gs_workers_on). Workers are bound to a node instead of one
+// processor, because two processes could otherwise share a processor while another is idle.
 void workers_on(const int32_t* processors, const int32_t* nodes, int count);
 
-// Inside an item it is 1: what is started there runs where it is.
+// The number of threads of a call; inside an item it is 1, so nested regions run in the item's thread.
 int threads();
 
-// Runs items 0..items-1 on threads() threads, this one among them, and returns when all are done. They are begun in
-// order, so that when one begins all before it have a thread; they end in any order. The first exception of an item is
-// thrown again here; items that had not begun then are left out.
+// Runs items 0..items-1 on threads() threads, including this one, and returns when all are done. Items begin in order:
+// when one begins, all earlier ones have a thread. They end in any order. The first exception of an item is rethrown
+// here; items that had not begun by then are skipped.
 void parallel_for(int64_t items, Item run, void* context);
 
-// What happens once while others wait for it: they look out for it for a while, then sleep.
+// A one-time event; waiters poll for a while, then sleep.
 class Event {
 public:
     void happen();
@@ -43,8 +43,8 @@ private:
     std::atomic<uint32_t> happened_{0};
 };
 
-// A region of so many threads comes at once: workers that are parked look out for it for a while.
-void rouse(int team);
+// Announces a region of `team` threads: parked workers wake up and poll for a while.
+void announce(int team);
 
 template <class Function> void parallel_for(int64_t items, const Function& function) {
     parallel_for(

@@ -1,4 +1,4 @@
-// What a level can reach, in instructions and in bytes: each csrc/isa/<level>.cpp includes this and compiles its own.
+// Probes of a level's peak rates, in operations and in bytes; each csrc/isa/<level>.cpp compiles its own copy.
 #include <immintrin.h>
 
 #include "table.h"
@@ -6,9 +6,9 @@
 namespace gs::GS_LEVEL {
 namespace {
 
-// Rounds of `step` on twelve sums at once, which covers an instruction's latency and touches no memory. `operations`
-// are those of one step: two for each product that is added. The sums are twelve variables and no array, which gcc 12
-// would keep on the stack; the empty asm keeps it from noticing that nobody wants them.
+// Runs rounds of `step` on twelve sums at once, which hides an instruction's latency and touches no memory.
+// `operations` counts those of one step: two per multiply-add. The sums are twelve variables, because gcc 12 would keep
+// an array on the stack; the empty asm prevents it from removing the unused results.
 template <class Vector, class Step>
 [[gnu::always_inline]] inline int64_t peak(int64_t rounds, int64_t operations, Vector zero, Step step) {
 #define GS_TWELVE(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
@@ -26,7 +26,7 @@ template <class Vector, class Step>
     return rounds * 12 * operations;
 }
 
-// All bytes once, four cache lines at a time; the sum depends on each of them.
+// Reads all bytes once, four vectors at a time; the sum depends on each byte.
 template <class Vector, class Load, class Add>
 [[gnu::always_inline]] inline void read_all(const void* data, size_t bytes, Vector (&sums)[4], Load load, Add add) {
     const char* at = static_cast<const char*>(data);

@@ -1,4 +1,4 @@
-// What tests/native asks of the pool, the arena and the errors; in debug builds alone.
+// Entry points for tests/native that exercise the pool, the arena and errors; debug builds only.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -13,8 +13,8 @@
 
 extern "C" {
 
-// Adds 1 to counts[i] for each item i, and 100 more from a region inside it; item `bad` fails (-1: none). Fails when
-// two items share a worker at a time.
+// Adds 1 to counts[i] for each item i, and 100 more from a nested region; item `bad` fails (-1: none). Fails if two
+// items run with the same worker at the same time.
 GS_API gs_status gs_selftest_pool(int32_t threads, int64_t items, int64_t bad, int64_t* counts) {
     return gs::guarded([&] {
         const gs::Threads team(threads);
@@ -24,7 +24,7 @@ GS_API gs_status gs_selftest_pool(int32_t threads, int64_t items, int64_t bad, i
         for (int worker = 0; worker < gs::threads(); ++worker) *busy.data(worker) = 0;
         gs::parallel_for(items, [&](int64_t item, int worker) {
             if (worker < 0 || worker >= threads) gs::fail(GS_INTERNAL, "worker %d of %d", worker, threads);
-            if ((*busy.data(worker))++ != 0) gs::fail(GS_INTERNAL, "worker %d does two items at a time", worker);
+            if ((*busy.data(worker))++ != 0) gs::fail(GS_INTERNAL, "worker %d runs two items at a time", worker);
             if (item == bad) gs::fail(GS_INVALID, "item %lld is bad", static_cast<long long>(item));
             counts[item] += 1;
             gs::parallel_for(10, [&](int64_t, int) { counts[item] += 10; });
@@ -34,7 +34,7 @@ GS_API gs_status gs_selftest_pool(int32_t threads, int64_t items, int64_t bad, i
     });
 }
 
-// Writes `count` bytes from `from` on into the second of three regions of 100 bytes.
+// Writes `count` bytes at offset `from` of the second of three regions of 100 bytes.
 GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
     return gs::guarded([&] {
         gs::Arena arena;
@@ -49,8 +49,8 @@ GS_API gs_status gs_selftest_arena(int64_t from, int64_t count) {
     });
 }
 
-// As many items as threads; each waits until all have begun, and ends a little later. With `race` they then write to
-// one place, as kernels must not.
+// Runs as many items as threads; each waits until all have begun, and ends a little later. With `race` they then write
+// to one address, which kernels must not do.
 GS_API gs_status gs_selftest_meet(int32_t threads, int32_t race) {
     return gs::guarded([&] {
         const gs::Threads team(threads);
@@ -66,11 +66,11 @@ GS_API gs_status gs_selftest_meet(int32_t threads, int32_t race) {
             std::this_thread::sleep_for(std::chrono::milliseconds(2));
             ++ended;
         });
-        if (ended != threads) gs::fail(GS_INTERNAL, "back when %d of %d items had ended", +ended, threads);
+        if (ended != threads) gs::fail(GS_INTERNAL, "returned when %d of %d items had ended", +ended, threads);
     });
 }
 
-// Throws the exception of that number, inside an item.
+// Throws exception number `kind` inside an item.
 GS_API gs_status gs_selftest_throw(int32_t threads, int32_t kind) {
     return gs::guarded([&] {
         const gs::Threads team(threads);
@@ -83,7 +83,7 @@ GS_API gs_status gs_selftest_throw(int32_t threads, int32_t kind) {
     });
 }
 
-// The level of a processor with all of AVX-512, and why it is not a higher one.
+// The level of a processor with all of AVX-512, and the reason why it is not higher.
 GS_API int32_t gs_selftest_level(int32_t intel, uint32_t model, int32_t amx, int32_t tiles, const char** why) {
     gs::Processor p{};
     p.intel = intel, p.tiles = tiles, p.model = model;

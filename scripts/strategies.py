@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from goldsmith.router._common import FLOATS, named
+from goldsmith.router._common import FLOATS, dtype_name
 from goldsmith.router._strategy import DENSE
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -72,7 +72,7 @@ def gather_or_dense(table: Table) -> str:
 
 
 def every(dtypes: tuple) -> str:
-    return "every dtype" if dtypes == FLOATS else ", ".join(named(dtype) for dtype in dtypes)
+    return "every dtype" if dtypes == FLOATS else ", ".join(dtype_name(dtype) for dtype in dtypes)
 
 
 def one_machine(table: Table, timed: list[tuple[Place, Times]]) -> str:

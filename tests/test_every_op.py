@@ -1,4 +1,4 @@
-"""What holds for every operator and every backend that can run here; a family's own tests hold what is particular."""
+"""Tests of every operator on every backend that can run here; each family has tests for the rest."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def ids(pairs):
 def backends(pairs):
     """Each pair with each backend of its operator.
 
-    A case tagged "storage" is about how a backend reads something; the reference's own proof of it is left to verify.
+    A case tagged "storage" tests how a backend reads its inputs; `goldsmith verify` checks it on the reference.
     """
     return [
         pytest.param(op, b, case, id=f"{op.name}-{b}-{case}")
@@ -36,7 +36,7 @@ def backends(pairs):
 
 
 def drawn(op, case, *, dtype=torch.float32, grad=False):
-    """The inputs in order, leaves that want gradients among them, and the options."""
+    """The inputs in order, leaves with requires_grad where differentiable, and the options."""
     values = case.build(dtype, DEVICE)
     tensors = [values.get(name) for name in op.inputs]
     if grad:
@@ -58,21 +58,21 @@ def as_tuple(results):
 
 
 def floating(results):
-    """Those that a gradient can flow into: indices have none."""
+    """The floating-point results; indices have no gradient."""
     return [r for r in as_tuple(results) if r.is_floating_point()]
 
 
 def dtypes_for(op, backend):
-    """Every dtype on a card; on a processor bfloat16 (its check tries float32 too), the interpreter float32 alone."""
+    """Every dtype on a GPU; on a CPU bfloat16 (whose check includes float32), in the interpreter only float32."""
     if GPU:
         return op_dtypes(op)
     return op_dtypes(op)[:1] if backend == "triton" else op_dtypes(op)[-2:][:1]
 
 
 def probes_for(case, backend):
-    """Every probe on the cases that ask for it; dependence, layouts and scaling take dozens of runs, so only there.
+    """All probes for cases with that tag; dependence, layouts and scaling take dozens of runs and run only there.
 
-    The interpreter runs programs in order, and so repeats: beyond those cases repeats would show nothing there.
+    The interpreter runs programs in order, so repeated runs are always equal there and are skipped for other cases.
     """
     if EVERY_PROBE in case.tags:
         return "default"
@@ -80,7 +80,7 @@ def probes_for(case, backend):
 
 
 @pytest.mark.parametrize("op, backend, case", backends(SMALL))
-def test_every_backend_is_held_to_the_golden(op, backend, case):
+def test_every_backend_agrees_with_the_golden(op, backend, case):
     runnable(op, backend, *drawn(op, case))
     target = op_target(op, backend, device=DEVICE)
     for dtype in dtypes_for(op, backend):
@@ -90,7 +90,7 @@ def test_every_backend_is_held_to_the_golden(op, backend, case):
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.parametrize("op, backend, case", backends(LARGE))
-def test_every_backend_is_held_to_the_golden_at_large_sizes(op, backend, case):
+def test_every_backend_agrees_with_the_golden_at_large_sizes(op, backend, case):
     runnable(op, backend, *drawn(op, case))
     target = op_target(op, backend, device=DEVICE)
     for dtype in op_dtypes(op):
@@ -98,7 +98,7 @@ def test_every_backend_is_held_to_the_golden_at_large_sizes(op, backend, case):
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-def test_some_case_goes_through_every_probe(op):
+def test_some_case_is_tagged_for_every_probe(op):
     assert any(EVERY_PROBE in case.tags for case in op.cases)
 
 
@@ -109,7 +109,7 @@ def test_opcheck_finds_nothing(op, case):
 
 
 @pytest.mark.parametrize("op, case", SMALL, ids=ids(SMALL))
-def test_fakes_are_what_the_reference_returns(op, case):
+def test_fakes_match_the_results_of_the_reference(op, case):
     tensors, options = drawn(op, case)
     real = op.all_results(*tensors, **options, backend="reference")
     with FakeTensorMode() as mode:
@@ -134,16 +134,16 @@ def test_without_gradients_the_result_is_the_same_bit_for_bit(op, case):
 
 
 @pytest.mark.parametrize("op, backend, case", backends(USUAL))
-def test_numbers_that_are_not_as_memory_holds_them_are_read_as_torch_reads_them(op, backend, case):
-    """`z.conj().imag`: its memory has the other sign, and a bit of the tensor says so. Zeros that have no memory."""
+def test_negated_views_and_tensors_without_storage_are_read_as_torch_reads_them(op, backend, case):
+    """Views such as `z.conj().imag`, whose memory has the other sign, and zeros without storage."""
     tensors, options = drawn(op, case, grad=bool(op.grads))
     runnable(op, backend, tensors, options)
 
     def negated(t):
         return torch._neg_view(-t) if t is not None and t.is_floating_point() else t
 
-    def called(given, cotangent):
-        results = as_tuple(op(*given, **options, backend=backend))
+    def results_of(inputs, cotangent):
+        results = as_tuple(op(*inputs, **options, backend=backend))
         leaves = [t for t in tensors if t is not None and t.requires_grad]
         ends = [r for r in results if r.requires_grad]
         if not ends:
@@ -154,11 +154,11 @@ def test_numbers_that_are_not_as_memory_holds_them_are_read_as_torch_reads_them(
     def zeros(g):
         return torch._efficientzerotensor(g.shape, dtype=g.dtype, device=g.device)
 
-    for (given, cotangent), seen in [
+    for (inputs, cotangent), seen in [
         ((tensors, lambda g: g), ([negated(t) for t in tensors], negated)),
         ((tensors, torch.zeros_like), (tensors, zeros)),
     ]:
-        for a, b in zip(called(given, cotangent), called(*seen), strict=True):
+        for a, b in zip(results_of(inputs, cotangent), results_of(*seen), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
@@ -192,7 +192,7 @@ def test_a_second_derivative_raises_instead_of_being_zero(op, case):
 
 
 @pytest.mark.parametrize("op, case", USUAL, ids=ids(USUAL))
-def test_an_operator_that_has_no_gradient_says_so(op, case):
+def test_an_operator_without_gradients_says_so(op, case):
     if op.grads:
         pytest.skip("has gradients")
     tensors, options = drawn(op, case)
@@ -203,16 +203,16 @@ def test_an_operator_that_has_no_gradient_says_so(op, case):
 
 
 @pytest.mark.parametrize("op, case", DIFFERENTIABLE, ids=ids(DIFFERENTIABLE))
-def test_a_sum_gives_the_gradients_of_dense_ones(op, case):
-    """`y.sum().backward()` hands the backward a gradient of stride 0."""
-    found = []
+def test_gradients_survive_a_stride_0_cotangent(op, case):
+    """`y.sum().backward()` passes a gradient of stride 0."""
+    gradients = []
     for dense in (False, True):
         tensors, options = drawn(op, case, grad=True)
         wanted = [t for t in tensors if t is not None and t.requires_grad]
         outputs = floating(op(*tensors, **options))
         ones = [torch.ones((), dtype=o.dtype, device=o.device).expand(o.shape) for o in outputs]
-        found.append(torch.autograd.grad(outputs, wanted, [o.contiguous() for o in ones] if dense else ones))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        gradients.append(torch.autograd.grad(outputs, wanted, [o.contiguous() for o in ones] if dense else ones))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 @pytest.mark.parametrize("op, case", USUAL, ids=ids(USUAL))

@@ -1,7 +1,8 @@
-// What experts.moe hands over the border; included by goldsmith.h, so plain C. A tensor without dtype is absent.
+// The arguments of experts.moe in the C ABI; plain C, because goldsmith.h includes it. A tensor without dtype is
+// absent.
 #pragma once
 
-// "plain": row-major in the caller's own tensors; the others in blobs of 16-row panels (experts/layout.py).
+// PLAIN: row-major in the caller's tensors. The others are in blobs of 16-row panels (experts/packed/layout.py).
 typedef int32_t gs_format;
 enum {
     GS_PLAIN_F32 = 1,
@@ -22,11 +23,11 @@ enum { GS_SILU = 1, GS_GELU = 2, GS_GELU_TANH = 3, GS_RELU2 = 4, GS_SWIGLU_OAI =
 typedef struct {
     const void* data;
     int64_t rows, cols;
-    int64_t expert_bytes;  // from one expert to the next
-    int64_t panel_bytes;   // packed: from 16 rows to the next 16; plain: from one row to the next
+    int64_t expert_bytes;  // distance between experts
+    int64_t panel_bytes;   // packed: distance between panels of 16 rows; plain: distance between rows
     int64_t scales;        // packed: offset inside a panel
     int64_t zeros;         // int4_asym: offset inside a panel
-    int64_t group;         // inputs that share a scale; 0 when there are none
+    int64_t group;         // inputs that share a scale; 0 without scales
     gs_format format;
     gs_dtype scale_dtype;
 } gs_matrix;
@@ -39,7 +40,7 @@ typedef struct {
 
 typedef struct {
     gs_tensor a, b;    // [E, r, in], [E, out, r]
-    gs_tensor da, db;  // backward: where their gradients go, when they are asked for
+    gs_tensor da, db;  // backward: outputs for their gradients, if requested
     double scale;
 } gs_lora;
 
@@ -50,16 +51,16 @@ typedef struct {
     int64_t tokens, slots, experts, hidden, intermediate;
     const gs_slice* slices;
     int64_t slice_count;
-    double alpha, limit;  // limit: infinite when there is none
+    double alpha, limit;  // no limit: infinity
     double dropout;
     uint64_t seed;
-    int64_t int8;  // inputs of a row that share a scale in products of whole numbers; 0: products of floats
+    int64_t int8;                       // inputs of a row that share a scale in integer products; 0: float products
     gs_tensor x, ids, weights;          // [T, H], [T, k], [T, k]
     gs_tensor gate_up_bias, down_bias;  // [E, 2 I], [E, H]
     gs_lora gate, up, down;
-    gs_tensor y;     // forward: [T, H]
-    gs_tensor g, u;  // [T k, I] in x's dtype: the forward writes them when they are there, the backward reads them
-    gs_tensor rows, flags;  // slots instead of y: [T k, H] float32, and [T k] uint8, 1 where a row is not finite
+    gs_tensor y;            // forward: [T, H]
+    gs_tensor g, u;         // [T k, I] in x's dtype: written by the forward if present, read by the backward
+    gs_tensor rows, flags;  // outputs of experts.slots: [T k, H] float32, and [T k] uint8, 1 if a row is not finite
     gs_tensor dy;           // backward: [T, H]
     gs_tensor dx, dweights;
     gs_tensor dgate_up, ddown, dgate_up_bias, ddown_bias;
@@ -68,12 +69,12 @@ typedef struct {
 GS_API gs_status gs_moe_forward(const gs_moe_args* args);
 GS_API gs_status gs_moe_backward(const gs_moe_args* args);
 
-// A thread that makes one call of gs_moe_forward at a time while whoever began it goes on: `args`, and all that they
-// point at, stay until gs_lane_end. That waits, and has the call's status and message; times: when the call began and
-// ended, in seconds of CLOCK_MONOTONIC. word: becomes `value` when the call is over, whatever came of it, for whoever
-// else waits (a GPU does); NULL: nobody. gs_lane_ready says that a call on so many threads comes at once: the lane's
-// thread and the pool's look out for it for 50 us, for to be woken takes as long. gs_lane_free waits as well. Not of
-// use in a forked child.
+// A lane is a thread that runs one gs_moe_forward at a time while the caller continues. The caller must keep `args` and
+// everything they point to until gs_lane_end, which waits for the call and returns its status and message; times[0..1]
+// are the begin and end of the call in seconds of CLOCK_MONOTONIC. If word is not NULL, it is set to `value` when the
+// call has succeeded or failed, for other waiters such as a GPU. gs_lane_ready announces a call on `threads` threads:
+// the lane's thread and the pool's workers then poll for 50 us, because waking them takes as long. gs_lane_free waits,
+// too. Lanes do not work in a forked child.
 typedef struct gs_lane gs_lane;
 GS_API gs_status gs_lane_new(gs_lane** lane);
 GS_API gs_status gs_lane_ready(gs_lane* lane, int32_t threads);

@@ -1,4 +1,4 @@
-// A lane: a thread that makes one call of experts.moe at a time, while whoever began it goes on.
+// A lane: a thread that runs one call of experts.moe at a time while the caller continues.
 #include <pthread.h>
 #include <sched.h>
 #include <atomic>
@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-enum State : uint32_t { idle, soon, begun, done, closing };
+enum State : uint32_t { idle, announced, begun, done, closing };
 
 }  // namespace
 
@@ -29,15 +29,15 @@ struct gs_lane {
     gs_status status = GS_OK;
     char message[1024] = "";
     double begin = 0, end = 0;
-    std::thread thread{[this] { serve(); }};  // last: the others are there when it begins
+    std::thread thread{[this] { serve(); }};  // last, so that the other members are initialised before it starts
 
     void serve() {
         pthread_setname_np(pthread_self(), "goldsmith lane");
         for (;;) {
             const uint32_t seen = state.load();
             if (seen == closing) return;
-            if (seen == soon) {
-                look_out();
+            if (seen == announced) {
+                poll();
             } else if (seen == begun) {
                 compute();
             } else {
@@ -46,12 +46,12 @@ struct gs_lane {
         }
     }
 
-    // As long as the workers do.
-    void look_out() {
-        gs::rouse(team.load());
+    // Poll for a call as long as the pool's workers do.
+    void poll() {
+        gs::announce(team.load());
         const auto until = Clock::now() + std::chrono::microseconds(50);
-        while (state.load() == soon)
-            if (uint32_t waited = soon; Clock::now() >= until) state.compare_exchange_strong(waited, idle);
+        while (state.load() == announced)
+            if (uint32_t waited = announced; Clock::now() >= until) state.compare_exchange_strong(waited, idle);
     }
 
     void compute() {
@@ -73,7 +73,7 @@ struct gs_lane {
         state.notify_all();
     }
 
-    // Awake for a while, which costs a core that has nothing else to do: to be woken takes as long as a small call.
+    // Wait for the call, first by polling: waking up takes as long as a small call.
     void finish() {
         const auto until = Clock::now() + std::chrono::milliseconds(2);
         while (state.load() == begun && Clock::now() < until) sched_yield();
@@ -90,13 +90,13 @@ gs_status gs_lane_ready(gs_lane* lane, int32_t threads) {
     return gs::guarded([&] {
         lane->team.store(threads);
         uint32_t seen = idle;
-        if (lane->state.compare_exchange_strong(seen, soon)) lane->state.notify_all();
+        if (lane->state.compare_exchange_strong(seen, announced)) lane->state.notify_all();
     });
 }
 
 gs_status gs_lane_begin(gs_lane* lane, const gs_moe_args* args, uint32_t* word, uint32_t value) {
     return gs::guarded([&] {
-        if (lane->begun_already()) gs::fail(GS_INVALID, "a lane makes one call at a time: end the one before");
+        if (lane->begun_already()) gs::fail(GS_INVALID, "a lane runs one call at a time: end the previous one first");
         lane->args = args, lane->word = word, lane->value = value;
         lane->set(begun);
     });

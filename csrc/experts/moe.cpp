@@ -1,4 +1,4 @@
-// The entry points of experts.moe: the plan of the call, then the kernels of the level.
+// The entry points of experts.moe: they make the plan of a call and run the kernels of the current level.
 #include "../error.h"
 #include "../pool.h"
 #include "../table.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// What is written must have the width that the kernels write.
+// Results must have the dtypes that the kernels write.
 void check_results(const gs_moe_args& args) {
     const struct {
         const char* name;

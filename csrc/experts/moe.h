@@ -1,10 +1,10 @@
-// experts.moe of one level.
+// The forward and backward of experts.moe for one level.
 #pragma once
 
-#include "backward.h"
-#include "forward.h"
-#include "tile_backward.h"
-#include "tile_forward.h"
+#include "tiles/backward.h"
+#include "tiles/forward.h"
+#include "vectors/backward.h"
+#include "vectors/forward.h"
 
 namespace gs::GS_LEVEL {
 

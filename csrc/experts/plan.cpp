@@ -29,7 +29,7 @@ void count(const gs_moe_args& args, std::vector<int64_t>& begin) {
     for (size_t e = 1; e < begin.size(); ++e) begin[e] += begin[e - 1];
 }
 
-// Pieces of at most `rows` of order[begin, end), about equally long: 129 routes are 65 and 64.
+// Splits order[begin, end) into segments of at most `rows` routes with about equal lengths: 129 become 65 and 64.
 void cut(std::vector<Segment>& into, int64_t expert, int64_t begin, int64_t end, int64_t rows) {
     const int64_t pieces = (end - begin + rows - 1) / rows;
     for (int64_t i = 0; i < pieces; ++i) {
@@ -53,8 +53,8 @@ Plan::Plan(const gs_moe_args& args, int64_t rows) : lists_(std::make_unique<List
     for (int64_t e = 0; e < args.experts; ++e)
         cut(lists.segments, e, lists.expert[static_cast<size_t>(e)], lists.expert[static_cast<size_t>(e) + 1], rows);
 
-    // A chunk's rows of 32 sums should stay in L2 (4,096 rows are 512 KiB), but it should also have half a segment's
-    // rows an expert, since the weights are read once a chunk.
+    // A chunk's rows of 32 sums should fit into L2 (4,096 rows are 512 KiB). But each chunk reads the weights once, so
+    // it should have at least half a segment's rows per expert.
     const int64_t wanted = std::max<int64_t>(4096, rows / 2 * args.experts);
     const int64_t tokens = std::max<int64_t>(1, wanted / std::max<int64_t>(1, args.slots));
     chunk_routes = 0;

@@ -1,4 +1,4 @@
-// Which routes each expert has: worked out once a call, the same for every level.
+// The plan of a call: the routes of each expert, computed once and the same for every level.
 #pragma once
 
 #include <memory>
@@ -19,15 +19,15 @@ struct Chunk {
 
 class Plan {
 public:
-    // Raises for an id outside of -1..E-1. `rows`: the most routes of a segment.
+    // Throws for an id outside -1..E-1. `rows`: the most routes of a segment.
     Plan(const gs_moe_args& args, int64_t rows);
     ~Plan();
 
-    const int64_t* order;     // routes token * slots + slot, by expert, then in order; skipped ones are left out
-    const int64_t* expert;    // where each expert's routes begin in `order`, and where the last one's end
-    const Segment* segments;  // by expert
+    const int64_t* order;     // routes token * slots + slot, sorted by expert, then by route; without skipped ones
+    const int64_t* expert;    // begin of each expert's routes in `order`, and the end of the last one's
+    const Segment* segments;  // sorted by expert
     const Chunk* chunks;
-    const Segment* parts;                                      // by chunk, then by expert
+    const Segment* parts;                                      // sorted by chunk, then by expert
     int64_t routes, segment_count, chunk_count, chunk_routes;  // chunk_routes: the most slots of a chunk
 
 private:

@@ -1,4 +1,4 @@
-// amx: products of tiles, 16 rows by 64 bytes with 64 bytes by 16 columns, bfloat16 or int8.
+// Level amx: products of tiles, 16 rows by 64 bytes times 64 bytes by 16 columns, in bfloat16 or int8.
 #define GS_LEVEL amx
 #include "../experts/moe.h"
 #include "../probe.h"
@@ -14,11 +14,11 @@ struct alignas(64) Shape {
     uint8_t rows[16] = {};
 };
 
-// Eight tiles: four sums, and two by two operands as a kernel of 32 x 32 has them.
+// Configures eight tiles: four sums and two by two operands, as in a 32 x 32 kernel.
 void begin() {
     Shape shape;
     for (int tile = 0; tile < 8; ++tile) shape.row_bytes[tile] = 64, shape.rows[tile] = 16;
-    // gcc 12 tells the optimiser of the first eight bytes alone that the instruction reads: this tells it of the rest
+    // gcc 12 assumes that the instruction reads only the first eight bytes; this tells it about the others
     __asm__ volatile("" ::"r"(&shape) : "memory");
     _tile_loadconfig(&shape);
     _tile_zero(0);
@@ -55,7 +55,7 @@ int64_t int8(int64_t rounds) {
     return rounds * 4 * (2 * 16 * 16 * 64);
 }
 
-// The loop of a layer's product, without the layer.
+// The inner loop of a layer's products.
 int64_t products(const char* rows, int64_t pairs, const char* stripe, const char* next, bool still) {
     alignas(64) float sums[32 * 32];
     const Tiles configured;

@@ -1,4 +1,4 @@
-// avx2: AVX2, FMA and F16C; eight floats.
+// Level avx2: AVX2, FMA and F16C; eight floats per register.
 #define GS_LEVEL avx2
 #include "../experts/moe.h"
 #include "../probe.h"

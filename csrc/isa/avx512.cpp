@@ -1,4 +1,4 @@
-// avx512: AVX-512 F, BW, DQ and VL; sixteen floats.
+// Level avx512: AVX-512 F, BW, DQ and VL; sixteen floats per register.
 #define GS_LEVEL avx512
 #include "../experts/moe.h"
 #include "../probe.h"

@@ -1,4 +1,4 @@
-// avx512_bf16: two products of bfloat16 added to a float, sixteen times.
+// Level avx512_bf16: an instruction that adds two bfloat16 products to each of sixteen floats.
 #define GS_LEVEL avx512_bf16
 #include "../experts/moe.h"
 #include "../probe.h"

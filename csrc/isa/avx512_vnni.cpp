@@ -1,4 +1,4 @@
-// avx512_vnni: four products of bytes added to an int32, sixteen times.
+// Level avx512_vnni: an instruction that adds four byte products to each of sixteen int32.
 #define GS_LEVEL avx512_vnni
 #include "../experts/moe.h"
 #include "../probe.h"

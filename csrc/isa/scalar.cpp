@@ -1,4 +1,4 @@
-// scalar: what every x86-64 has (SSE2), and the meaning of all other levels.
+// Level scalar: SSE2, which every x86-64 has; the plain C++ that defines what the other levels compute.
 #define GS_LEVEL scalar
 #include "../experts/moe.h"
 #include "../probe.h"

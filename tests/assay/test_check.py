@@ -160,7 +160,7 @@ def test_an_interrupt_hands_over_what_was_finished():
     assert {r.case for r in report.rows} == {"sized[T=3]"} and not report.findings
     assert report.verdict == "unjudged" and not report.ok
     assert {n.case: n.text for n in report.notes if n.id == "not_run"} == {
-        "sized[T=5]": "the case did not run to its end: interrupted", "sized[T=7]": "the case did not run: interrupted",
+        "sized[T=5]": "the case did not finish: interrupted", "sized[T=7]": "the case did not run: interrupted",
     }  # fmt: skip
     said = " ".join(str(report).split())
     assert said.startswith("NOT JUDGED kernel: 2 of 3 cases did not finish (sized[T=5], sized[T=7]): interrupted; ")

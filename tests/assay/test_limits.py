@@ -12,8 +12,8 @@ CUDA_TEXT = (
 )
 CPU_TEXT = "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
 NO_MEMORY = [
-    (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were wanted"),
-    (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were wanted"),
+    (torch.OutOfMemoryError(CUDA_TEXT), "out of memory, 514.00 MiB more were needed"),
+    (RuntimeError(CPU_TEXT + "allocate 8000 bytes. Error code 12"), "out of memory, 8000 bytes more were needed"),
     (MemoryError(), "out of memory"),
 ]
 

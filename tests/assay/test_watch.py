@@ -168,7 +168,7 @@ def test_what_float64_cannot_hold_either_is_an_overflow_and_a_pole_is_not():
         torch.ones(2) / 0
         torch.atanh(torch.ones(2))
     assert [e.likely.id for e in w.events] == ["overflow", "unknown", "unknown"]
-    assert "of inputs up to 1000 it passes the end of float64" in w.first.likely.evidence
+    assert "inputs up to 1000" in w.first.likely.evidence
     assert w.events[1].likely.evidence.endswith("the divisor is the number 0")
     assert w.events[2].likely.evidence.endswith("atanh is not defined there")
 

@@ -5,12 +5,13 @@ import random
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from goldsmith.hf.training import journal
-from goldsmith.hf.training.data import Document
-from goldsmith.hf.training.loop import Plan, Trainer
-from goldsmith.hf.training.packing import Stream
-from goldsmith.hf.training.schedule import Schedule
-from goldsmith.hf.training.session import LOG, Session, Watcher
+from goldsmith.hf.training.data.documents import Document
+from goldsmith.hf.training.data.packing import RowStream
+from goldsmith.hf.training.records import journal
+from goldsmith.hf.training.run.plan import TrainingPlan
+from goldsmith.hf.training.run.schedule import Schedule
+from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession
+from goldsmith.hf.training.run.trainer import Trainer
 
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -95,8 +96,8 @@ def tiny_trainer(steps=6, *, seed=0, grad_accum=1, batch_size=2, limit=None, kin
     parameters = {n: p for n, p in model.named_parameters() if "experts" in n or n.endswith("gate.weight")}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parameters)
-    stream = Stream(tiny_documents(), 16, packed=True, seed=seed)
-    plan = Plan(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
+    stream = RowStream(tiny_documents(), 16, packed=True, seed=seed)
+    plan = TrainingPlan(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
     return Trainer(model, parameters, stream, plan)
 
 
@@ -106,15 +107,17 @@ IDENTITY = {"--rank": 8, "--data": "sum"}
 
 
 def session(folder, **options):
-    return Session(folder, options.pop("identity", IDENTITY), {"threads": 1}, **({"save_every": 2} | options))
+    return TrainingSession(folder, options.pop("identity", IDENTITY), {"threads": 1}, **({"save_every": 2} | options))
 
 
 def trained(folder, steps=6, resume="auto", **options):
     """A whole run in this process; returns what it trained."""
     found = session(folder, **options)
-    start = found.find(resume, Watcher())
+    start = found.find(resume, RunCallbacks())
     trainer = tiny_trainer(steps)
-    found.run(trainer, Watcher(), start=start, evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0))
+    found.run(
+        trainer, RunCallbacks(), start=start, evaluation=RowStream(tiny_documents(4, seed=9), 16, packed=True, seed=0)
+    )
     return {name: tensor for name, tensor in trainer.state().items()}
 
 

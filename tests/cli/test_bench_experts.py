@@ -15,7 +15,7 @@ from goldsmith.cli.say import console
 from goldsmith.core import native
 from goldsmith.core.op import Op
 from goldsmith.experts import benchmarks
-from goldsmith.experts._common import FACTORS
+from goldsmith.experts._conventions import FACTORS
 
 SIZES = {"H": 64, "I": 32, "E": 8, "k": 2}
 
@@ -135,7 +135,7 @@ def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
 
 
 def test_codes_go_to_kt_kernel_as_it_takes_them():
-    from goldsmith.experts.formats import E2M1, Codes
+    from goldsmith.experts.packed.formats import E2M1, Codes
 
     codes = torch.tensor([[0x71, 0x0F]], dtype=torch.uint8)
     scale = torch.tensor([[126]], dtype=torch.uint8)

@@ -19,7 +19,7 @@ from goldsmith.cli.bench.offload import calls, clock, guard, rules, run, shapes,
 from goldsmith.cli.bench.timing import Timing
 from goldsmith.core import native
 from goldsmith.core.device import machine
-from goldsmith.offload.calibrate import Calibration
+from goldsmith.offload.calibration.calibration import Calibration
 from goldsmith.offload.engine import Engine
 from offload import stores
 from repo.tree import ROOT

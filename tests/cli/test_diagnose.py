@@ -148,7 +148,7 @@ def test_one_of_a_list_is_asked_for_by_its_number():
         (["diagnose", "no_such_module:target", "--out", "/proc/nope/here"], "--out /proc/nope/here cannot be written"),
         (
             ["diagnose", "no_such_module:target", "--out", __file__],
-            "diagnose.py cannot be written: it is no folder",
+            "diagnose.py cannot be written: it is not a folder",
         ),
         (["diagnose", "no_such_module:target", "--out", f"{__file__}/x"], "cannot be written: Not a directory."),
         (

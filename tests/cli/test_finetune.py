@@ -25,13 +25,14 @@ from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
 from goldsmith.core import native
 from goldsmith.hf import convert, load_adapter
-from goldsmith.hf.training import accounting, page
-from goldsmith.hf.training.borders import masks, no_masks
-from goldsmith.hf.training.data import cut, read
-from goldsmith.hf.training.journal import rows
-from goldsmith.hf.training.loop import Trainer
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import Stream
+from goldsmith.hf.training.data.attention_masks import masks, no_masks
+from goldsmith.hf.training.data.documents import cut, read
+from goldsmith.hf.training.data.packing import RowStream
+from goldsmith.hf.training.model import accounting
+from goldsmith.hf.training.records import loss_page
+from goldsmith.hf.training.records.journal import rows
+from goldsmith.hf.training.run.loss import summed_loss
+from goldsmith.hf.training.run.trainer import Trainer
 from hf import goldens, models
 
 STEPS = 6
@@ -82,7 +83,7 @@ def held_out_loss(model, place, apart=no_masks):
     """As the run has it, in its batches of two."""
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
     documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
-    stream, loss = Stream(documents, 128, packed=True, seed=0), 0.0
+    stream, loss = RowStream(documents, 128, packed=True, seed=0), 0.0
     with torch.no_grad():
         for first in range(0, len(stream), 2):
             loss += float(summed_loss(model.eval(), stream.batch(first, min(2, len(stream) - first)), apart))
@@ -234,7 +235,7 @@ def test_data_that_has_changed_is_refused(place, tmp_path):
     words[words.index("--data") + 1] = str(data)
     assert run(*words).exit_code == 0
     data.write_text(VERSE + "One line more.\n")
-    assert "the content of --data is another" in " ".join(run(*words).output.split())
+    assert "the content of --data has changed" in " ".join(run(*words).output.split())
 
 
 def test_a_model_one_of_whose_bytes_is_another_is_refused(place, tmp_path):
@@ -246,7 +247,7 @@ def test_a_model_one_of_whose_bytes_is_another_is_refused(place, tmp_path):
     changed = bytearray(weights.read_bytes())
     changed[len(changed) // 2] ^= 1
     weights.write_bytes(changed)
-    assert "the content of MODEL is another" in " ".join(run(*words).output.split())
+    assert "the content of MODEL has changed" in " ".join(run(*words).output.split())
 
 
 @pytest.mark.skipif(native.reason() is not None, reason="there is one level of instructions without the library")
@@ -306,9 +307,9 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
         (("--format", "int4", "--group-size", "24"), "group_size"),
         (("--lora-modules", "q_proj,nosuch"), "--lora-modules nosuch: no layer of this model has that name"),
-        (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, no linear layer"),
+        (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, not a linear layer"),
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
-        (("--resume", "nosuch"), "nosuch is no checkpoint: state.json is missing"),
+        (("--resume", "nosuch"), "nosuch is not a checkpoint: state.json is missing"),
         (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),
         (("--eval-data", "nosuch.csv"), "nosuch.csv: the name ends in .csv"),
         (("--data", "README"), "README: the name has no ending"),
@@ -357,7 +358,7 @@ def test_a_name_on_the_hub_is_fetched_once_and_streamed(place, tmp_path, monkeyp
     assert run(*words).exit_code == 0
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
     words[1] = "someone/else"
-    said = "MODEL someone/else is no folder here, and the hub does not give it: Cannot find it on the hub."
+    said = "MODEL someone/else is not a folder here, and fetching it from the hub failed: Cannot find it on the hub."
     assert said in " ".join(run(*words).output.split())
 
 
@@ -384,7 +385,7 @@ def test_the_page_stands_alone_and_shows_the_curves(whole):
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
     assert "in 6 steps." in text and "expert LoRA, gate" in text
     assert (
-        page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
+        loss_page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
         == "The loss fell from 1.900 to 1.500 in 5 of 9 steps."
     )
 

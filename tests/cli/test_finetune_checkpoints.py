@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 from cli.finetune_tools import same, session, told, trained
-from goldsmith.hf.training import checkpoint
 from goldsmith.hf.training.errors import TrainingError
-from goldsmith.hf.training.session import FILES, Watcher, lock
+from goldsmith.hf.training.records import checkpoints
+from goldsmith.hf.training.run.session import FILES, RunCallbacks, lock
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +22,19 @@ def whole(tmp_path_factory):
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, whole):
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
     notes = []
-    found = session(tmp_path).find("auto", Watcher(note=notes.append))
+    found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
     assert found.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
     assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
 
 
 def test_when_no_checkpoint_is_whole_nothing_begins_anew(tmp_path):
     trained(tmp_path, keep=1)
-    (tmp_path / "checkpoints" / "step-000006" / checkpoint.TENSORS).write_bytes(b"")
+    (tmp_path / "checkpoints" / "step-000006" / checkpoints.TENSORS).write_bytes(b"")
     with pytest.raises(TrainingError, match="No checkpoint can be read: .*has 0 bytes of .*--resume never"):
         trained(tmp_path)
 
@@ -43,21 +43,21 @@ def test_options_that_alter_the_result_are_refused_by_name(tmp_path):
     trained(tmp_path)
     other = {"--rank": 16, "--data": "other", "--alpha": 1}
     with pytest.raises(TrainingError) as error:
-        session(tmp_path, identity=other).find("auto", Watcher())
-    for said in ("--rank was 8 and is 16", "the content of --data is another", "--alpha was not given before"):
+        session(tmp_path, identity=other).find("auto", RunCallbacks())
+    for said in ("--rank was 8 and is 16", "the content of --data has changed", "--alpha was not given before"):
         assert said in str(error.value)
 
 
 def test_no_byte_of_the_facts_is_believed_when_it_is_damaged(tmp_path, whole):
     """Each flipped bit: the checkpoint is passed over with the sentence of any other damage, or says just the same."""
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS
-    raw, right = path.read_bytes(), checkpoint.read(path.parent).facts
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
+    raw, right = path.read_bytes(), checkpoints.read(path.parent).facts
     passed = 0
     for at in range(len(raw)):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 7]) + raw[at + 1 :])
         notes = []
-        found = session(tmp_path).find("auto", Watcher(note=notes.append))
+        found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
         assert (found.step, found.facts) == (6, right) or found.step == 4 and "damaged" in notes[0], (at, notes)
         passed += found.step == 4
     assert passed > len(raw) / 2
@@ -69,34 +69,34 @@ def rewritten(path, change, check=True):
     facts = json.loads(path.read_text())
     facts.pop("check")
     change(facts)
-    path.write_text(json.dumps(facts | {"check": checkpoint._check_of(facts)} if check else facts))
+    path.write_text(json.dumps(facts | {"check": checkpoints._check_of(facts)} if check else facts))
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
         (lambda f: f.update(step=5), "state.json is damaged (it says step 5)"),
-        (lambda f: f.pop("identity"), "state.json is damaged (identity is missing or is no dict)"),
-        (lambda f: f.update(circumstances=[]), "state.json is damaged (circumstances is missing or is no dict)"),
-        (lambda f: f.update(format=3), "is of format 3; this goldsmith reads format 2"),
+        (lambda f: f.pop("identity"), "state.json is damaged (identity is missing or not of type dict)"),
+        (lambda f: f.update(circumstances=[]), "state.json is damaged (circumstances is missing or not of type dict)"),
+        (lambda f: f.update(format=3), "has format 3; this goldsmith reads format 2"),
     ],
 )
 def test_a_checkpoint_that_lacks_what_a_run_takes_from_it_is_passed_over(change, said, tmp_path):
     trained(tmp_path)
-    rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS, change)
+    rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS, change)
     notes = []
-    assert session(tmp_path).find("auto", Watcher(note=notes.append)).step == 4
+    assert session(tmp_path).find("auto", RunCallbacks(note=notes.append)).step == 4
     assert said in notes[0]
 
 
 def test_a_checkpoint_of_format_1_is_read_and_its_step_is_the_folder_s(tmp_path, whole):
     trained(tmp_path)
-    path = tmp_path / "checkpoints" / "step-000006" / checkpoint.FACTS
+    path = tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS
     rewritten(path, lambda f: f.update(format=1), check=False)
-    assert session(tmp_path).find("auto", Watcher()).step == 6
+    assert session(tmp_path).find("auto", RunCallbacks()).step == 6
     rewritten_step = path.read_text().replace('"step": 6', '"step": 5')
     path.write_text(rewritten_step)
-    assert session(tmp_path).find("auto", Watcher()).step == 4
+    assert session(tmp_path).find("auto", RunCallbacks()).step == 4
 
 
 @pytest.mark.parametrize("name", [*FILES, "checkpoints"])

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cli.finetune_tools import CHAT
-from goldsmith.hf.training.conversation import conversation
+from goldsmith.hf.training.data.conversations import conversation
 
 CODE = "if x:\n\n    return  y\n\n\tand  more  \n"
 TURNS = [
@@ -177,5 +177,5 @@ def test_a_tokenizer_that_cannot_say_where_a_token_stands_is_refused():
         def apply_chat_template(self, turns, **how):
             return tokenizer_of(byte_level()).apply_chat_template(turns, **how)
 
-    with pytest.raises(ValueError, match="it has no fast version.; --train-on all does not ask"):
+    with pytest.raises(ValueError, match="no fast version.; --train-on all does not need"):
         conversation(messages(), Slow())

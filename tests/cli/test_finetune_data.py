@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 from cli.finetune_tools import VERSE, tiny_tokenizer
-from goldsmith.hf.training.data import Document, cut, paragraphs, read
+from goldsmith.hf.training.data.documents import Document, cut, paragraphs, read
 from goldsmith.hf.training.errors import DataError
 
 
@@ -106,7 +106,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
     path = tmp_path / "chat.jsonl"
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
     path.write_text(json.dumps({"messages": turns}) + "\n")
-    with pytest.raises(DataError, match="line 1: the chat template writes message 2 otherwise when more follows"):
+    with pytest.raises(DataError, match="line 1: the chat template writes message 2 differently when more"):
         read(path, tokenizer)
     assert all(read(path, tokenizer, train_on="all")[0].trained)
 
@@ -114,9 +114,9 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
 @pytest.mark.parametrize(
     "row, said",
     [
-        ("{not json", r"no JSON: Expecting property name enclosed in double quotes \(column 2\); a row is"),
-        ('{"prompt": "a", "comp', r"no JSON: Unterminated string starting at \(column 17\); a row is"),
-        ("[" * 100_000, "no JSON: it is nested too deeply; a row is"),
+        ("{not json", r"not JSON: Expecting property name enclosed in double quotes \(column 2\); a row is"),
+        ('{"prompt": "a", "comp', r"not JSON: Unterminated string starting at \(column 17\); a row is"),
+        ("[" * 100_000, "not JSON: it is nested too deeply; a row is"),
         ("[1]", "a list; a row is"),
         ('{"txt": "a"}', "has the keys 'txt'; a row is"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "has the keys 'text', 'prompt', 'completion'"),
@@ -124,8 +124,8 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_where_the_answers_pla
         ('{"text": 3}', "'text' is an int; expected text"),
         ('{"text": ""}', "'text' is empty"),
         ('{"prompt": "b", "completion": ""}', "'completion' is empty"),
-        (r'{"text": "a\ud800"}', r"'text' holds half a character \(U\+D800 alone\)"),
-        ('{"messages": "hello"}', "'messages' is no list"),
+        (r'{"text": "a\ud800"}', r"'text' contains half of a character \(U\+D800 alone\)"),
+        ('{"messages": "hello"}', "'messages' is not a list"),
         ('{"messages": [{"role": "user"}]}', "message 1 lacks 'role' or 'content'"),
         ('{"messages": [{"role": "user", "content": ["a"]}]}', "'content' of message 1 is a list"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "no message is the assistant's; the roles are user"),
@@ -144,8 +144,12 @@ def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, said):
         (b"caf\xe9 au lait", "a.txt", r"line 1: byte 0xe9 at offset 3 is not UTF-8; convert the file"),
         (b'{"text": "a"}\n{"text": "\xff"}', "a.jsonl", "line 2: byte 0xff at offset 24 is not UTF-8"),
         ("caf\u00e9".encode("utf-16"), "a.txt", "the text is UTF-16, not UTF-8"),
-        ("cafe".encode("utf-16-le"), "a.txt", "line 1: byte 0x00 at offset 1, which no text has; if it is UTF-16"),
-        (b"a,b", "a.csv", r"the name ends in \.csv; readable are \.txt, \.md, \.jsonl"),
+        (
+            "cafe".encode("utf-16-le"),
+            "a.txt",
+            "line 1: byte 0x00 at offset 1, which text never contains; if it is UTF-16",
+        ),
+        (b"a,b", "a.csv", r"the name ends in \.csv; supported are \.txt, \.md, \.jsonl"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, said):
@@ -157,7 +161,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path, tokenizer):
     with pytest.raises(DataError, match="none.txt: there is no such file"):
         read(tmp_path / "none.txt", tokenizer)
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(DataError, match="pipe.txt: it is no ordinary file"):
+    with pytest.raises(DataError, match="pipe.txt: it is not an ordinary file"):
         read(tmp_path / "pipe.txt", tokenizer)
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(DataError, match="folder.txt: it is a folder"):
@@ -187,6 +191,6 @@ def test_a_long_row_loses_its_end_and_one_whose_prompt_is_too_long_is_refused():
     found = cut("f.jsonl", [row], 8)
     assert (found.shortened, found.documents[0].targets) == (1, 2)
     with pytest.raises(
-        DataError, match="f.jsonl, line 7: 6 tokens stand before the first that counts, and --seq-len is 6"
+        DataError, match="f.jsonl, line 7: 6 tokens come before the first trained one, and --seq-len is 6"
     ):
         cut("f.jsonl", [row], 6)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_place
 from goldsmith.cli import app
-from goldsmith.hf.training import device
+from goldsmith.hf.training.model import device
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def run(place, output, *more):
         (("--device", "mps"), "--device is mps; expected cpu, cuda"),
         (("--device", "cuda", "--dtype", "fp32"), "computes everything in bfloat16, and --dtype is fp32: give --dtype"),
         (("--device", "cuda", "--format", "int4"), "and --format is int4: leave it out"),
-        (("--device", "cuda", "--partitions", "2"), "and --partitions is 2, and slices are a CPU's: leave it out"),
+        (("--device", "cuda", "--partitions", "2"), "and --partitions is 2, which is only for the CPU: leave"),
         (("--device", "cuda", "--train-router"), "--train-router trains in float32: leave --train-router or --device"),
         (("--device", "cuda:77"), "CUDA devices here; on a CPU leave --device out."),
     ],

@@ -17,12 +17,12 @@ from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
 from goldsmith.cli import app
 from goldsmith.cli.finetune.show import Shown
 from goldsmith.cli.say import console
-from goldsmith.hf.training import model as models
-from goldsmith.hf.training.exhausted import out_of_memory, paragraph
-from goldsmith.hf.training.journal import rows
-from goldsmith.hf.training.loop import Trainer
+from goldsmith.hf.training.model import loading as models
 from goldsmith.hf.training.options import Options
-from goldsmith.hf.training.session import CONFIG, LOG, WEIGHTS, Watcher, again
+from goldsmith.hf.training.records.journal import rows
+from goldsmith.hf.training.run.memory_errors import out_of_memory, paragraph
+from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, RunCallbacks, again
+from goldsmith.hf.training.run.trainer import Trainer
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
 
@@ -54,14 +54,14 @@ def result_of(folder):
 
 
 def test_the_model_s_own_folder_is_no_output(place, tmp_path):
-    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be taken for a part")
+    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be mistaken for part")
     (tmp_path / "link").symlink_to(place / "model")
     refused(place, tmp_path / "link", said="is MODEL's own folder")
 
 
 def test_no_more_is_another_model_s(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "other")
-    refused(place, tmp_path / "other", said="other holds a config.json, as a model's folder does: an adapter")
+    refused(place, tmp_path / "other", said="other contains a config.json, like a model's folder: an adapter")
     assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
 
 
@@ -119,7 +119,7 @@ def test_an_adapter_that_is_there_is_moved_and_not_written_over(place, tmp_path)
     for name in (WEIGHTS, CONFIG):
         (tmp_path / name).write_text("hours of somebody's work")
     result, text = run(place, tmp_path, "--steps", "1")
-    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    assert result.exit_code == 0 and "of an earlier run in" in text, text
     earlier = {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()}
     assert earlier == dict.fromkeys((WEIGHTS, CONFIG), "hours of somebody's work")
     assert (tmp_path / WEIGHTS).stat().st_size > 1000 and result_of(tmp_path)["status"] == "trained"
@@ -158,7 +158,7 @@ def test_rows_of_steps_that_are_given_up_are_kept_with_their_checkpoints(tmp_pat
 def test_a_run_that_cannot_begin_moves_nothing(tmp_path):
     trained(tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    session(tmp_path).find("never", Watcher())
+    session(tmp_path).find("never", RunCallbacks())
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
@@ -167,7 +167,7 @@ def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_is_moved_t
     for name, text in left.items():
         (tmp_path / name).write_text(text)
     result, text = run(place, tmp_path, "--steps", "1")
-    assert result.exit_code == 0 and "of an earlier run is now in" in text, text
+    assert result.exit_code == 0 and "of an earlier run in" in text, text
     assert {path.name: path.read_text() for path in (tmp_path / "earlier-1").iterdir()} == left
     assert len(rows(tmp_path / LOG)) == 1 and result_of(tmp_path)["status"] == "trained"
 
@@ -229,8 +229,8 @@ def test_too_little_memory_in_a_step_is_one_paragraph_and_the_same_command_goes_
     monkeypatch.setattr(Trainer, "_loss", loss)
     result, text = run(place, tmp_path / "out")
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), text
-    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is whole: "
-    assert said in text and "with --checkpointing, the same command goes on from there. Less takes" in text
+    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is complete: "
+    assert said in text and "with --checkpointing, the same command resumes from there. These take less" in text
     for option in ("--batch-size", "--seq-len", "--rank", "--format int4", "--resume never"):
         assert option in text
     ended = result_of(tmp_path / "out")
@@ -250,22 +250,24 @@ def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **optio
 
 def test_what_goes_on_after_too_little_memory_is_the_command_that_does(tmp_path):
     said = paragraph_after(tmp_path / "anew", resume="never")
-    assert "or with --checkpointing, the same command without --resume never goes on from there" in said
+    assert "or with --checkpointing, the same command without --resume never resumes from there" in said
     said = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
-    assert "the same command without --resume run/checkpoints/step-000002 goes on" in said
+    assert "the same command without --resume run/checkpoints/step-000002 resumes" in said
     said = paragraph_after(tmp_path / "less", checkpointing=True)
-    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command goes on" in said
+    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in said
     said = paragraph_after(tmp_path / "before", resume="never", begun=False)
-    assert "checkpoint of step" not in said and "goes on" not in said
-    assert "of step 2 is whole" in paragraph_after(tmp_path / "later", begun=False)
+    assert "checkpoint of step" not in said and "resumes" not in said
+    assert "of step 2 is complete" in paragraph_after(tmp_path / "later", begun=False)
 
 
 def test_a_disk_that_is_full_and_an_interrupt_name_the_command_that_goes_on(tmp_path, capsys):
     assert again(tmp_path, "never") == again(tmp_path, "auto") == "the same command"
     trained(tmp_path)
     found = session(tmp_path)
-    found.find("never", Watcher())
-    assert "the same command without --resume never goes on" in found._unwritten(tiny_trainer(), OSError(28, "full"))
+    found.find("never", RunCallbacks())
+    assert "the same command without --resume never resumes" in found._write_failure(
+        tiny_trainer(), OSError(28, "full")
+    )
     show = Shown(console(), console())
     interrupted = {"status": "interrupted", "step": 1, "loss": None, "eval_loss": None}
     show.ended(interrupted, 2, tmp_path, again(tmp_path, "A/b"))
@@ -280,7 +282,7 @@ def test_too_little_memory_before_the_first_checkpoint_and_before_the_model(plac
     result, text = run(place, tmp_path / "out", "--checkpointing", "--format", "int4")
     assert result.exit_code == 2 and not (tmp_path / "out" / "run.json").exists()
     assert text.endswith(
-        "--device cpu has too little memory. Less takes a smaller --batch-size (with a larger --grad-accum), "
+        "--device cpu has too little memory. These take less: a smaller --batch-size (with a larger --grad-accum), "
         "a smaller --seq-len or --rank."
     )
     (tmp_path / "out" / "run.json").write_text('{"result": {"status": "running"}}')  # as a kill leaves it
@@ -293,7 +295,7 @@ def test_before_a_run_what_takes_the_memory_is_what_should_take_less(place, tmp_
         (10_000_000, 1024, "a smaller --rank or fewer --targets"),
         (1000, 8, "a smaller --seq-len"),
     ):
-        monkeypatch.setattr("goldsmith.hf.training.accounting.memory_free", lambda free=free: free)
+        monkeypatch.setattr("goldsmith.hf.training.model.accounting.memory_free", lambda free=free: free)
         result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
         assert result.exit_code == 0 and said in text and ("trained parameters leave no room" in text) == (rank > 8)
 
@@ -302,7 +304,7 @@ def test_a_disk_that_is_full_ends_the_run_in_run_json_as_well(place, tmp_path, m
     def write(*words):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("goldsmith.hf.training.checkpoint.write", write)
+    monkeypatch.setattr("goldsmith.hf.training.records.checkpoints.write", write)
     result, text = run(place, tmp_path)
     assert result.exit_code == 2 and "No space left on device" in text
     assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from goldsmith.cli import app
 from goldsmith.hf import convert, load_adapter
-from goldsmith.hf.training.journal import rows
+from goldsmith.hf.training.records.journal import rows
 from hf import goldens
 from repo.tree import ROOT
 

@@ -15,13 +15,15 @@ import torch
 from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
-from goldsmith.hf.training import borders, journal
+from goldsmith.hf.training.data import attention_masks
+from goldsmith.hf.training.data.packing import UNTRAINED, RowStream, batch
 from goldsmith.hf.training.errors import Diverged, TrainingError
-from goldsmith.hf.training.loop import Plan, Trainer
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import UNTRAINED, Stream, batch
-from goldsmith.hf.training.schedule import Schedule, warmup_steps
-from goldsmith.hf.training.session import LOG, Session, Watcher, lock
+from goldsmith.hf.training.records import journal
+from goldsmith.hf.training.run.loss import summed_loss
+from goldsmith.hf.training.run.plan import TrainingPlan
+from goldsmith.hf.training.run.schedule import Schedule, warmup_steps
+from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession, lock
+from goldsmith.hf.training.run.trainer import Trainer
 from hf import goldens, models
 
 
@@ -49,19 +51,19 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
     documents = tiny_documents(7, vocabulary=48)
     for document in documents[::2]:
         document.trained[: len(document) // 2] = [False] * (len(document) // 2)
-    masks = borders.masks(model)
+    masks = attention_masks.masks(model)
     wide, name = goldens.InItsDtype(model), "model.embed_tokens.weight"
 
-    def loss(rows, embedding, apart):
+    def loss(rows, embedding, keeps_apart):
         called = lambda **given: wide.outputs(embedding.dtype, {name: embedding}, given)  # noqa: E731
-        return summed_loss(called, batch(rows, pad=0), apart)
+        return summed_loss(called, batch(rows, pad=0), keeps_apart)
 
     def packed(embedding):
         halves = [documents[:3], documents[3:]]
         return {"one": loss([documents], embedding, masks), "two": loss(halves, embedding, masks)}
 
     def alone(embedding):
-        return dict.fromkeys(("one", "two"), loss([[d] for d in documents], embedding, borders.no_masks))
+        return dict.fromkeys(("one", "two"), loss([[d] for d in documents], embedding, attention_masks.no_masks))
 
     def draw(make):
         return {"embedding": make.normal(*model.get_input_embeddings().weight.shape, std=0.5)}
@@ -71,12 +73,12 @@ def test_packed_documents_have_the_loss_and_gradient_that_they_have_alone(family
 
 
 def test_a_model_in_which_documents_see_one_another_is_found_out(monkeypatch):
-    assert borders.apart(models.model("olmoe"), borders.no_masks)
+    assert attention_masks.keeps_apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
-    assert not borders.apart(leaky, borders.no_masks)
-    monkeypatch.setattr(borders, "_by_layer", lambda model, given: None)
-    with pytest.raises(TrainingError, match="In GptOssForCausalLM a document sees the one before it.*--no-pack"):
-        borders.masks(leaky)
+    assert not attention_masks.keeps_apart(leaky, attention_masks.no_masks)
+    monkeypatch.setattr(attention_masks, "_by_layer", lambda model, given: None)
+    with pytest.raises(TrainingError, match="In GptOssForCausalLM a document attends to the one before it.*--no-pack"):
+        attention_masks.masks(leaky)
 
 
 def test_a_document_does_not_see_the_one_before_it():
@@ -106,12 +108,12 @@ class Bigrams(torch.nn.Module):
 
 @pytest.mark.parametrize("batch_size, grad_accum", [(4, 1), (1, 4), (3, 2)])
 def test_small_batches_accumulated_are_one_large_one(batch_size, grad_accum):
-    stream = Stream(tiny_documents(), 16, packed=True, seed=0)
+    stream = RowStream(tiny_documents(), 16, packed=True, seed=0)
     assert len({stream.batch(k, 1).targets for k in range(4)}) > 1  # a mean of means is another number
 
     def step(table):
         model, found = Bigrams(table), {}
-        plan = Plan(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
+        plan = TrainingPlan(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
         trainer = Trainer(model, dict(model.named_parameters()), stream, plan)
         trainer.optimizer.step = lambda: found.update(gradient=model.table.grad.clone())
         with torch.enable_grad():
@@ -137,13 +139,13 @@ def test_small_batches_accumulated_are_one_large_one(batch_size, grad_accum):
 def test_the_last_step_of_an_epoch_has_the_rows_that_are_left():
     trainer = tiny_trainer(batch_size=2)
     rows = len(trainer.stream)
-    trainer.plan = Plan(2, rows - 1, 1, trainer.plan.schedule, limit=rows)
+    trainer.plan = TrainingPlan(2, rows - 1, 1, trainer.plan.schedule, limit=rows)
     trainer.done = 1
     assert [b.input_ids.shape[0] for b in trainer._window()] == [1]
 
 
 def test_each_epoch_has_every_row_once_in_an_order_of_its_own():
-    stream = Stream(tiny_documents(40), 16, packed=True, seed=3)
+    stream = RowStream(tiny_documents(40), 16, packed=True, seed=3)
     orders = [[stream._place(epoch * len(stream) + k) for k in range(len(stream))] for epoch in range(3)]
     assert all(sorted(order) == list(range(len(stream))) for order in orders)
     assert orders[0] != orders[1] != orders[2]
@@ -169,8 +171,8 @@ def test_a_run_that_goes_on_has_the_bits_and_the_log_of_one_that_was_not_stopped
         first.output.mkdir()
         first.run(
             tiny_trainer(),
-            Watcher(stop=asked.__next__),
-            evaluation=Stream(tiny_documents(4, seed=9), 16, packed=True, seed=0),
+            RunCallbacks(stop=asked.__next__),
+            evaluation=RowStream(tiny_documents(4, seed=9), 16, packed=True, seed=0),
         )
         assert same(trained(folder), whole[1])
         assert told(folder) == told(whole[0])
@@ -254,9 +256,10 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path, whole, monkeypatch):
 def test_other_threads_go_on_and_say_what_that_means(tmp_path):
     trained(tmp_path)
     notes = []
-    other = Session(tmp_path, IDENTITY, {"threads": 2})
-    assert other.find("auto", Watcher(note=notes.append)).step == 6
-    assert notes == ["threads was 1 and is 2: the run goes on, but not bit for bit."]
+    other = TrainingSession(tmp_path, IDENTITY, {"threads": 2})
+    assert other.find("auto", RunCallbacks(note=notes.append)).step == 6
+    (note,) = notes
+    assert note.startswith("threads was 1 and is 2: ") and "not bit for bit" in note
 
 
 def test_beginning_anew_keeps_what_was_there(tmp_path, whole):
@@ -274,17 +277,17 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named(tmp_path, whole):
     (tmp_path / "b").mkdir()
     again = trained(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
     assert same(again, whole[1]) and told(tmp_path / "b") == told(whole[0])
-    with pytest.raises(TrainingError, match="is no checkpoint: state.json is missing"):
+    with pytest.raises(TrainingError, match="is not a checkpoint: state.json is missing"):
         trained(tmp_path / "b", resume=str(tmp_path))
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_parameter(tmp_path):
     trained(tmp_path)
-    found = session(tmp_path).find("auto", Watcher())
+    found = session(tmp_path).find("auto", RunCallbacks())
     trainer = tiny_trainer()
     trainer.parameters.pop("model.layers.0.mlp.gate.weight")
     with pytest.raises(TrainingError, match=r"does not fit this model: model.layers.0.mlp.gate.weight is \(4, 32\)"):
-        session(tmp_path).run(trainer, Watcher(), start=found)
+        session(tmp_path).run(trainer, RunCallbacks(), start=found)
 
 
 def test_two_runs_do_not_write_to_one_folder(tmp_path):
@@ -310,7 +313,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_module_and_changes_not
     before = trainer.state()
     with torch.no_grad():
         trainer.model.model.layers[0].self_attn.o_proj.weight[0, 0] = torch.inf
-    with pytest.raises(Diverged, match=r"Step 2: the loss is nan.*first that is not finite is in model\.layers\.0"):
+    with pytest.raises(Diverged, match=r"Step 2: the loss is nan.*first non-finite value is in model\.layers\.0"):
         trainer.step()
     assert same(trainer.state(), before) and trainer.done == 1
     assert all(p.grad is None for p in trainer.parameters.values())
@@ -336,11 +339,13 @@ def test_a_gradient_that_is_not_finite_stops_as_well():
 def test_ctrl_c_between_steps_leaves_a_checkpoint_of_the_step(tmp_path):
     asked = iter([False, False, False, True])
     saved = []
-    session(tmp_path).run(tiny_trainer(), Watcher(stop=lambda: next(asked), saved=lambda rows: saved.append(len(rows))))
+    session(tmp_path).run(
+        tiny_trainer(), RunCallbacks(stop=lambda: next(asked), saved=lambda rows: saved.append(len(rows)))
+    )
     assert saved == [2, 3]
 
 
 def test_a_trainer_without_a_first_step_has_nothing_to_save(tmp_path):
-    session(tmp_path).run(tiny_trainer(), Watcher(stop=lambda: True))
+    session(tmp_path).run(tiny_trainer(), RunCallbacks(stop=lambda: True))
     assert not (tmp_path / "checkpoints").exists()
     assert isinstance(tiny_trainer(), Trainer)

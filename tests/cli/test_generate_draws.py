@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cli.finetune_tools import saved_model
 from goldsmith.cli import app
-from goldsmith.hf.offload.text import Drawable, NothingToDraw
+from goldsmith.hf.offload.generation import FiniteLogits, NothingToDraw
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_temperature_that_is_too_low_for_the_logits_is_the_options_fault(model
 
 
 def test_masked_words_and_large_logits_can_be_drawn_among():
-    there, ids = Drawable(0.5), torch.zeros(2, 1, dtype=torch.int64)
+    there, ids = FiniteLogits(0.5), torch.zeros(2, 1, dtype=torch.int64)
     scores = torch.tensor([[-torch.inf, 3.0, -torch.inf], [1e37, -1e38, 0.0]])
     assert there(ids, scores) is scores
     for row, worst in ((0, torch.nan), (1, torch.inf), (1, -torch.inf)):

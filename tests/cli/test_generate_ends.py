@@ -68,8 +68,8 @@ def test_what_was_under_way_when_ctrl_c_came_is_told_too(monkeypatch, tmp_path):
 
     kept = []
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("goldsmith.hf.offload.text.generate", stopped)
-    monkeypatch.setattr(importlib.import_module("goldsmith.hf.offload.attach"), "Engine", Kept)
+    monkeypatch.setattr("goldsmith.hf.offload.generation.generate", stopped)
+    monkeypatch.setattr(importlib.import_module("goldsmith.hf.offload.attachment"), "Engine", Kept)
     folder = saved_model(tmp_path / "model")
     words = ["--prompt", "x", "--device", "cpu", "--budget", "24MiB", "--stats"]
     done = CliRunner().invoke(goldsmith.cli.app, ["generate", str(folder), *words])

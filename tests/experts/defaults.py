@@ -1,10 +1,10 @@
-"""Work that is done once more under other defaults of torch's, and has to come out the same."""
+"""Repeats a computation under other torch defaults (dtype, device) and compares the results."""
 
 import contextlib
 
 import torch
 
-# on meta a tensor that was made without a place has no numbers, on any machine
+# with the default device meta, a tensor created without an explicit device has no data, on any machine
 OTHERS = [{"dtype": torch.bfloat16}, {"dtype": torch.float64}, {"device": "meta"}]
 
 
@@ -18,20 +18,24 @@ def defaults(dtype=torch.float32, device=None):
         torch.set_default_dtype(torch.float32)
 
 
-def numbers(found):
-    """What stands in tensors, however they are nested."""
-    if isinstance(found, torch.Tensor):
-        return (found.dtype, str(found.device), found.detach().reshape(-1).contiguous().view(torch.uint8).tolist())
-    if isinstance(found, dict):
-        return {name: numbers(value) for name, value in found.items()}
-    return [numbers(value) for value in found] if isinstance(found, (list, tuple)) else found
+def numbers(results):
+    """The contents of tensors in nested lists, tuples and dicts."""
+    if isinstance(results, torch.Tensor):
+        return (
+            results.dtype,
+            str(results.device),
+            results.detach().reshape(-1).contiguous().view(torch.uint8).tolist(),
+        )
+    if isinstance(results, dict):
+        return {name: numbers(value) for name, value in results.items()}
+    return [numbers(value) for value in results] if isinstance(results, (list, tuple)) else results
 
 
-def check(work, given=lambda: None):
-    """The same of work(given()), but for torch's defaults in `work`."""
-    wanted = numbers(work(given()))
+def check(work, make_inputs=lambda: None):
+    """work(make_inputs()) gives the same results under other torch defaults; inputs are made under the usual ones."""
+    wanted = numbers(work(make_inputs()))
     for other in OTHERS:
-        mine = given()
+        inputs = make_inputs()
         with defaults(**other):
-            came = work(mine)
-        assert numbers(came) == wanted, other
+            results = work(inputs)
+        assert numbers(results) == wanted, other

@@ -1,4 +1,4 @@
-"""Checkpoints' layouts as their makers describe them, written a number at a time: what the importers must read."""
+"""Encoders for the layouts of quantised checkpoints, one number at a time, as their authors document them."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def word(nibbles):
-    """Eight numbers 0..15, the first in the lowest bits, as the int32 with those bits."""
+    """Eight numbers 0..15 packed into an int32, the first in the lowest bits."""
     bits = sum(int(n) << 4 * i for i, n in enumerate(nibbles))
     return bits - (1 << 32) if bits >> 31 else bits
 

@@ -1,4 +1,4 @@
-"""Bad input of experts.moe: one error, which names the argument, what came and what was wanted, before any work."""
+"""Bad input of experts.moe: the error names the argument, its value and what was wanted, before any computation."""
 
 import pytest
 import torch
@@ -18,9 +18,14 @@ def pair(target="gate", r=2, e=E, h=H, i=I):
 
 
 def call(**changed):
-    given = {"x": torch.randn(T, H), "ids": torch.zeros(T, K, dtype=torch.int64), "w": torch.rand(T, K), "base": base()}
-    given |= changed
-    return experts.moe(given.pop("x"), given.pop("ids"), given.pop("w"), given.pop("base"), **given)
+    arguments = {
+        "x": torch.randn(T, H),
+        "ids": torch.zeros(T, K, dtype=torch.int64),
+        "w": torch.rand(T, K),
+        "base": base(),
+    }
+    arguments |= changed
+    return experts.moe(arguments.pop("x"), arguments.pop("ids"), arguments.pop("w"), arguments.pop("base"), **arguments)
 
 
 def ids_with(value, at=(3, 1)):
@@ -57,8 +62,8 @@ BAD = {
     "bias": (
         dict(base=(*base(), torch.randn(E, I), None)), ShapeError, "gate_up_bias is not [3, 12], one row for each",
     ),
-    "lora": (dict(lora=3), TypeError, "lora is a int, wanted an experts.LoRA, or a dict with some of the keys"),
-    "key": (dict(lora={"gate_proj": pair()}), ValueError, "lora has the key 'gate_proj'; known are: gate, up, down"),
+    "lora": (dict(lora=3), TypeError, "lora is a int, wanted an experts.LoRA, or a dict of (A, B) with keys"),
+    "key": (dict(lora={"gate_proj": pair()}), ValueError, "lora has the unknown key 'gate_proj'; known: gate, up"),
     "no_pair": (dict(lora={"gate": pair()[0]}), TypeError, "lora['gate'] is a Tensor, wanted (A [E, r, in], B"),
     "lora_experts": (dict(lora={"up": pair(e=4)}), ShapeError, "up_a has experts=4, but the base has experts=3"),
     "lora_inputs": (dict(lora={"up": pair(h=7)}), ShapeError, "up_a takes 7 inputs, but up of the base takes 8"),
@@ -68,7 +73,7 @@ BAD = {
     "ranks": (
         dict(lora={"up": (pair()[0], pair(r=3)[1])}), ShapeError, "up_b has rank=3, but up_a has rank=2",
     ),
-    "half_a_lora": (dict(lora={"up": (pair()[0], None)}), ValueError, "up_a comes without up_b; LoRA on up needs both"),
+    "half_a_lora": (dict(lora={"up": (pair()[0], None)}), ValueError, "up_a is given without up_b; LoRA on up needs"),
     "integer_lora": (
         dict(lora={"up": tuple(t.int() for t in pair())}), TypeError, "up_a is int32, wanted one of: bfloat16",
     ),
@@ -81,7 +86,7 @@ BAD = {
         dict(lora={"up": pair()}, lora_scaling={"gate": 1.0}), ValueError, "lora_scaling and lora differ in the key",
     ),
     "scaled_twice": (
-        dict(lora=experts.LoRA(E, H, I), lora_scaling=2.0), ValueError, "an experts.LoRA has scales of its own",
+        dict(lora=experts.LoRA(E, H, I), lora_scaling=2.0), ValueError, "an experts.LoRA has its own scales",
     ),
     "activation": (dict(activation="swiglu"), ValueError, "activation='swiglu' is unknown; choose one of: 'silu'"),
     "limit": (dict(limit=-1.0), ValueError, "limit=-1.0, wanted a number of at least 0.0"),
@@ -94,7 +99,7 @@ BAD = {
     "compute": (dict(compute="fp8"), ValueError, "compute='fp8' is unknown; choose one of: 'float', 'int8'"),
     "int8_of_floats": (
         dict(compute="int8"), ValueError,
-        "compute='int8' needs a base packed as int8, int4 or int4_asym, not plain tensors; pack it so, or use",
+        "compute='int8' needs a base packed as int8, int4 or int4_asym, not plain tensors; pack it in one of",
     ),
     "backend": (dict(backend="cuda"), ValueError, "experts.moe: unknown backend 'cuda'; known: auto"),
 }  # fmt: skip
@@ -102,20 +107,20 @@ BAD = {
 
 @pytest.mark.parametrize("changed, kind, text", BAD.values(), ids=list(BAD))
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "no_grad"])
-def test_it_is_told_by_name(changed, kind, text, grad):
+def test_the_error_names_the_bad_argument(changed, kind, text, grad):
     with torch.set_grad_enabled(grad), pytest.raises(kind) as caught:
         call(**changed)
     assert str(caught.value).startswith("experts.moe: ") and text in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["moe", "slots"])
-def test_a_wrong_id_is_told_by_its_place_in_what_was_given(name):
+def test_the_error_for_a_bad_id_gives_its_index_in_the_callers_tensor(name):
     ids = torch.zeros(2, 3, 2, dtype=torch.int64)
     ids[1, 2, 0] = 7
-    given = (torch.randn(2, 3, H), ids, *([torch.rand(2, 3, 2)] if name == "moe" else []))
+    arguments = (torch.randn(2, 3, H), ids, *([torch.rand(2, 3, 2)] if name == "moe" else []))
     base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
     with pytest.raises(ValueError, match=rf"experts.{name}: topk_ids\[1, 2, 0\] is 7, wanted an expert in 0..2"):
-        getattr(experts, name)(*given, base)
+        getattr(experts, name)(*arguments, base)
 
 
 def test_a_shape_error_lists_every_argument():
@@ -133,26 +138,28 @@ def test_a_shape_error_lists_every_argument():
     ]
 
 
-def test_inference_in_int8_is_no_training():
+def test_int8_refuses_inputs_that_require_a_gradient():
     packed = experts.pack(*base(), format="int8")
-    with pytest.raises(ValueError, match="compute='int8' is for inference; call it under torch.no_grad"):
+    with pytest.raises(ValueError, match="compute='int8' has no gradient; call it under torch.no_grad"):
         call(base=packed, x=torch.randn(T, H, requires_grad=True), compute="int8")
     assert call(base=packed, x=torch.randn(T, H, requires_grad=True).detach(), compute="int8").shape == (T, H)
 
 
-def test_a_format_that_is_not_of_whole_numbers_is_refused_by_int8():
+def test_int8_refuses_a_format_without_integer_codes():
     packed = experts.pack(*base(), format="bf16")
-    with pytest.raises(ValueError, match="int8, int4 or int4_asym, not bf16; pack it so, or use compute='float'"):
+    with pytest.raises(ValueError, match="int8, int4 or int4_asym, not bf16; .* or use compute='float'"):
         call(base=packed, compute="int8")
 
 
-def test_a_row_whose_sum_int32_may_not_hold_is_refused_by_int8():
+def test_int8_refuses_a_row_whose_sum_may_overflow_int32():
     width = 2**31 // (127 * 128) + 1
     packed = experts.pack(torch.ones(1, 2, width), torch.ones(1, width, 1), format="int8")
-    given = dict(x=torch.ones(1, width), ids=torch.zeros(1, 1, dtype=torch.int64), w=torch.ones(1, 1), base=packed)
-    with pytest.raises(ValueError, match=f"in int32, which holds {width - 1} inputs, not {width}; pack the base with"):
-        call(**given, compute="int8")
-    assert call(**given).shape == (1, width)
+    arguments = dict(x=torch.ones(1, width), ids=torch.zeros(1, 1, dtype=torch.int64), w=torch.ones(1, 1), base=packed)
+    with pytest.raises(
+        ValueError, match=f"in int32, which is safe for {width - 1} inputs, not {width}; pack the base with"
+    ):
+        call(**arguments, compute="int8")
+    assert call(**arguments).shape == (1, width)
 
 
 def test_a_backend_that_cannot_run_says_why():
@@ -177,8 +184,8 @@ def test_blobs_of_another_layout_are_refused():
         layout=packed.layout.text, gate_scale=1.0, up_scale=1.0, down_scale=1.0, dropout=0.0, activation="silu",
         alpha=1.0, limit=None, compute="float", save=False,
     )  # fmt: skip
-    given = torch.randn(T, H), ids_with(0), torch.rand(T, K), other.gate_up, other.down, *[None] * 9
+    arguments = torch.randn(T, H), ids_with(0), torch.rand(T, K), other.gate_up, other.down, *[None] * 9
     with pytest.raises(
         ShapeError, match=r"experts.moe: down is \[\d+\], but a base of layout 'bf16:.*' has \[\d+\] bytes"
     ):
-        Op.get("experts.moe")(*given, **options)
+        Op.get("experts.moe")(*arguments, **options)

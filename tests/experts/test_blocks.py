@@ -1,4 +1,4 @@
-"""PackedExperts.from_blocks: experts that lie in somebody else's memory, in a mapped file for one."""
+"""PackedExperts.from_blocks: experts in memory that the caller owns, for example a mapped file."""
 
 import mmap
 import pickle
@@ -9,7 +9,7 @@ import torch
 
 from goldsmith import ShapeError
 from goldsmith.experts import PackedExperts, moe, pack, slots
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I, T, K = 3, 64, 96, 5, 2
 
@@ -28,7 +28,7 @@ def groups(format):
 
 
 def blocks_of(base, more=0):
-    """Rows of whole pages, as a store has them, filled with what must not be read."""
+    """Rows of whole pages, as in a store, whose padding has values that must not be read."""
     one = base.block(0).numel()
     rows = torch.full((E, -(-(one + more) // 4096) * 4096), 255, dtype=torch.uint8)
     for e in range(E):
@@ -48,7 +48,7 @@ def call():
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_it_is_the_base_that_was_packed_bit_for_bit(format):
+def test_blocks_give_the_same_results_as_the_packed_base_bit_for_bit(format):
     base = packed(format)
     there = again(base, blocks_of(base))
     for a, b in zip(base.unpack(), there.unpack()):
@@ -65,7 +65,7 @@ def test_it_is_the_base_that_was_packed_bit_for_bit(format):
     assert all(torch.equal(a, b) for a, b in zip(*gradients))
 
 
-def test_the_golden_reads_blocks_too():
+def test_the_reference_reads_blocks_too():
     base = packed()
     x, ids = call()
     wanted = slots(x, ids, base, backend="reference")
@@ -80,23 +80,23 @@ def test_nothing_is_copied():
     assert there.nbytes == rows.nbytes
 
 
-def test_biases_may_lie_in_the_blocks(format="bf16"):
+def test_biases_may_be_views_of_the_blocks(format="bf16"):
     base = packed(format, gate_up_bias=torch.randn(E, 2 * I), down_bias=torch.randn(E, H))
     rows, at = blocks_of(base, 4 * (2 * I + H)), base.block(0).numel()
     rows[:, at : at + 8 * I] = base.gate_up_bias.view(torch.uint8)
     rows[:, at + 8 * I : at + 8 * I + 4 * H] = base.down_bias.view(torch.uint8)
-    found = rows[:, at : at + 8 * I + 4 * H].view(torch.float32)
-    there = again(base, rows, gate_up_bias=found[:, : 2 * I], down_bias=found[:, 2 * I :])
+    biases = rows[:, at : at + 8 * I + 4 * H].view(torch.float32)
+    there = again(base, rows, gate_up_bias=biases[:, : 2 * I], down_bias=biases[:, 2 * I :])
     x, ids = call()
     assert torch.equal(slots(x, ids, there), slots(x, ids, base))
 
 
-def test_a_file_that_is_mapped_read_only_is_used_where_it_lies(tmp_path):
+def test_a_file_mapped_read_only_is_used_in_place(tmp_path):
     base = packed("mxfp4")
     path = tmp_path / "experts"
     path.write_bytes(b"\0" * 4096 + blocks_of(base).numpy().tobytes())
     with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch says that it must not be written
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that the memory is read-only
         pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         rows = torch.frombuffer(pages, dtype=torch.uint8)[4096:].view(E, -1)
     x, ids = call()
@@ -106,16 +106,16 @@ def test_a_file_that_is_mapped_read_only_is_used_where_it_lies(tmp_path):
     assert torch.equal(out, slots(x, ids, base)) and not flags.any()
 
 
-def test_a_part_of_the_experts_gives_their_rows_alone():
+def test_blocks_of_some_experts_give_the_rows_of_those_experts():
     base = packed()
     rows = blocks_of(base)
     x, ids = call()
     moved = torch.where(ids >= 1, ids - 1, -1)
-    found = slots(x, moved, again(base, rows[1:]))
-    assert torch.equal(found, slots(x, torch.where(ids >= 1, ids, -1), base))
+    results = slots(x, moved, again(base, rows[1:]))
+    assert torch.equal(results, slots(x, torch.where(ids >= 1, ids, -1), base))
 
 
-def test_slices_copies_and_pickles_are_of_the_same_weights():
+def test_slices_copies_and_pickles_have_the_same_weights():
     base = packed()
     there = again(base, blocks_of(base))
     x, ids = call()
@@ -128,7 +128,7 @@ def test_slices_copies_and_pickles_are_of_the_same_weights():
     assert torch.equal(there.block(2), base.block(2))
 
 
-def test_what_is_saved_is_what_the_base_would_save(tmp_path):
+def test_saving_blocks_writes_the_same_file_as_saving_the_base(tmp_path):
     base = packed()
     base.save(tmp_path / "a")
     again(base, blocks_of(base)).save(tmp_path / "b")
@@ -145,17 +145,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong, kind, text", WRONG.values(), ids=list(WRONG))
-def test_blocks_that_hold_no_experts_are_refused(wrong, kind, text):
+def test_blocks_of_a_wrong_shape_or_dtype_are_refused(wrong, kind, text):
     base = packed()
     with pytest.raises(kind, match=text):
         again(base, wrong(blocks_of(base)))
 
 
-def test_a_block_of_no_expert_is_refused():
+def test_block_refuses_an_expert_out_of_range():
     base = packed()
     with pytest.raises(IndexError, match=r"expert=3, wanted 0..2"):
         base.block(3)
     with pytest.raises(TypeError, match="expert=True is of type bool"):
         base.block(True)
-    with pytest.raises(ValueError, match=r"this base has 2 slices; take base.partition\(1\)"):
+    with pytest.raises(ValueError, match=r"this base has 2 slices; use base.partition\(1\)"):
         base.partition(2).block(0)

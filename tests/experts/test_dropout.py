@@ -1,4 +1,4 @@
-"""The masks of LoRA: Philox bit for bit, and what they hang on."""
+"""The dropout masks of LoRA: Philox bit for bit, and what the masks depend on."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch._inductor.config
 from goldsmith import Op, experts
 from goldsmith.experts import dropout
 
-# Random123's known answers for philox4x32-10: counter, key, result
+# known answers of Random123 for philox4x32-10: counter, key, result
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -25,7 +25,7 @@ def test_philox_gives_the_known_answers(counter, key, result):
 
 
 def plainly(seed, projection, token, slot, feature, p):
-    """The docstring's definition with Python's own numbers."""
+    """The docstring's definition in Python integers."""
     k0, k1 = seed % 2**32, seed // 2**32 % 2**32
     c = [feature // 4, token, slot, projection]
     for _ in range(10):
@@ -36,7 +36,7 @@ def plainly(seed, projection, token, slot, feature, p):
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1, -1, -(2**63), 1234567890123])
-def test_masks_are_what_is_documented(seed):
+def test_masks_follow_the_documented_definition(seed):
     tokens, slots = torch.tensor([0, 3, 2**31 + 5]), torch.tensor([1, 0, 7])
     for projection in range(3):
         kept = dropout.kept(seed, projection, tokens, slots, 11, 0.3)
@@ -44,7 +44,7 @@ def test_masks_are_what_is_documented(seed):
             assert kept[row].tolist() == [plainly(seed % 2**64, projection, t, j, f, 0.3) for f in range(11)]
 
 
-def test_about_as_many_are_dropped_as_asked():
+def test_the_fraction_of_dropped_features_is_about_p():
     for p in (0.05, 0.5, 0.9):
         kept = dropout.kept(5, 1, torch.arange(1000), torch.zeros(1000, dtype=torch.int64), 100, p)
         dropped = 1 - kept.double().mean().item()
@@ -64,15 +64,15 @@ def run(x, ids, w, base, lora, seed, p=0.5):
     )
 
 
-def test_a_mask_belongs_to_token_slot_and_projection_not_to_the_expert():
-    """With one and the same expert everywhere, a route's output is the same whichever expert has it."""
+def test_a_mask_depends_on_token_slot_and_projection_not_on_the_expert():
+    """If all experts have the same weights, a route's output does not depend on its expert."""
     torch.manual_seed(0)
     base = [t[:1].expand(E, -1, -1) for t in (torch.randn(1, 2 * I, H), torch.randn(1, H, I))]
     shapes = [(2, H), (I, 2), (2, H), (I, 2), (2, I), (H, 2)]
     lora = [torch.randn(1, *s).expand(E, -1, -1) for s in shapes]
     x, w = torch.randn(T, H, dtype=torch.float64), torch.rand(T, K, dtype=torch.float64)
     together = run(x, torch.zeros(T, K, dtype=torch.int64), w, base, lora, 3)
-    # one route an expert at a time: no product has more than its rows, so compare those of one row
+    # a single route at a time, so that both calls multiply exactly one row
     for e in range(E):
         ids = torch.full((T, K), -1)
         ids[2, 1] = e
@@ -89,24 +89,24 @@ def test_a_mask_does_not_depend_on_the_slices_of_the_base():
     plain = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
     lora = experts.LoRA(E, H, I, dropout=0.5)
     torch.nn.init.normal_(lora.down_b)
-    found = []
+    outputs = []
     for partitions in (1, 3):
         torch.manual_seed(1)
         base = experts.pack(*plain, format="fp32", partitions=partitions)
-        found.append(experts.moe(*inputs, base, lora=lora, backend="reference"))
-    assert torch.equal(*found)
+        outputs.append(experts.moe(*inputs, base, lora=lora, backend="reference"))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("eager_numbers", [False, True])
-def test_compiled_masks_repeat_for_a_seed_and_are_eager_s_where_the_compiler_is_told_so(eager_numbers):
-    """What docs/experts.md says of torch.compile: inductor draws by a rule of its own unless it falls back."""
+def test_compiled_masks_repeat_for_a_seed_and_equal_eager_ones_with_fallback_random(eager_numbers):
+    """As docs/experts.md says: inductor has its own random numbers unless fallback_random is set."""
     torch.manual_seed(0)
     x, ids, w = torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
     base, lora = (torch.randn(E, 2 * I, H), torch.randn(E, H, I)), experts.LoRA(E, H, I, dropout=0.5)
     for parameter in lora.parameters():
         torch.nn.init.normal_(parameter)
 
-    def made(call):
+    def output_of(call):
         torch.manual_seed(3)
         with torch.no_grad():
             return call(x)
@@ -114,7 +114,7 @@ def test_compiled_masks_repeat_for_a_seed_and_are_eager_s_where_the_compiler_is_
     torch._dynamo.reset()
     with torch._inductor.config.patch(fallback_random=eager_numbers):
         compiled = torch.compile(lambda v: experts.moe(v, ids, w, base, lora=lora, backend="reference"), fullgraph=True)
-        first = made(compiled)
-        assert torch.equal(first, made(compiled))
-    eager = made(lambda v: experts.moe(v, ids, w, base, lora=lora, backend="reference"))
+        first = output_of(compiled)
+        assert torch.equal(first, output_of(compiled))
+    eager = output_of(lambda v: experts.moe(v, ids, w, base, lora=lora, backend="reference"))
     assert torch.equal(first, eager) == eager_numbers

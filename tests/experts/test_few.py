@@ -1,4 +1,4 @@
-"""Few routes an expert: codes are multiplied as they come from memory (csrc/experts/few.h, few_back.h)."""
+"""Few routes per expert: codes are multiplied as they arrive from memory (csrc/experts/few_rows)."""
 
 import pytest
 import torch
@@ -9,14 +9,14 @@ from goldsmith.cli.targets import op_target
 from goldsmith.experts.moe.cases import inputs as moe_inputs
 from goldsmith.experts.slots.cases import inputs
 
-MOST = 4  # routes of an expert that go this way, with AVX-512; with less, 2
+MOST = 4  # most routes of an expert on this path with AVX-512; 2 without it
 GROUPS = {"int4": 32, "int4_asym": 8, "int8_groups": 24}
 ODD = {"": (37, 21), "fp32": (35, 19), "bf16": (141, 79), "int8": (139, 67), "fp8_block": (141, 130)}
 FORMATS = ("", "fp32", "bf16", "int8", "int8_groups", "int4", "int4_asym", "mxfp4", "fp8_block")
 
 
 def case(format, T, make=inputs, **more):
-    """T routes to one expert of two, in odd sizes where the format takes them."""
+    """T routes to one expert of two, with odd sizes if the format allows them."""
     H, I = ODD.get(format, (192, 96))
     group = GROUPS.get(format)
     packed = {"packed": format.removesuffix("_groups"), **({"group": group} if group else {})} if format else {}
@@ -24,7 +24,7 @@ def case(format, T, make=inputs, **more):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_few_routes_keep_the_bounds(format):
+def test_few_routes_stay_within_the_bounds(format):
     target = op_target(Op.get("experts.slots"), "native")
     for T in range(1, MOST + 2):
         for dtype in (torch.float32, torch.bfloat16):
@@ -32,24 +32,24 @@ def test_few_routes_keep_the_bounds(format):
 
 
 @pytest.mark.parametrize("format", FORMATS[1:])
-def test_gradients_of_few_routes_keep_the_bounds(format):
+def test_gradients_of_few_routes_stay_within_the_bounds(format):
     target = op_target(Op.get("experts.moe"), "native")
     for T in range(1, MOST + 1):
         dtype = torch.bfloat16 if T % 2 else torch.float32
         assay.check(target, case(format, T, moe_inputs, on=()), dtype=dtype, probes=("values", "poison", "guard"))
 
 
-def test_slices_and_lora_on_few_routes():
+def test_slices_and_lora_with_few_routes_stay_within_the_bounds():
     target = op_target(Op.get("experts.slots"), "native")
     for T in (1, 3):
         assay.check(target, case("int4", T, partitions=3, r=17, bias=True), dtype=torch.bfloat16, probes=("values",))
     whole = op_target(Op.get("experts.moe"), "native")
-    held = case("int4", 3, moe_inputs, partitions=3, r=17, bias=True)
-    assay.check(whole, held, dtype=torch.float32, probes=("values",))
+    few = case("int4", 3, moe_inputs, partitions=3, r=17, bias=True)
+    assay.check(whole, few, dtype=torch.float32, probes=("values",))
 
 
 @pytest.mark.parametrize("format", ["bf16", "int4", "int8"])
-def test_a_row_has_the_same_bits_with_and_without_others_of_its_expert(format):
+def test_a_row_has_the_same_bits_with_and_without_other_rows_of_its_expert(format):
     torch.manual_seed(0)
     H, I = 192, 96
     base = experts.pack(torch.randn(2, 2 * I, H), torch.randn(2, H, I), format=format)

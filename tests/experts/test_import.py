@@ -1,4 +1,4 @@
-"""Quantised checkpoints come in code for code: encoded here as their makers say, compared in float64."""
+"""Importers of quantised checkpoints: layers are encoded as their authors document and compared in float64."""
 
 import pytest
 import torch
@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from experts import encoders
 from goldsmith.core.shapes import ShapeError
 from goldsmith.experts import from_awq, from_fp8_block, from_k2, from_mxfp4
-from goldsmith.experts.formats import E2M1
-from goldsmith.experts.layout import read_expert
+from goldsmith.experts.packed.formats import E2M1
+from goldsmith.experts.packed.layout import read_expert
 
 E, H, I = 2, 64, 32
 SIZES = ((I, H), (I, H), (H, I))  # gate, up, down: [out, in]
 
 
 def random_bits(dtype, *shape):
-    """Scales of every magnitude, also subnormal and negative, never NaN or infinite."""
+    """Scales of all magnitudes, also subnormal and negative, but never NaN or infinite."""
     wide = torch.randint(-(2**15), 2**15, shape, dtype=torch.int16)
     if dtype == torch.float32:
         return torch.randn(shape) * 10.0 ** torch.randint(-38, 30, shape)
@@ -24,7 +24,7 @@ def random_bits(dtype, *shape):
 
 
 def k2_layer(group=32, dtype=torch.bfloat16, sizes=SIZES):
-    """(the importer's arguments, the weights in float64): three projections of E experts."""
+    """(arguments of the importer, weights in float64): three projections of E experts."""
     given, weights = [], []
     for out, inputs in sizes:
         q = torch.randint(-8, 8, (E, out, inputs))
@@ -59,7 +59,7 @@ def fp8_layer(sizes=((130, 257), (130, 257), (257, 130))):
 
 
 def mxfp4_layer(interleaved=True, hidden=H, inner=I):
-    """gpt-oss's four tensors, and gate, up, down in float64."""
+    """(gpt-oss's four tensors, [gate, up, down] in float64)"""
     values = torch.tensor(E2M1, dtype=torch.float64)
     given, weights = [], []
     for out, inputs in ((2 * inner, hidden), (hidden, inner)):
@@ -84,7 +84,7 @@ NAMES = ["k2", "awq", "fp8", "mxfp4"]
 
 @pytest.mark.parametrize(("importer", "layer", "options"), LAYERS, ids=NAMES)
 @pytest.mark.parametrize("partitions", [1, 2, 3, 5])
-def test_weights_are_what_the_source_means_in_any_slices(importer, layer, options, partitions):
+def test_imported_weights_equal_the_source_with_any_number_of_slices(importer, layer, options, partitions):
     given, weights = layer()
     base = importer(*given, **options, partitions=partitions)
     assert base.partitions == partitions and base.num_experts == E
@@ -112,7 +112,7 @@ def bits(tensor):
 
 
 def test_codes_zeros_and_scales_are_kept_bit_for_bit():
-    """Those that make no difference to a number, too: -0 codes, scales of -0, a zero where every code equals it."""
+    """Also bits that do not change a value: codes of -0, scales of -0, a zero that equals every code."""
     given, _ = awq_layer()
     given[0][2][0, 0, :4] = torch.tensor([0.0, -0.0, 6e-8, -6e-8], dtype=torch.float16)
     base = from_awq(*given, group_size=16)
@@ -136,7 +136,7 @@ def test_codes_zeros_and_scales_are_kept_bit_for_bit():
 
 
 @pytest.mark.parametrize(("importer", "layer", "options"), LAYERS, ids=NAMES)
-def test_lists_and_generators_and_slices_of_a_checkpoint_are_taken(importer, layer, options):
+def test_lists_generators_and_strided_tensors_are_accepted(importer, layer, options):
     given, _ = layer()
     wanted = importer(*given, **options)
     seen = []
@@ -154,7 +154,7 @@ def test_lists_and_generators_and_slices_of_a_checkpoint_are_taken(importer, lay
     assert seen == [1, 2] * 3
 
 
-def test_gpt_oss_has_biases_and_both_orders():
+def test_mxfp4_imports_biases_and_both_row_orders():
     given, weights = mxfp4_layer()
     gate_up_bias, down_bias = torch.randn(E, 2 * I).bfloat16(), torch.randn(E, H).bfloat16()
     base = from_mxfp4(*given, gate_up_bias=gate_up_bias, down_bias=down_bias)
@@ -167,11 +167,11 @@ def test_gpt_oss_has_biases_and_both_orders():
     assert torch.equal(base.gate_up_bias, gate_up_bias)
 
 
-# -- wrong ones -------------------------------------------------------------------------------------------------------
+# -- wrong arguments --------------------------------------------------------------------------------------------------
 
 
 def changed(layer, projection, part, change):
-    """The layer's arguments with one tensor changed (of mxfp4: `part` is its number)."""
+    """The layer's arguments with one tensor changed (for mxfp4, `part` is its index)."""
     given, _ = layer()
     if projection is None:
         given[part] = change(given[part])
@@ -208,7 +208,7 @@ WRONG = [
         1,
         lambda t: t[:, :, :1],
         ShapeError,
-        "[32, 1], but weight_packed [32, 8] asks for [32, 2]; that is group_",
+        "[32, 1], but weight_packed [32, 8] needs [32, 2]; its shape fits group_",
     ),
     (*K2, 0, 1, lambda t: t[:1], ShapeError, "weight_packed has experts=2, but gate's weight_scale has experts=1"),
     (*K2, 1, 1, torch.Tensor.float, TypeError, "up's scales are torch.float32, but gate's torch.bfloat16"),
@@ -228,11 +228,11 @@ WRONG = [
         1,
         lambda t: None,
         TypeError,
-        "(weight_packed, weight_scale), without zeros, come in through experts.from_k2",
+        "for (weight_packed, weight_scale), without zeros, use experts.from_k2",
     ),
     (*AWQ, 0, 2, torch.Tensor.bfloat16, TypeError, "gate's scales is bfloat16, wanted one of: float16"),
-    (*AWQ, 2, 1, swapped, ShapeError, "down's qzeros of expert 0 is [8, 2], but qweight [32, 8] asks for [2, 8]"),
-    (*AWQ, 0, 0, swapped, ShapeError, "gate's scales of expert 0 is [4, 32], but qweight [4, 64] asks for"),
+    (*AWQ, 2, 1, swapped, ShapeError, "down's qzeros of expert 0 is [8, 2], but qweight [32, 8] needs [2, 8]"),
+    (*AWQ, 0, 0, swapped, ShapeError, "gate's scales of expert 0 is [4, 32], but qweight [4, 64] needs"),
     (*AWQ, 2, 2, put(INF, 0, 1, 5), ValueError, "down's scales of expert 0 is inf at [1, 5]; weights and scales must"),
     (
         *FP8,
@@ -240,7 +240,7 @@ WRONG = [
         0,
         torch.Tensor.float,
         TypeError,
-        "float32, wanted one of: float8_e4m3fn; unquantised weights are packed by",
+        "float32, wanted one of: float8_e4m3fn; for unquantised weights use",
     ),
     (
         *FP8,
@@ -251,7 +251,7 @@ WRONG = [
         "up's weight is float8_e5m2, wanted one of: float8_e4",
     ),
     (*FP8, 1, 1, torch.Tensor.bfloat16, TypeError, "up's weight_scale_inv is bfloat16, wanted one of: float32"),
-    (*FP8, 2, 1, swapped, ShapeError, "weight_scale_inv of expert 0 is [2, 3], but weight [257, 130] asks for [3, 2]"),
+    (*FP8, 2, 1, swapped, ShapeError, "weight_scale_inv of expert 0 is [2, 3], but weight [257, 130] needs [3, 2]"),
     (
         *FP8,
         2,
@@ -287,7 +287,7 @@ WRONG = [
         3,
         lambda t: t[:, :7],
         ShapeError,
-        "down_scales of expert 0 is [7, 1], but down_blocks [64, 1, 16] asks",
+        "down_scales of expert 0 is [7, 1], but down_blocks [64, 1, 16] needs",
     ),
 ]
 
@@ -295,7 +295,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("importer", "layer", "projection", "part", "change", "error", "says"), WRONG, ids=range(len(WRONG))
 )
-def test_a_wrong_tensor_is_named(importer, layer, projection, part, change, error, says):
+def test_the_error_names_the_wrong_tensor(importer, layer, projection, part, change, error, says):
     options = {"group_size": 16} if importer is from_awq else {}
     with pytest.raises(error) as raised:
         importer(*changed(layer, projection, part, change), **options)
@@ -308,28 +308,28 @@ def test_the_two_int4_layouts_are_not_confused():
         TypeError, match=r"from_awq: gate is a tuple of 2, wanted a tuple \(qweight, qzeros, scales\); "
     ):
         from_awq(*k2)
-    with pytest.raises(TypeError, match="from_k2: gate is a tuple of 3, wanted a tuple .*through experts.from_awq"):
+    with pytest.raises(TypeError, match="from_k2: gate is a tuple of 3, wanted a tuple .*use experts.from_awq"):
         from_k2(*awq)
     with pytest.raises(TypeError, match="from_awq: gate is a Tensor, wanted a tuple"):
         from_awq(k2[0][0], k2[1][0], k2[2][0])
-    square, _ = k2_layer(16, torch.float16, ((64, 64),) * 3)  # the same shapes in both layouts but for the scales
+    square, _ = k2_layer(16, torch.float16, ((64, 64),) * 3)  # both layouts have the same shapes except for the scales
     zeros = torch.zeros(E, 4, 8, dtype=torch.int32)
     with pytest.raises(
-        ShapeError, match=r"from_awq: gate's scales of expert 0 is \[64, 4\], but qweight \[64, 8\] asks"
+        ShapeError, match=r"from_awq: gate's scales of expert 0 is \[64, 4\], but qweight \[64, 8\] needs"
     ):
         from_awq(*((packed, zeros, scale) for packed, scale in square), group_size=16)
 
 
 @pytest.mark.parametrize("importer", [from_k2, from_awq])
 @pytest.mark.parametrize("group", [0, -32, 12, 2.5, True])
-def test_a_wrong_group_is_refused_before_anything_is_divided_by_it(importer, group):
+def test_an_invalid_group_size_is_refused_before_any_division(importer, group):
     given, _ = k2_layer() if importer is from_k2 else awq_layer()
     with pytest.raises((ValueError, TypeError), match=f"{importer.__name__}: group_size={group} "):
         importer(*given, group_size=group)
 
 
 @pytest.mark.parametrize("group", [0, -32, 12])
-def test_a_wrong_group_is_told_with_the_sizes_that_it_should_divide(group):
+def test_the_error_for_an_invalid_group_size_lists_sizes_that_would_work(group):
     given, _ = awq_layer()
     (inputs, columns), rows = given[0][0].shape[1:], given[2][0].shape[1]
     assert (8 * columns, inputs) == (rows, 8 * given[2][0].shape[2])

@@ -1,4 +1,4 @@
-"""experts.moe with compute="int8": what is rounded, and that sums of whole numbers are the same everywhere."""
+"""experts.moe with compute="int8": the rounding, and integer sums that are the same on every instruction set."""
 
 import math
 
@@ -28,19 +28,19 @@ def drawn(format, group, H, I, partitions, dtype=torch.float32):
     return torch.randn(T, H).to(dtype), torch.randint(0, E, (T, 1)), torch.ones(T, 1), base
 
 
-def test_numbers_are_the_nearest_and_ties_go_to_even():
+def test_codes_are_the_nearest_integers_and_ties_go_to_even():
     codes, scales = rounded(torch.tensor([[127.0, 0.5, 1.5, -2.5], [254.0, -254.0, 1.0, 3.0]]), 4)
     assert scales.tolist() == [[1], [2]]
     assert codes.tolist() == [[[127, 0, 2, -2]], [[127, -127, 0, 2]]]
 
 
-def test_every_group_has_a_scale_of_its_own():
+def test_every_group_has_its_own_scale():
     codes, scales = rounded(torch.tensor([[127.0, 1.0, 12.7, -6.35, 0.0, 0.0]]), 2)
     assert codes.tolist() == [[[127, 1], [127, -64], [0, 0]]]
     assert scales[0, 0] == 1 and scales[0, 2] == 0
 
 
-def test_a_scale_that_is_no_number_keeps_codes_that_are():
+def test_codes_stay_finite_when_the_scale_is_nan_or_0():
     tiny = 2.0**-149  # / 127 is 0, and / 1 rounds to 0
     codes, scales = rounded(torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [tiny, 0.0], [3e38, -3e38]]), 2)
     assert codes.tolist() == [[[0, 0]], [[0, 0]], [[0, 0]], [[127, -127]]]
@@ -51,33 +51,33 @@ def test_a_scale_that_is_no_number_keeps_codes_that_are():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", BASES)
 def test_every_level_of_instructions_gives_the_same_bits(name, dtype):
-    # relu2 and a single slot of weight 1: beside the sums nothing is computed in which levels may differ
+    # relu2 and a single slot of weight 1: levels compute nothing else that may differ
     x, ids, w, base = drawn(*BASES[name], dtype=dtype)
-    library, found = native.library(), []
+    library, outputs = native.library(), []
     before = library.gs_level()
     try:
         for level in range(library.gs_machine_level() + 1):
             native.check(library.gs_set_level(level))
-            found.append(experts.moe(x, ids, w, base, activation="relu2", compute="int8", backend="native"))
+            outputs.append(experts.moe(x, ids, w, base, activation="relu2", compute="int8", backend="native"))
     finally:
         native.check(library.gs_set_level(before))
-    assert found[0].isfinite().all() and found[0].count_nonzero() > 0.9 * found[0].numel()
-    for level, y in zip(native.LEVELS, found, strict=False):
-        assert torch.equal(y, found[0]), level
+    assert outputs[0].isfinite().all() and outputs[0].count_nonzero() > 0.9 * outputs[0].numel()
+    for level, y in zip(native.LEVELS, outputs, strict=False):
+        assert torch.equal(y, outputs[0]), level
 
 
 @needs_native
 def test_the_bits_do_not_depend_on_the_number_of_threads(monkeypatch):
     monkeypatch.setattr(_native_abi, "busy", lambda weights, flop: 8)
-    given, before = drawn(*BASES["rows"]), torch.get_num_threads()
+    arguments, before = drawn(*BASES["rows"]), torch.get_num_threads()
     try:
-        found = []
+        outputs = []
         for threads in (1, 2, 3, 8):
             torch.set_num_threads(threads)
-            found.append(experts.moe(*given, compute="int8", backend="native"))
+            outputs.append(experts.moe(*arguments, compute="int8", backend="native"))
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(y, found[0]) for y in found)
+    assert all(torch.equal(y, outputs[0]) for y in outputs)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -91,7 +91,7 @@ def test_nan_and_infinity_stay_in_their_token(backend, value):
     assert y[4].isnan().all() and torch.equal(y[others], wanted[others])
 
 
-def test_lora_sees_what_is_not_rounded():
+def test_lora_uses_the_unrounded_inputs():
     x, ids, w, base = drawn(*BASES["groups"])
     lora = {"gate": (torch.randn(E, 2, 40), torch.randn(E, 48, 2))}
     nothing = {"gate": (lora["gate"][0], torch.zeros(E, 48, 2))}

@@ -1,20 +1,12 @@
-"""The blobs, byte by byte, against their description read literally; and the layout's text."""
+"""The packed blobs, byte by byte, against a literal implementation of their description; and the layout's text."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldsmith.experts.formats import FORMATS, Codes, decode, from_nibbles
-from goldsmith.experts.layout import (
-    Expert,
-    Layout,
-    cuts,
-    read_expert,
-    unpack,
-    unpack_expert,
-    write_expert,
-)
+from goldsmith.experts.packed.formats import FORMATS, Codes, decode, from_nibbles
+from goldsmith.experts.packed.layout import Expert, Layout, cuts, read_expert, unpack, unpack_expert, write_expert
 
 EACH = list(FORMATS)
 
@@ -27,7 +19,7 @@ def layout_of(name, E=2, H=40, I=24, group=None, borders=None, scale=None):
 
 
 def random_codes(layout, rows, inputs):
-    """Any codes and any finite scales: nothing here comes from a quantiser."""
+    """Random codes and finite scales, without a quantiser."""
     fmt, size = layout.kind, (rows, inputs // layout.kind.per_code)
     if not fmt.scales:
         return Codes(torch.randn(size).to(fmt.codes))
@@ -71,11 +63,11 @@ def same(a, b):
         assert x is None or (x.dtype == y.dtype and x.shape == y.shape and torch.equal(bits(x), bits(y))), name
 
 
-# -- the description, read literally: one weight at a time, from bytes -------------------------------------------------
+# -- a literal implementation of the description: one weight at a time, from bytes -------------------------------------
 
 
 def code_at(layout, place, panel, row, k):
-    """The bits of the weight at (row of the panel, input k), from the panel's bytes."""
+    """The bits of the weight at (row of the panel, input k), read from the panel's bytes."""
     per = layout.kind.per_word
     tile, unit, j = k // (16 * per), k // per % 16, k % per
     at = tile * 1024 + unit * 64 + row * 4
@@ -86,14 +78,14 @@ def code_at(layout, place, panel, row, k):
 
 
 def stored(codes, fmt, n, k):
-    """The same bits, from the row-major codes."""
+    """The bits of the same weight, read from the row-major codes."""
     if fmt.bits == 4:
         return int(codes[n, k // 2]) >> (4 if k % 2 else 0) & 15
     return int.from_bytes(bytes(bits(codes[n, k].reshape(1)).tolist()), "little")
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_every_bit_lies_where_the_description_says(name):
+def test_every_bit_is_where_the_description_says(name):
     layout = layout_of(name, E=2, H=64, I=32) if name == "mxfp4" else layout_of(name)
     fmt = layout.kind
     experts, gate_up, down = packed(layout)
@@ -155,7 +147,7 @@ def layouts(draw):
 
 
 @given(layouts())
-def test_codes_come_back_bit_for_bit_from_any_layout(layout):
+def test_codes_survive_writing_and_reading_in_any_layout_bit_for_bit(layout):
     experts, gate_up, down = packed(layout)
     for e, expert in enumerate(experts):
         back = read_expert(layout, gate_up, down, e)
@@ -164,13 +156,13 @@ def test_codes_come_back_bit_for_bit_from_any_layout(layout):
 
 
 @given(layouts())
-def test_a_layout_comes_back_from_its_text(layout):
+def test_a_layout_survives_conversion_to_text_and_back(layout):
     assert Layout.parse(layout.text) == layout
     assert Layout.parse(layout.text).text == layout.text
 
 
 @given(layouts())
-def test_slices_and_experts_lie_side_by_side_without_overlap(layout):
+def test_slices_and_experts_follow_one_another_without_overlap(layout):
     for which in ("gate_up", "down"):
         end = 0
         for place in layout.matrices(which):
@@ -187,7 +179,7 @@ def test_slices_and_experts_lie_side_by_side_without_overlap(layout):
 
 
 def value(fmt, bits_):
-    """The number of a code, from the format's definition."""
+    """The value of a code by the format's definition."""
     if fmt.name in ("int4", "int8"):
         half = 1 << (fmt.bits - 1)
         return bits_ - 2 * half if bits_ >= half else bits_
@@ -201,7 +193,7 @@ def value(fmt, bits_):
 
 
 @pytest.mark.parametrize("name", [n for n in EACH if FORMATS[n].scales])
-def test_every_code_is_the_number_its_format_defines(name):
+def test_every_code_has_the_value_that_its_format_defines(name):
     fmt = FORMATS[name]
     every = torch.arange(256, dtype=torch.uint8)
     if name == "fp8_block":
@@ -215,12 +207,12 @@ def test_every_code_is_the_number_its_format_defines(name):
     if fmt.zeros:
         zeros = torch.full((1, 1), 5, dtype=torch.uint8)
     numbers = decode(fmt, Codes(codes.view(fmt.codes), scales, zeros), torch.float64)[0].tolist()
-    held = from_nibbles(every).tolist() if fmt.bits == 4 else every.tolist()
-    assert numbers == [(value(fmt, c) - (5 if fmt.zeros else 0)) * factor for c in held]
+    code_list = from_nibbles(every).tolist() if fmt.bits == 4 else every.tolist()
+    assert numbers == [(value(fmt, c) - (5 if fmt.zeros else 0)) * factor for c in code_list]
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 127, 252])
-def test_the_scale_of_mxfp4_is_a_power_of_two_down_to_the_smallest(exponent):
+def test_scales_of_mxfp4_are_powers_of_two_down_to_the_smallest(exponent):
     matrix = Codes(torch.full((1, 16), 0x21, dtype=torch.uint8), torch.full((1, 1), exponent, dtype=torch.uint8))
     for dtype in (torch.float32, torch.float64):
         numbers = decode(FORMATS["mxfp4"], matrix, dtype)[0, :2].double().tolist()
@@ -244,7 +236,7 @@ def test_unpacked_weights_are_code_times_scale_rounded_once(name):
 
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("parts", [2, 3, 7])
-def test_slices_together_are_the_whole(name, parts):
+def test_slices_together_hold_the_whole_matrix(name, parts):
     step = {"int4": 8, "int4_asym": 8, "mxfp4": 32, "fp8_block": 128}.get(name, 1)
     size = 3 * step + (5 if name in ("fp32", "bf16", "int8", "fp8_block") else 0)
     H = 96
@@ -261,14 +253,14 @@ def test_slices_together_are_the_whole(name, parts):
 # -- cuts and texts ----------------------------------------------------------------------------------------------------
 
 
-def test_cuts_are_multiples_of_the_group_the_first_longer():
+def test_cuts_are_multiples_of_the_group_size_and_the_first_slices_are_longer():
     assert cuts(2048, 3, 32) == (0, 22 * 32, 43 * 32, 2048)
     assert cuts(100, 3, 16) == (0, 48, 80, 100)
     assert cuts(64, 4, 32) == (0, 32, 64, 64, 64)
     assert cuts(7, 1, 1) == (0, 7)
 
 
-def test_the_text_of_a_layout_reads_so():
+def test_the_text_of_a_layout():
     layout = Layout("int4", 64, 1024, 512, 32, torch.bfloat16, (0, 256, 512))
     assert layout.text == "int4:64x1024x512:g32:bf16:0,256,512"
     assert Layout("fp32", 2, 5, 3, None, None, (0, 3)).text == "fp32:2x5x3:row:-:0,3"
@@ -280,22 +272,22 @@ def test_the_text_of_a_layout_reads_so():
         ("int5:64x1024x512:g32:bf16:0,512", "format='int5' is unknown; known: fp32, bf16, int8"),
         ("int4:64x1024x512:g32:0,512", "is not a layout; one is"),
         ("int4:64x1024x512:g32:fp17:0,512", "is not a layout"),
-        ("int4:64x1024x512:g24:bf16:0,512", "group_size=24 does not fit 1024 and 512"),
-        ("int4:64x1024x512:row:bf16:0,512", "group_size=None does not fit"),
-        ("mxfp4:64x1024x512:g64:e8m0:0,512", "group_size=64, but that of mxfp4 is 32"),
-        ("bf16:64x1024x512:g32:-:0,512", "group_size=32, but that of bf16 is None"),
+        ("int4:64x1024x512:g24:bf16:0,512", "group_size=24 does not divide 1024 and 512"),
+        ("int4:64x1024x512:row:bf16:0,512", "group_size=None does not divide"),
+        ("mxfp4:64x1024x512:g64:e8m0:0,512", "group_size=64, but mxfp4 has group_size=32"),
+        ("bf16:64x1024x512:g32:-:0,512", "group_size=32, but bf16 has group_size=None"),
         ("int4:64x1024x512:g32:e8m0:0,512", "int4 has no scales in torch.uint8"),
-        ("int4:64x1024x512:g32:bf16:0,500", "cuts=(0, 500) do not go up from 0 to 512"),
-        ("int4:64x1024x512:g32:bf16:0,48,512", "not multiples of the group of 32"),
+        ("int4:64x1024x512:g32:bf16:0,500", "cuts=(0, 500) do not rise from 0 to 512"),
+        ("int4:64x1024x512:g32:bf16:0,48,512", "not multiples of the group size 32"),
         ("int4:0x1024x512:g32:bf16:0,512", "num_experts=0, wanted at least 1"),
     ],
 )
-def test_a_wrong_text_says_what_is_wrong(text, says):
+def test_the_error_for_a_wrong_text_names_the_mistake(text, says):
     with pytest.raises(ValueError) as error:
         Layout.parse(text)
     assert says in str(error.value)
 
 
-def test_there_are_two_blobs():
-    with pytest.raises(ValueError, match="no blob 'up'; there are 'gate_up' and 'down'"):
+def test_the_error_for_an_unknown_blob_lists_both_blobs():
+    with pytest.raises(ValueError, match="unknown blob 'up'; known: 'gate_up' and 'down'"):
         layout_of("bf16").matrices("up")

@@ -1,4 +1,4 @@
-"""experts.LoRA: its parameters, scales and start; merged it computes what it adds."""
+"""experts.LoRA: its parameters, scales and initial values, and merging into weights."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ def make(**options):
     return experts.LoRA(E, H, I, **options)
 
 
-def test_parameters_have_the_shapes_that_moe_takes():
+def test_parameters_have_the_shapes_that_moe_expects():
     lora = make(rank={"gate": 1, "up": 2, "down": 5}, alpha={"gate": 1, "up": 2, "down": 3})
     shapes = {name: tuple(p.shape) for name, p in lora.named_parameters()}
     assert shapes == {
@@ -25,13 +25,13 @@ def test_parameters_have_the_shapes_that_moe_takes():
     assert lora.num_parameters() == sum(math.prod(s) for s in shapes.values())
 
 
-def test_a_projection_that_is_off_has_none():
+def test_a_projection_outside_targets_has_no_parameters():
     lora = make(targets=("down", "gate"))
     assert lora.up_a is None and lora.up_b is None and list(lora.factors()) == ["gate", "down"]
     assert set(lora.state_dict()) == {"gate_a", "gate_b", "down_a", "down_b"}
 
 
-def test_a_fresh_one_changes_nothing_and_trains_b_alone():
+def test_a_new_lora_has_gradients_in_b_only():
     lora, x, ids = make(), torch.randn(5, H), torch.randint(0, E, (5, 2))
     base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
     y = experts.moe(x, ids, torch.rand(5, 2), base, lora=lora)
@@ -39,7 +39,7 @@ def test_a_fresh_one_changes_nothing_and_trains_b_alone():
     assert all(p.grad.any() == name.endswith("_b") for name, p in lora.named_parameters())
 
 
-def test_a_is_drawn_within_one_over_the_root_of_each_experts_own_inputs():
+def test_a_is_uniform_within_one_over_the_root_of_its_inputs():
     lora = experts.LoRA(64, 16, 400, rank=8)
     for a in (lora.gate_a, lora.up_a, lora.down_a):
         bound = a.shape[-1] ** -0.5
@@ -64,7 +64,7 @@ def test_a_shared_a_is_one_parameter_and_stays_one():
     assert fresh.up_a is fresh.gate_a and torch.equal(fresh.up_a, lora.gate_a.float())
 
 
-def test_dropout_is_on_in_training_alone_and_draws_one_number_a_call():
+def test_dropout_is_on_only_in_training_and_draws_one_number_per_call():
     lora = make(dropout=0.5)
     x, ids, w = torch.randn(5, H), torch.randint(0, E, (5, 2)), torch.rand(5, 2)
     base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
@@ -93,7 +93,7 @@ def weights(make, E, H, I):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_merged_weights_are_w_and_scaled_ba(dtype):
+def test_merged_weights_are_w_plus_scaled_ba(dtype):
     lora = make(rank=2, alpha=3)
     with torch.no_grad():
         for p in lora.parameters():
@@ -124,8 +124,8 @@ WRONG = {
     "ranks": (dict(rank={"gate": 2}), ValueError, "rank and targets differ in 'down'; targets are gate, up, down"),
     "alpha_nan": (dict(alpha=torch.nan), ValueError, "experts.LoRA: alpha of gate=nan, wanted a finite number"),
     "alpha": (dict(alpha="8"), TypeError, "experts.LoRA: alpha of gate='8' is of type str, wanted a number"),
-    "target": (dict(targets=("gate", "q_proj")), ValueError, "target 'q_proj' is unknown; known are: gate, up, down"),
-    "targets": (dict(targets="gate"), TypeError, "targets='gate', wanted some of: gate, up, down"),
+    "target": (dict(targets=("gate", "q_proj")), ValueError, "target 'q_proj' is unknown; known: gate, up, down"),
+    "targets": (dict(targets="gate"), TypeError, "targets='gate', wanted a sequence of: gate, up, down"),
     "dropout": (dict(dropout=1.0), ValueError, "dropout=1.0, wanted a probability of at least 0 and below 1"),
     "dtype": (dict(dtype=torch.int8), TypeError, "dtype=torch.int8, wanted a floating-point dtype"),
     "shared": (dict(shared_a=True, targets=("gate",)), ValueError, "shared_a=True needs gate and up among the targets"),
@@ -136,12 +136,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options, kind, text", WRONG.values(), ids=list(WRONG))
-def test_what_cannot_be_is_refused_by_name(options, kind, text):
+def test_the_error_names_the_invalid_option(options, kind, text):
     with pytest.raises(kind) as caught:
         experts.LoRA(**{"num_experts": E, "hidden_size": H, "intermediate_size": I, **options})
     assert text in str(caught.value)
 
 
-def test_weights_of_another_layer_are_refused():
+def test_merging_refuses_weights_of_other_sizes():
     with pytest.raises(ShapeError, match=r"merge_into: down is \[3, 8, 7\], wanted \[3, 8, 6\]"):
         make().merge_into(torch.randn(E, 2 * I, H), torch.randn(E, H, I + 1))

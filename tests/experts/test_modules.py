@@ -1,4 +1,4 @@
-"""experts.Experts: the module holds the LoRA; the base stays what and where it is."""
+"""experts.Experts: the module owns the LoRA; the base is not copied, moved or converted."""
 
 import copy
 import re
@@ -21,7 +21,7 @@ def routes():
     return torch.randn(T, H), torch.randint(0, E, (T, K)), torch.rand(T, K)
 
 
-def test_it_computes_what_moe_does(base):
+def test_the_module_computes_the_same_as_moe(base):
     lora, (x, ids, w) = experts.LoRA(E, H, I), routes()
     torch.nn.init.normal_(lora.up_b)
     layer = experts.Experts(base, lora, activation="swiglu_oai", alpha=1.5, limit=2.0)
@@ -29,7 +29,7 @@ def test_it_computes_what_moe_does(base):
     assert torch.equal(layer(x, ids, w), wanted)
 
 
-def test_the_state_dict_is_the_loras(base):
+def test_the_state_dict_has_only_the_lora(base):
     layer = experts.Experts(base, experts.LoRA(E, H, I, targets=("down",)))
     assert set(layer.state_dict()) == {"lora.down_a", "lora.down_b"}
     assert sum(p.numel() for p in layer.parameters()) == layer.lora.num_parameters()
@@ -38,16 +38,16 @@ def test_the_state_dict_is_the_loras(base):
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_the_base_is_neither_copied_nor_converted(base, plain):
-    given = base.unpack() if plain else base
-    layer = experts.Experts(given, experts.LoRA(E, H, I))
+    original = base.unpack() if plain else base
+    layer = experts.Experts(original, experts.LoRA(E, H, I))
     other = copy.deepcopy(layer).to(torch.bfloat16)
-    assert other.base is given and other.lora.gate_a.dtype == torch.bfloat16
+    assert other.base is original and other.lora.gate_a.dtype == torch.bfloat16
     assert layer.lora.gate_a.dtype == torch.float32
     x, ids, w = routes()
     assert other(x.bfloat16(), ids, w).dtype == torch.bfloat16
 
 
-def test_a_tree_of_modules_finds_it(base):
+def test_eval_and_requires_grad_of_a_parent_module_reach_the_lora(base):
     model = torch.nn.Sequential(experts.Experts(base, experts.LoRA(E, H, I, dropout=0.5)))
     model.eval()
     assert not model[0].lora.training
@@ -55,7 +55,7 @@ def test_a_tree_of_modules_finds_it(base):
     assert not model[0](*routes()).requires_grad
 
 
-def test_an_adapter_of_another_layer_is_refused(base):
+def test_a_lora_of_other_sizes_is_refused(base):
     with pytest.raises(
         ValueError, match="lora has num_experts=3, hidden_size=16, intermediate_size=9, but the base has"
     ):
@@ -69,15 +69,15 @@ def test_a_compiled_training_step_has_the_same_bits(base):
     lora, (x, ids, w) = experts.LoRA(E, H, I), routes()
     torch.nn.init.normal_(lora.down_b)
     layer = experts.Experts(base, lora)
-    found = []
+    results = []
     for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
         leaf = x.clone().requires_grad_()
         y = run(leaf, ids, w)
-        found.append([y, *torch.autograd.grad(y.square().sum(), [leaf, *lora.parameters()])])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        results.append([y, *torch.autograd.grad(y.square().sum(), [leaf, *lora.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_dropout_goes_through_compilation(base):
+def test_dropout_works_under_compilation(base):
     torch._dynamo.reset()
     layer, (x, ids, w) = experts.Experts(base, experts.LoRA(E, H, I, dropout=0.5)), routes()
     torch.nn.init.normal_(layer.lora.down_b)
@@ -93,6 +93,6 @@ def test_dropout_goes_through_compilation(base):
     ({"alpha": float("inf")}, "alpha=inf, wanted a finite number"),
     ({"backend": "zzz"}, "backend='zzz' is unknown; choose one of: 'auto'"),
 ])  # fmt: skip
-def test_options_that_cannot_be_are_refused_where_they_are_given(base, options, text):
+def test_the_constructor_refuses_invalid_options(base, options, text):
     with pytest.raises(ValueError, match=re.escape(f"experts.Experts: {text}")):
         experts.Experts(base, **options)

@@ -1,4 +1,4 @@
-"""What is particular to experts.moe: what it keeps, what it asks for, whom a NaN reaches. The assay judges values."""
+"""Properties of experts.moe besides its values: what it saves, which gradients it computes, how far a NaN spreads."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ def plain(dtype=torch.float32, bias=False):
 
 
 def filled(**options):
-    """A LoRA whose B is not 0."""
+    """A LoRA with random B instead of 0."""
     lora = experts.LoRA(E, H, I, rank=3, **options)
     with torch.no_grad():
         for p in lora.parameters():
@@ -68,7 +68,7 @@ def test_gradients_of_the_reference_are_derivatives(activation, limit):
     assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
 
 
-def test_nothing_is_kept_when_no_gradient_is_asked():
+def test_nothing_is_saved_when_no_gradient_is_requested():
     kept = []
     x, ids, w = routes()
     base, lora = plain(), filled()
@@ -79,32 +79,32 @@ def test_nothing_is_kept_when_no_gradient_is_asked():
     assert not kept
 
 
-def test_what_is_kept_is_the_arguments_and_two_rows_a_route():
+def test_the_forward_saves_its_arguments_and_two_rows_per_route():
     kept = []
     x, ids, w = routes(dtype=torch.bfloat16)
     base, lora = plain(torch.bfloat16), filled()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         experts.moe(x, ids, w, base, lora=lora)
-    given = {t.data_ptr() for t in (x, ids, w, *base, *lora.parameters())}
-    own = [t for t in kept if t.data_ptr() not in given]
+    arguments = {t.data_ptr() for t in (x, ids, w, *base, *lora.parameters())}
+    own = [t for t in kept if t.data_ptr() not in arguments]
     assert [(tuple(t.shape), t.dtype) for t in own] == [((T * K, I), torch.bfloat16)] * 2
 
 
-def test_without_what_was_kept_the_backward_computes_it_again():
+def test_the_backward_recomputes_what_was_not_saved():
     op, (x, ids, w), base = Op.get("experts.moe"), routes(), plain()
-    found = []
+    grads = []
     for save in (True, False):
         leaf = x.clone().requires_grad_()
         options = dict(
             layout="", gate_scale=1.0, up_scale=1.0, down_scale=1.0, dropout=0.0, activation="silu", alpha=1.0,
             limit=None, save=save,
         )  # fmt: skip
-        found += gradients(op(leaf, ids, w, *base, *[None] * 9, **options), leaf)
-    assert torch.equal(*found)
+        grads += gradients(op(leaf, ids, w, *base, *[None] * 9, **options), leaf)
+    assert torch.equal(*grads)
 
 
 @pytest.mark.parametrize("partitions", [None, 1, 3])
-def test_a_step_of_the_optimizer_is_seen_by_the_next_call(partitions):
+def test_the_next_call_uses_parameters_changed_in_place(partitions):
     x, ids, w = routes()
     base = plain()
     base = base if partitions is None else experts.pack(*base, format="bf16", partitions=partitions)
@@ -119,16 +119,16 @@ def test_a_step_of_the_optimizer_is_seen_by_the_next_call(partitions):
         before = after
 
 
-def test_a_hundred_forwards_may_wait_and_go_backward_in_the_order_they_came():
+def test_a_hundred_forwards_may_run_before_their_backwards():
     base, lora = plain(), filled()
     rows = [routes(tokens=3) for _ in range(100)]
     waiting = [experts.moe(*r, base, lora=lora) for r in rows]
-    late = [gradients(y, list(lora.parameters())) for y in waiting]
+    deferred = [gradients(y, list(lora.parameters())) for y in waiting]
     at_once = [gradients(experts.moe(*r, base, lora=lora), list(lora.parameters())) for r in rows]
-    assert all(same(a, b) for a, b in zip(late, at_once, strict=True))
+    assert all(same(a, b) for a, b in zip(deferred, at_once, strict=True))
 
 
-def test_the_base_may_be_dropped_before_the_backward():
+def test_the_base_object_may_be_deleted_before_the_backward():
     x, ids, w = routes()
     lora = filled()
     base = experts.pack(*plain(), format="int4", group_size=8)
@@ -145,13 +145,13 @@ def test_the_base_may_be_dropped_before_the_backward():
 def test_checkpointing_gives_the_same_bits(dropout):
     x, ids, w = routes()
     base, lora = plain(), filled(dropout=dropout)
-    found = []
+    results = []
     for through in (lambda f, *a: f(*a), lambda f, *a: checkpoint(f, *a, use_reentrant=False)):
         torch.manual_seed(7)
         leaf = x.clone().requires_grad_()
         y = through(lambda v: experts.moe(v, ids, w, base, lora=lora), leaf)
-        found.append([y, *gradients(y, [leaf, *lora.parameters()])])
-    assert same(*found)
+        results.append([y, *gradients(y, [leaf, *lora.parameters()])])
+    assert same(*results)
 
 
 def test_gradients_accumulate():
@@ -164,19 +164,19 @@ def test_gradients_accumulate():
 
 
 @pytest.mark.parametrize("alone", ["x", "w", "gate_up", "down", "gate_up_bias", "down_bias", *FACTORS])
-def test_the_bits_of_a_gradient_do_not_depend_on_which_others_are_asked(alone):
+def test_the_bits_of_a_gradient_do_not_depend_on_the_other_requested_gradients(alone):
     x, ids, w = routes()
     gate_up, down, gate_up_bias, down_bias = plain(bias=True)
     named = dict(x=x, w=w, gate_up=gate_up, down=down, gate_up_bias=gate_up_bias, down_bias=down_bias)
     named |= {name: p.detach() for name, p in filled().named_parameters()}
-    found = []
+    results = []
     for wanted in (list(named), [alone]):
         t = {n: v.clone().requires_grad_(n in wanted) for n, v in named.items()}
         base = (t["gate_up"], t["down"], t["gate_up_bias"], t["down_bias"])
         lora = {p: (t[f"{p}_a"], t[f"{p}_b"]) for p in ("gate", "up", "down")}
         y = experts.moe(t["x"], ids, t["w"], base, lora=lora)
-        found.append([y, *gradients(y, t[alone])])
-    assert same(*found)
+        results.append([y, *gradients(y, t[alone])])
+    assert same(*results)
 
 
 def test_a_shared_a_gets_the_sum_of_both_gradients():
@@ -193,7 +193,7 @@ def test_ids_in_int32_give_the_same_bits():
     assert torch.equal(experts.moe(x, ids, w, base), experts.moe(x, ids.int(), w, base))
 
 
-def test_a_full_step_of_plain_weights_moves_the_optimizers_own_tensors():
+def test_an_optimizer_step_on_plain_weights_reduces_the_loss():
     (x, ids, w), base = routes(), [torch.nn.Parameter(t) for t in plain()]
     optimizer = torch.optim.SGD(base, lr=1e-4)
     loss = experts.moe(x, ids, w, base).square().sum()
@@ -202,7 +202,7 @@ def test_a_full_step_of_plain_weights_moves_the_optimizers_own_tensors():
     assert experts.moe(x, ids, w, base).square().sum() < loss
 
 
-def test_an_adapter_is_trained_in_half_precision_as_well():
+def test_lora_in_bfloat16_has_bfloat16_gradients():
     (x, ids, w), base, lora = routes(dtype=torch.bfloat16), plain(torch.bfloat16), filled(dtype=torch.bfloat16)
     y = experts.moe(x, ids, w, base, lora=lora)
     assert y.dtype == torch.bfloat16
@@ -213,7 +213,7 @@ def test_an_adapter_is_trained_in_half_precision_as_well():
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_token_that_is_not_finite_stays_alone(value):
+def test_a_nonfinite_token_does_not_affect_other_tokens(value):
     (x, ids, w), base, lora = routes(), plain(), filled()
     results = []
     for spoiled in (False, True):
@@ -245,7 +245,7 @@ def test_nan_in_the_weight_of_a_skipped_slot_is_not_read():
     assert same(*results) and results[0][1][2, 1] == 0
 
 
-def test_nan_in_an_expert_reaches_the_tokens_that_visit_it_alone():
+def test_nan_in_an_expert_reaches_only_the_tokens_that_visit_it():
     (x, ids, w), (gate_up, down) = routes(), plain()
     clean = experts.moe(x, ids, w, (gate_up, down))
     gate_up[1] = torch.nan

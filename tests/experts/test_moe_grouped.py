@@ -1,4 +1,4 @@
-"""The GPU's backend of experts.moe: its formulas hold on a CPU with a loop in place of the grouped product."""
+"""The GPU backend of experts.moe: its formulas are checked on a CPU, with a loop in place of the grouped product."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ def exact(a, b):
 
 
 def cut(a, b):
-    """A product as far off as tensor cores leave it, which round nothing: they cut off."""
+    """A product with the error of tensor cores, which truncate instead of rounding."""
     sizes = a.float().abs() @ b.float().abs()
     off = torch.rand(sizes.shape, generator=torch.Generator().manual_seed(sizes.numel()))
     return exact(a, b) - 2.0**-17 * off * sizes
 
 
 def loop(a, b, ends, product=exact):
-    """What torch._grouped_mm gives; rows beyond the last expert's are NaN, as memory that is not written may be."""
+    """torch._grouped_mm as a loop; rows beyond the last expert's are NaN: the real one leaves them unwritten."""
     begins = [0, *ends.tolist()[:-1]]
     spans = [slice(x, y) for x, y in zip(begins, ends.tolist(), strict=True)]
     if b.dim() == 2:
@@ -41,7 +41,7 @@ def loop(a, b, ends, product=exact):
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """The backend, let run where there is no card."""
+    """Lets the backend run without a GPU."""
     here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
     monkeypatch.setitem(MOE.backends, "cuda_grouped", here)
     monkeypatch.setattr(_cuda_grouped, "grouped", loop)
@@ -50,21 +50,21 @@ def on_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_formulas_are_the_goldens(on_cpu, name):
-    """In float32, where nothing is rounded but sums."""
+def test_the_formulas_agree_with_the_golden(on_cpu, name):
+    """In float32, where only sums are rounded."""
     on_cpu.setattr(_cuda_grouped.GroupedCall, "store", torch.float32)
     target = dataclasses.replace(op_target(MOE, "cuda_grouped", dtype=torch.float32), stored={})
     assay.check(target, name, probes=PROBES)
 
 
 @pytest.mark.parametrize("name", ["one_token", "odd_sizes", "gpt_oss", "dropout"])
-def test_what_it_rounds_is_what_the_golden_expects(on_cpu, name):
+def test_the_rounding_stays_within_the_bounds_of_the_golden(on_cpu, name):
     on_cpu.setattr(_cuda_grouped, "grouped", functools.partial(loop, product=cut))
     target = op_target(MOE, "cuda_grouped", dtype=torch.bfloat16)
     assay.check(target, name, dtype=torch.bfloat16, probes=PROBES, seed=0)
 
 
-def test_a_product_that_rounds_further_is_seen(on_cpu):
+def test_a_less_precise_product_is_detected(on_cpu):
     on_cpu.setattr(_cuda_grouped, "grouped", lambda a, b, ends: loop(a, b, ends).to(torch.float8_e4m3fn).to(a.dtype))
     target = op_target(MOE, "cuda_grouped", dtype=torch.bfloat16)
     report = assay.check(target, "odd_sizes", dtype=torch.bfloat16, probes=("values",), raises=False)
@@ -72,15 +72,15 @@ def test_a_product_that_rounds_further_is_seen(on_cpu):
 
 
 @pytest.fixture
-def given():
+def call():
     torch.manual_seed(0)
     E, H, I, T, K = 3, 16, 8, 6, 2
     base = torch.randn(E, 2 * I, H), torch.randn(E, H, I)
     return torch.randn(T, H).bfloat16(), torch.randint(0, E, (T, K)), torch.rand(T, K), [t.bfloat16() for t in base]
 
 
-def test_an_id_out_of_range_costs_its_token_and_no_other(on_cpu, given):
-    x, ids, w, base = given
+def test_an_id_out_of_range_makes_only_its_token_nan(on_cpu, call):
+    x, ids, w, base = call
     results = []
     for wrong in (None, 3, -2):
         spoiled = ids.clone()
@@ -95,8 +95,8 @@ def test_an_id_out_of_range_costs_its_token_and_no_other(on_cpu, given):
             assert t[4].isnan().all() and torch.equal(t[others], clean[others])
 
 
-def test_a_rank_that_is_filled_up_makes_no_nan_of_an_infinity(on_cpu, given):
-    x, ids, w, base = given
+def test_a_padded_rank_does_not_turn_infinity_into_nan(on_cpu, call):
+    x, ids, w, base = call
     x[2, 5] = torch.inf
     lora = {"up": (torch.rand(3, 3, 16) + 0.1, torch.rand(3, 8, 3) + 0.1)}
     base = [t.abs() for t in base]
@@ -104,9 +104,9 @@ def test_a_rank_that_is_filled_up_makes_no_nan_of_an_infinity(on_cpu, given):
     assert y[0][2].isinf().all() and torch.equal(y[0].isinf(), y[1].isinf())
 
 
-def test_torchs_own_product_fits_where_the_loop_stood(on_cpu, given):
-    """torch has a slow one for the CPU; its result for these shapes is that of the loop."""
-    x, ids, w, base = given
+def test_torchs_grouped_product_gives_the_same_result_as_the_loop(on_cpu, call):
+    """torch has a slow one for the CPU."""
+    x, ids, w, base = call
     slow = experts.moe(x, ids, w, base, backend="cuda_grouped")
     on_cpu.undo()
     here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
@@ -125,10 +125,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("changed, text", WRONG.values(), ids=list(WRONG))
-def test_what_it_cannot_take_is_told(monkeypatch, given, changed, text):
+def test_the_backend_says_why_it_cannot_run(monkeypatch, call, changed, text):
     here = dataclasses.replace(MOE.backends["cuda_grouped"], machine=lambda tensors: None)
     monkeypatch.setitem(MOE.backends, "cuda_grouped", here)
-    x, ids, w, (gate_up, down) = given
+    x, ids, w, (gate_up, down) = call
     base = {
         "packed": experts.pack(gate_up, down, format="int8"),
         "odd": (gate_up[:, 2:].contiguous(), down[..., 1:].contiguous()),
@@ -139,5 +139,5 @@ def test_what_it_cannot_take_is_told(monkeypatch, given, changed, text):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [c.name for c in MOE.cases if "large" in c.tags])
-def test_it_holds_at_the_usual_sizes(name):
+def test_the_backend_passes_at_the_usual_sizes(name):
     assay.check(op_target(MOE, "cuda_grouped"), name, dtype=torch.bfloat16, device="cuda", probes=PROBES)

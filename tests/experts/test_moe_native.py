@@ -1,4 +1,4 @@
-"""The native backend of experts.moe seen from Python: the bits hang on no number of threads, and on no caller."""
+"""The native backend of experts.moe from Python: its bits do not depend on threads, callers or forks."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ VALUES = ("values", "ensemble", "statistics", "poison", "guard", "alias")
 
 
 def step(partitions=2, format="int4", seed=0):
-    """One step: y, and every gradient of x, the weights and the LoRA."""
+    """One training step: y, and the gradients of x, the weights and the LoRA."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
@@ -42,7 +42,7 @@ def same(a, b):
 
 @pytest.fixture
 def threads(monkeypatch):
-    """torch.set_num_threads, of which all are threads of the native kernels, however few can run or have much to do."""
+    """torch.set_num_threads, made to set the number of native threads even for small calls and few processors."""
     monkeypatch.setattr(processors, "worth", lambda: 1024)
     monkeypatch.setattr(_native_abi, "busy", lambda weights, flop: 1024)
     before = torch.get_num_threads()
@@ -52,26 +52,26 @@ def threads(monkeypatch):
 
 @pytest.mark.parametrize("format", ["int4", "bf16"])
 def test_the_bits_do_not_depend_on_the_number_of_threads(threads, format):
-    found = []
+    results = []
     for count in (1, 2, 3, 8):
         threads(count)
-        found.append(step(format=format))
-    assert all(same(found[0], other) for other in found[1:])
+        results.append(step(format=format))
+    assert all(same(results[0], other) for other in results[1:])
 
 
-def test_callers_in_several_threads_do_not_disturb_one_another(threads):
+def test_callers_in_several_threads_get_the_same_results(threads):
     threads(2)
-    wanted, found = [step(seed=s) for s in range(4)], [None] * 4
+    wanted, results = [step(seed=s) for s in range(4)], [None] * 4
 
     def run(seed):
-        found[seed] = [step(seed=seed) for _ in range(3)]
+        results[seed] = [step(seed=seed) for _ in range(3)]
 
     running = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
     for thread in running:
         thread.start()
     for thread in running:
         thread.join()
-    assert all(same(wanted[seed], again) for seed in range(4) for again in found[seed])
+    assert all(same(wanted[seed], again) for seed in range(4) for again in results[seed])
 
 
 @pytest.mark.forks
@@ -84,13 +84,13 @@ def test_a_forked_process_computes_the_same(threads):
     if child == 0:
         try:
             alike = same(wanted, step())
-        finally:  # an exception would go on as a second pytest, and fail whatever comes after this
+        finally:  # after an exception the child would continue as a second pytest
             os._exit(0 if alike else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert same(wanted, step())
 
 
-def held(level, probes, names):
+def check_level(level, probes, names):
     before = native.isa()
     if LEVELS.index(level) > LEVELS.index(before):
         pytest.skip(f"this machine has {before}")
@@ -108,26 +108,26 @@ def held(level, probes, names):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_of_instructions_keeps_its_bounds(level):
-    held(level, ("values", "poison", "guard", "alias"), ["many_tokens", "int4_slices"])
+def test_every_level_of_instructions_stays_within_the_bounds(level):
+    check_level(level, ("values", "poison", "guard", "alias"), ["many_tokens", "int4_slices"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_level_of_instructions_is_held_to_the_golden(level):
-    held(level, VALUES, [case.name for case in MOE.cases if "large" not in case.tags])
+def test_every_level_of_instructions_passes_all_cases(level):
+    check_level(level, VALUES, [case.name for case in MOE.cases if "large" not in case.tags])
 
 
-def test_a_broken_gradient_would_be_seen(monkeypatch):
-    """The assay that holds the backend: a backward that forgets one expert's dA is caught."""
+def test_the_assay_detects_a_broken_gradient(monkeypatch):
+    """The assay catches a backward that omits one expert's dA."""
     from goldsmith.experts.moe import _native
 
     honest = _native.backward
 
     def broken(grads, tensors, options, needs):
-        found = honest(grads, tensors, options, needs)
-        found["gate_a"][1].zero_()
-        return found
+        results = honest(grads, tensors, options, needs)
+        results["gate_a"][1].zero_()
+        return results
 
     monkeypatch.setattr(_native, "backward", broken)
     report = assay.check(op_target(MOE, "native"), "few_tokens", dtype=torch.float32, raises=False, probes=VALUES)

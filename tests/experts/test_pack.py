@@ -1,4 +1,4 @@
-"""Quantisation to the last bit, against a literal reading of it in numpy, one number at a time."""
+"""Quantisation, bit for bit, against a literal implementation in numpy, one number at a time."""
 
 import math
 
@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldsmith.experts import pack
-from goldsmith.experts.formats import E2M1, FORMATS, decode, from_nibbles
-from goldsmith.experts.quantise import quantise
+from goldsmith.experts.packed.formats import E2M1, FORMATS, decode, from_nibbles
+from goldsmith.experts.packed.quantisation import quantise
 
 F = np.float32
 SCALED = [name for name in FORMATS if FORMATS[name].scales]
 
 
 def rounded(number, dtype):
-    """A float32 in a stored dtype, back in float32: bfloat16 by its bits, float16 by numpy."""
+    """A float32 rounded to a stored dtype and back: bfloat16 through its bits, float16 through numpy."""
     if dtype == torch.bfloat16:
         bits = int(F(number).view(np.uint32))
         bits += 0x7FFF + (bits >> 16 & 1)
@@ -74,7 +74,7 @@ def drawn_weights(seed, size):
 
 @settings(max_examples=150)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([n for n in SCALED if n != "fp8_block"]), st.integers(0, 2))
-def test_codes_scales_and_zeros_are_those_of_the_rule(seed, name, which):
+def test_codes_scales_and_zeros_follow_the_definition(seed, name, which):
     fmt = FORMATS[name]
     dtype = fmt.scales[which % len(fmt.scales)]
     group = 32 if name == "mxfp4" else 8
@@ -90,8 +90,8 @@ def test_codes_scales_and_zeros_are_those_of_the_rule(seed, name, which):
             assert numbers[row, g * group : (g + 1) * group].tolist() == expected
 
 
-def test_codes_come_from_a_division_whose_ties_go_to_even():
-    """s = 3: 7.5 / 3 is a tie, 7.5 * (1 / 3) in float32 is above it."""
+def test_codes_come_from_a_division_with_ties_to_even():
+    """s = 3: 7.5 / 3 is a tie, but 7.5 * (1 / 3) in float32 is above it."""
     w = torch.tensor([[381.0, 7.5, 4.5, -7.5, 10.5, 16.5, -13.5, 0.0]])
     codes = quantise(FORMATS["int8"], w, 8, torch.float32, "here")
     assert codes.scales.item() == 3 and codes.codes.tolist() == [[127, 2, 2, -2, 4, 6, -4, 0]]
@@ -100,8 +100,8 @@ def test_codes_come_from_a_division_whose_ties_go_to_even():
     assert from_nibbles(codes.codes).tolist() == [[7, 2, 2, 14, 4, 6, 12, 0]]
 
 
-def test_an_overflow_is_placed_in_the_whole_matrix():
-    """Matrices are quantised some rows at a time."""
+def test_the_error_for_an_overflow_gives_its_row_in_the_whole_matrix():
+    """Matrices are quantised in chunks of rows."""
     w = torch.ones(300, 4096)
     w[299, 5] = 3.4e38
     with pytest.raises(ValueError, match=r"^here row 299, input 5: 3.4e\+38 overflows bfloat16"):
@@ -110,7 +110,7 @@ def test_an_overflow_is_placed_in_the_whole_matrix():
         quantise(FORMATS["int8"], w, 128, torch.float16, "here")
 
 
-def test_fp8_blocks_are_scaled_by_128_x_128_also_at_the_edges():
+def test_fp8_blocks_have_a_scale_per_128_x_128_also_at_the_edges():
     w = torch.randn(130, 257)
     w[:128, 128:256] = 0
     codes = quantise(FORMATS["fp8_block"], w, 128, torch.float32, "here")
@@ -132,18 +132,18 @@ def test_fp8_blocks_are_scaled_by_128_x_128_also_at_the_edges():
 
 
 def decode_e4m3():
-    """(number, code) of every non-negative finite E4M3 code."""
-    found = []
+    """(value, code) of every non-negative finite E4M3 code."""
+    table = []
     for code in range(127):
         exponent, mantissa = code >> 3, code & 7
-        found.append((mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7), code))
-    return found
+        table.append((mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7), code))
+    return table
 
 
 @pytest.mark.parametrize(
     ("name", "w"), [(n, w) for n in SCALED for w in (0.0, -0.0, 1e-45) if n != "mxfp4" or w == 0]
-)  # an E8M0 scale reaches below every float32
-def test_a_group_without_a_scale_has_codes_0_and_is_exactly_0(name, w):
+)  # an E8M0 scale can be smaller than every float32
+def test_a_group_whose_scale_is_0_has_codes_0_and_is_exactly_0(name, w):
     fmt = FORMATS[name]
     matrix = torch.full((3, 128), w)
     codes = quantise(fmt, matrix, fmt.group or 128, fmt.scales[-1] if name != "int4_asym" else torch.float16, "here")
@@ -164,7 +164,7 @@ def test_mxfp4_reaches_its_smallest_scale_and_saturates():
 
 @pytest.mark.parametrize("name", SCALED)
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_from_a_narrower_dtype_quantise_as_their_float32(name, source):
+def test_weights_in_16_bits_quantise_like_their_float32_values(name, source):
     fmt = FORMATS[name]
     w = torch.randn(2000, 384).to(source)  # more than one chunk
     a, b = (quantise(fmt, x, fmt.group, fmt.scales[0], "here") for x in (w, w.float()))
@@ -173,7 +173,7 @@ def test_weights_from_a_narrower_dtype_quantise_as_their_float32(name, source):
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n not in ("fp32", "bf16")])
-def test_packing_is_no_more_than_quantising_each_matrix(name):
+def test_packing_equals_quantising_each_matrix(name):
     fmt = FORMATS[name]
     gate_up, down = torch.randn(3, 256, 128), torch.randn(3, 128, 128)
     base = pack(gate_up, down, format=name)
@@ -184,7 +184,7 @@ def test_packing_is_no_more_than_quantising_each_matrix(name):
             assert torch.equal(decode(fmt, codes, torch.float64), came)
 
 
-def test_floats_are_kept_bf16_rounded_to_nearest_even():
+def test_fp32_is_stored_exactly_and_bf16_is_rounded_to_nearest_even():
     gate_up, down = torch.randn(2, 10, 7), torch.randn(2, 7, 5)
     assert all(torch.equal(a, b) for a, b in zip(pack(gate_up, down, format="fp32").unpack(), (gate_up, down)))
     both, back = pack(gate_up, down).unpack()
@@ -209,8 +209,8 @@ def test_bytes_stay_within_two_percent_of_the_payload(name, H, I):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("H", "I"), [(128, 1408), (40, 200), (48, 768)])
-def test_slices_take_no_more_beside_the_whole_than_the_documents_say(name, H, I):
-    """A slice: 72 bytes a row of down, two pages, 16 rows of gate and up unless it is cut at a multiple of 16."""
+def test_slices_add_no_more_bytes_than_documented(name, H, I):
+    """A slice adds 72 bytes per row of down, two pages, and 16 rows of gate and up unless cut at a multiple of 16."""
     E, group = 2, 8 if FORMATS[name].bits <= 8 and not FORMATS[name].fixed else None
     if name == "mxfp4" and (H % 32 or I % 32):
         H, I = H // 32 * 32, I // 32 * 32

@@ -1,4 +1,4 @@
-"""Saving and loading: every bit comes back, on any machine; what is damaged is named; nothing is lost when it fails."""
+"""Saving and loading: every bit survives, errors name the damage, and a failed save keeps the previous file."""
 
 import errno
 import json
@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from goldsmith.experts import PackedExperts, files, pack
-from goldsmith.experts.formats import FORMATS, from_nibbles
+from goldsmith.experts import PackedExperts, pack
+from goldsmith.experts.packed import files
+from goldsmith.experts.packed.formats import FORMATS, from_nibbles
 
 E, H, I = 2, 64, 96
 GROUPS = {"int4": 32, "int4_asym": 32, "int8": 16}
@@ -36,7 +37,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("mmap", [True, False], ids=["mapped", "read"])
-def test_every_bit_comes_back(tmp_path, format, mmap):
+def test_every_bit_survives_saving_and_loading(tmp_path, format, mmap):
     base = base_of(format, partitions=2)
     base.save(tmp_path / "experts.safetensors")
     assert same(PackedExperts.load(tmp_path / "experts.safetensors", mmap=mmap), base)
@@ -46,7 +47,7 @@ def test_every_bit_comes_back(tmp_path, format, mmap):
     assert os.listdir(tmp_path) == ["experts.safetensors"]
 
 
-def test_sizes_that_fill_no_tile_come_back_too(tmp_path):
+def test_sizes_smaller_than_a_tile_survive_too(tmp_path):
     for format, H, I in (("fp32", 5, 3), ("bf16", 7, 1), ("fp8_block", 130, 3)):
         base = pack(torch.randn(1, 2 * I, H), torch.randn(1, H, I), format=format)
         base.save(tmp_path / "f")
@@ -57,7 +58,7 @@ def test_sizes_that_fill_no_tile_come_back_too(tmp_path):
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_the_file_is_safetensors_row_major_whatever_the_slices(tmp_path, partitions):
+def test_the_file_is_row_major_safetensors_with_any_number_of_slices(tmp_path, partitions):
     base = base_of("int4_asym", partitions)
     base.save(tmp_path / "f")
     stored = load_file(tmp_path / "f")
@@ -84,7 +85,7 @@ def test_the_file_is_safetensors_row_major_whatever_the_slices(tmp_path, partiti
     }
 
 
-def test_a_file_that_other_software_wrote_anew_still_loads(tmp_path):
+def test_a_file_rewritten_by_other_software_still_loads(tmp_path):
     base = base_of("mxfp4")
     base.save(tmp_path / "f")
     with safe_open(tmp_path / "f", "pt") as file:
@@ -93,17 +94,17 @@ def test_a_file_that_other_software_wrote_anew_still_loads(tmp_path):
     assert same(PackedExperts.load(tmp_path / "g"), base)
 
 
-def test_a_base_on_another_device_is_saved_from_there(tmp_path):
+def test_a_base_on_another_device_can_be_saved(tmp_path):
     base = base_of()
     base.to(torch.device("cpu", 0)).save(str(tmp_path / "f"))
     assert same(PackedExperts.load(str(tmp_path / "f")), base)
 
 
-# -- nothing is lost --------------------------------------------------------------------------------------------------
+# -- failed saves -----------------------------------------------------------------------------------------------------
 
 
 class Full:
-    """A file on a disk with no room after some bytes."""
+    """A file whose disk is full after `room` bytes."""
 
     def __init__(self, file, room):
         self.file, self.room = file, room
@@ -125,7 +126,7 @@ class Full:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "link to a pipe"])
-def test_what_is_no_regular_file_is_refused_before_anything_is_written(tmp_path, monkeypatch, kind):
+def test_a_path_that_is_not_a_regular_file_is_refused_before_writing(tmp_path, monkeypatch, kind):
     path = tmp_path / "here"
     path.mkdir() if kind == "folder" else os.mkfifo(tmp_path / "pipe")
     if kind != "folder":
@@ -142,20 +143,22 @@ def test_what_is_no_regular_file_is_refused_before_anything_is_written(tmp_path,
 
 
 @pytest.mark.parametrize("room", [0, 2000, 12000])
-def test_a_full_disk_leaves_the_file_before_as_it_was(tmp_path, monkeypatch, room):
+def test_a_full_disk_leaves_the_previous_file_unchanged(tmp_path, monkeypatch, room):
     path = tmp_path / "f"
     base_of("bf16").save(path)
     before = path.read_bytes()
     real = open
     monkeypatch.setattr(files, "open", lambda *a, **k: Full(real(*a, **k), room), raising=False)
-    told = r"PackedExperts\.save: No space left on device; the file takes \d+\.\d MB; what was there is as it was: "
-    with pytest.raises(OSError, match=f"{told}{re.escape(repr(str(path)))}") as caught:
+    message = (
+        r"PackedExperts\.save: No space left on device; the file needs \d+\.\d MB; the previous file is unchanged: "
+    )
+    with pytest.raises(OSError, match=f"{message}{re.escape(repr(str(path)))}") as caught:
         base_of("int4").save(path)
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["f"]
 
 
-def test_a_disk_that_cannot_sync_leaves_the_file_before_as_it_was(tmp_path, monkeypatch):
+def test_a_failed_sync_leaves_the_previous_file_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "f"
     path.write_bytes(b"before")
 
@@ -183,7 +186,7 @@ def test_a_file_keeps_its_mode_and_a_link_its_target(tmp_path):
         base_of().save(tmp_path / "nowhere" / "f")
 
 
-# -- what is wrong with it --------------------------------------------------------------------------------------------
+# -- damaged files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -193,7 +196,7 @@ def saved(tmp_path):
 
 
 def edited(path, change):
-    """The file with another header; its tensors stay where they are."""
+    """Rewrite the file with a changed header and the same tensor bytes."""
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + length])
@@ -212,28 +215,28 @@ def says(path, *words):
 
 
 @pytest.mark.parametrize("name", ["gate.codes", "down.scales", "up.codes", "gate_up_bias"])
-def test_one_flipped_bit_is_noticed_and_its_tensor_named(saved, name):
+def test_the_error_for_a_flipped_bit_names_the_tensor(saved, name):
     data = bytearray(saved.read_bytes())
     length = struct.unpack("<Q", data[:8])[0]
     begin, end = json.loads(data[8 : 8 + length])[name]["data_offsets"]
     data[8 + length + (begin + end) // 2] ^= 16
     saved.write_bytes(data)
-    says(saved, f"is damaged: {name} has other bytes than were saved (its checksum does not match)")
+    says(saved, f"is damaged: the bytes of {name} have changed since it was saved (its checksum does not match)")
 
 
 @pytest.mark.parametrize("kept", [0, 7, 9, 500])
-def test_a_file_cut_off_in_its_header_is_no_file_of_ours(saved, kept):
+def test_a_file_truncated_in_its_header_is_refused(saved, kept):
     saved.write_bytes(saved.read_bytes()[:kept])
-    says(saved, "is not a file that PackedExperts.save wrote", f"no safetensors header in its {kept} bytes")
+    says(saved, "is not a file that PackedExperts.save wrote", f"its {kept} bytes have no safetensors header")
 
 
-def test_a_file_cut_off_in_a_tensor_names_it(saved):
+def test_the_error_for_a_truncated_file_names_the_tensor(saved):
     saved.write_bytes(saved.read_bytes()[:-100])
-    says(saved, "is damaged: ", "codes is cut off: the file is 100 bytes too short for it")
+    says(saved, "is damaged: ", "codes is truncated: the file is 100 bytes too short for it")
 
 
 @pytest.mark.parametrize("mmap", [True, False])
-def test_other_files_are_not_taken(tmp_path, mmap):
+def test_other_files_are_refused(tmp_path, mmap):
     path = tmp_path / "f"
     save_file({"weight": torch.zeros(3)}, path)
     says(path, "its metadata has no key 'goldsmith.experts' (keys: none)")
@@ -263,42 +266,42 @@ def setter(*keys, value):
 META = "__metadata__"
 DAMAGE = [
     (lambda h: h.pop("up.scales"), "the tensor 'up.scales' is missing"),
-    (lambda h: h.update(extra=h["up.scales"]), "there is no tensor 'extra' in int4"),
+    (lambda h: h.update(extra=h["up.scales"]), "there is no tensor 'extra' in the format int4"),
     (setter("up.codes", "dtype", value="I8"), "up.codes has dtype 'I8', wanted 'U8'"),
     (setter("up.codes", "shape", value=[2, 96, 33]), "up.codes has shape [2, 96, 33], wanted [2, 96, 32]"),
     (setter("up.codes", "data_offsets", value=[0, 5]), "up.codes has 5 bytes by its data_offsets, wanted 6144"),
-    (setter("up.codes", "data_offsets", value=[-6144, 0]), "up.codes begins before the tensors do"),
-    (setter("up.codes", "data_offsets", value=[10**12, 10**12 + 6144]), "up.codes is cut off"),
+    (setter("up.codes", "data_offsets", value=[-6144, 0]), "up.codes begins before the first tensor"),
+    (setter("up.codes", "data_offsets", value=[10**12, 10**12 + 6144]), "up.codes is truncated"),
     (setter("up.codes", "data_offsets", value="all"), "the header's entry of 'up.codes' is not a dtype, a shape and"),
     (setter("up.codes", value=None), "the header's entry of 'up.codes' is not a dtype, a shape and two data_offsets"),
     (setter("down_bias", "dtype", value="I64"), "down_bias has dtype 'I64', wanted F32, BF16 or F16"),
     (setter(META, "format", value="int5"), "the metadata's 'format' is 'int5', wanted one of 'fp32', 'bf16'"),
-    (setter(META, "scale_dtype", value="e8m0"), "its metadata does not fit together (Layout: int4 has no scales in"),
+    (setter(META, "scale_dtype", value="e8m0"), "its metadata is inconsistent (Layout: int4 has no scales in"),
     (setter(META, "scale_dtype", value=[]), "the metadata's 'scale_dtype' is [], wanted one of 'fp32'"),
     (setter(META, "num_experts", value="0"), "the metadata's 'num_experts' is '0', wanted a number of at least 1"),
     (setter(META, "num_experts", value=2), "the metadata's 'num_experts' is 2, wanted"),
-    (setter(META, "hidden_size", value="65"), "its metadata does not fit together (Layout: group_size=32 does not fit"),
+    (setter(META, "hidden_size", value="65"), "its metadata is inconsistent (Layout: group_size=32 does not divide"),
     (setter(META, "intermediate_size", value="9" * 99), "the metadata's 'intermediate_size' is '999"),
     (setter(META, "partitions", value="99999"), "the metadata's 'partitions' is 99999, wanted at most 65536"),
-    (setter(META, "group_size", value=""), "its metadata does not fit together (Layout: group_size=None"),
+    (setter(META, "group_size", value=""), "its metadata is inconsistent (Layout: group_size=None"),
     (lambda h: h[META].pop("group_size"), "the metadata's 'group_size' is None, wanted"),
-    (lambda h: h[META].pop("crc32 up.codes"), "up.codes has other bytes than were saved"),
+    (lambda h: h[META].pop("crc32 up.codes"), "the bytes of up.codes have changed"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "words"), DAMAGE, ids=range(len(DAMAGE)))
-def test_a_damaged_header_is_told_by_tensor_or_key(saved, change, words):
+def test_the_error_for_a_damaged_header_names_the_tensor_or_key(saved, change, words):
     edited(saved, change)
     says(saved, "is damaged: " + words)
 
 
-def test_a_later_version_says_who_can_read_it(saved):
+def test_the_error_for_a_later_version_says_how_to_read_the_file(saved):
     edited(saved, setter(META, "goldsmith.experts", value="2"))
-    says(saved, "the metadata's 'goldsmith.experts' is '2', and this goldsmith reads '1': load it with the goldsmith")
+    says(saved, "'goldsmith.experts' is '2', but this goldsmith reads '1': load it with the version of goldsmith that")
 
 
-def test_any_byte_changed_is_one_error_or_nothing_lost(saved):
-    """Whatever single byte changes, in the header too: a ValueError, or the very same base."""
+def test_changing_any_byte_raises_or_changes_nothing(saved):
+    """After a change of any single byte, also in the header, loading raises ValueError or gives the same base."""
     base, data = PackedExperts.load(saved), saved.read_bytes()
     header = 8 + struct.unpack("<Q", data[:8])[0]
     generator = torch.Generator().manual_seed(1)
@@ -306,10 +309,10 @@ def test_any_byte_changed_is_one_error_or_nothing_lost(saved):
     for at in places:
         saved.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
         try:
-            came = PackedExperts.load(saved)
+            loaded = PackedExperts.load(saved)
         except ValueError:
             continue
-        assert same(came.partition(1), base)
+        assert same(loaded.partition(1), base)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The ways in which weights are handed to `pack`, and every wrong one with its sentence."""
+"""The accepted forms of weights for `pack`, and the error message of each wrong argument."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from goldsmith.core.shapes import ShapeError
 from goldsmith.experts import pack
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I = 3, 48, 16
 
@@ -24,13 +24,13 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_way_in_gives_the_same_bits(format):
+def test_every_form_of_the_arguments_gives_the_same_bits(format):
     both, down = torch.randn(3, 256, 256), torch.randn(3, 256, 128)
     gate, up = both.chunk(2, 1)
     wanted = pack(both, down, format=format)
     t = both.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
     mixed = torch.stack((gate, up), 2).flatten(1, 2)
-    for given, options in (
+    for weights, options in (
         ((list(both), list(down)), {}),
         (((gate, up), down), {}),
         (([gate, up], tuple(down)), {}),
@@ -44,7 +44,7 @@ def test_every_way_in_gives_the_same_bits(format):
         ((mixed, down), {"interleaved": True}),
         ((mixed.transpose(1, 2), t[1]), {"interleaved": True, "transposed": True}),
     ):
-        assert equal(pack(*given, format=format, **options), wanted)
+        assert equal(pack(*weights, format=format, **options), wanted)
 
 
 def test_a_list_of_two_experts_is_not_a_pair_of_gate_and_up():
@@ -53,7 +53,7 @@ def test_a_list_of_two_experts_is_not_a_pair_of_gate_and_up():
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_a_generator_of_unknown_length_is_poured_together(weights, partitions):
+def test_generators_of_unknown_length_are_packed(weights, partitions):
     both, down = weights
     seen = []
     base = pack(iter(both), iter(down), partitions=partitions, progress=lambda *state: seen.append(state))
@@ -61,14 +61,14 @@ def test_a_generator_of_unknown_length_is_poured_together(weights, partitions):
     assert seen == [(1, None), (2, None), (3, None)]
 
 
-def test_progress_hears_of_every_expert(weights):
+def test_progress_is_called_after_every_expert(weights):
     seen = []
     pack(*weights, progress=lambda *state: seen.append(state))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_biases_are_kept_as_they_are_and_untangled(weights, dtype):
+def test_biases_are_copied_and_deinterleaved(weights, dtype):
     both, down = weights
     gate_up_bias, down_bias = torch.randn(E, 2 * I).to(dtype), torch.randn(E, H).to(dtype)
     base = pack(both, down, gate_up_bias=gate_up_bias, down_bias=down_bias)
@@ -83,7 +83,7 @@ def test_biases_are_kept_as_they_are_and_untangled(weights, dtype):
     assert not pack(both, down).has_bias
 
 
-def test_the_callers_weights_are_only_read(weights):
+def test_the_callers_weights_are_not_changed(weights):
     kept = [w.clone() for w in weights]
     for format in ("fp32", "int8", "int4_asym", "mxfp4", "fp8_block"):
         sizes = {"group_size": 8} if format == "int4_asym" else {}
@@ -99,7 +99,7 @@ STREAM = """
 import re, torch
 from goldsmith.experts import pack
 torch.set_num_threads(1)
-# getrusage's figure begins with that of the process that started this one
+# getrusage starts with the peak of the parent process
 def peak(): return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 E, H, I = 40, 1024, 512
 class Experts:
@@ -116,10 +116,10 @@ for kind in (Counted, Experts):
 """
 
 
-def test_streaming_takes_a_few_experts_beside_the_result():
-    """40 experts of 3 MB. Held twice they would be 80; without a known number, chunks poured whole would be 16 more.
+def test_streaming_needs_memory_for_few_experts_besides_the_result():
+    """40 experts of 3 MB. Two copies would be 80; with an unknown number, copying whole chunks would add 16.
 
-    The system's own count of pages is 4 experts off at times, on a busy machine.
+    On a busy machine the system's page count is sometimes off by 4 experts.
     """
     done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True, check=True)
     counted, uncounted = map(float, done.stdout.split())
@@ -127,26 +127,26 @@ def test_streaming_takes_a_few_experts_beside_the_result():
 
 
 class Memory(bytearray):
-    """What a tensor lies in: bytes that can be watched."""
+    """The memory of a tensor, weakly referenceable."""
 
     __hash__ = object.__hash__
 
 
 def watched(alive, *shape):
-    """Experts one by one; `alive` holds the memory of those that somebody still holds."""
+    """Experts one by one; `alive` has the memory of those that are still referenced."""
 
-    def made():
+    def expert():
         memory = Memory(4 * shape[0] * shape[1])
         alive.add(memory)
         return torch.frombuffer(memory, dtype=torch.float32).view(shape)
 
     for _ in range(4):
-        assert len(alive) == 0, "the expert before is still held when the next is asked for"
-        yield made()
+        assert len(alive) == 0, "the previous expert is still referenced when the next one is requested"
+        yield expert()
 
 
 @pytest.mark.parametrize("format", ["fp32", "bf16", "int4", "fp8_block"])
-def test_an_expert_is_let_go_before_the_next_is_asked_for(format):
+def test_an_expert_is_released_before_the_next_one_is_requested(format):
     alive = [weakref.WeakSet() for _ in range(3)]
     pack(watched(alive[0], 64, 32), watched(alive[1], 32, 32), format=format)
     pack((watched(alive[0], 32, 64), watched(alive[1], 32, 64)), watched(alive[2], 64, 32), format=format)
@@ -157,7 +157,7 @@ def test_an_expert_is_let_go_before_the_next_is_asked_for(format):
 
 
 class Counted:
-    """Four experts, and it says so."""
+    """Four experts with a known length."""
 
     def __init__(self, experts):
         self.experts = experts
@@ -169,7 +169,7 @@ class Counted:
         return self.experts
 
 
-# -- wrong ones -------------------------------------------------------------------------------------------------------
+# -- wrong arguments --------------------------------------------------------------------------------------------------
 
 
 def nan_at(tensor, *place, value=float("nan")):
@@ -188,17 +188,17 @@ WRONG = [
     (dict(format="int8", group_size=48), ValueError, "intermediate_size=16; these would work: 8, 16"),
     (dict(format="int4", group_size=8.0), TypeError, "group_size=8.0 is a float, wanted an int or None"),
     (dict(format="int4", group_size=True), TypeError, "group_size=True is a bool"),
-    (dict(format="mxfp4"), ValueError, "none would work; int8 without group_size, fp8_block, bf16 and fp32 take"),
-    (dict(group_size=16), ValueError, "format='bf16' takes no group_size, got 16: it has no groups. Leave it out"),
+    (dict(format="mxfp4"), ValueError, "none would work; int8 without group_size, fp8_block, bf16 and fp32 accept"),
+    (dict(group_size=16), ValueError, "format='bf16' takes no group_size, got 16: it has no groups. Omit it"),
     (dict(format="mxfp4", group_size=16), ValueError, "takes no group_size, got 16: it has groups of 32, which are"),
     (dict(format="fp8_block", group_size=64), ValueError, "got 64: it has groups of 128, which are fixed"),
-    (dict(scale_dtype=torch.float32), ValueError, "format='bf16' has no scales in torch.float32; it takes: none"),
-    (dict(format="int8", scale_dtype=torch.float64), ValueError, "in torch.float64; it takes: torch.float32,"),
+    (dict(scale_dtype=torch.float32), ValueError, "format='bf16' has no scales in torch.float32; it supports: none"),
+    (dict(format="int8", scale_dtype=torch.float64), ValueError, "in torch.float64; it supports: torch.float32,"),
     (dict(partitions=0), ValueError, "partitions=0, wanted a whole number of at least 1"),
     (dict(partitions=1.5), TypeError, "partitions=1.5 is a float, wanted a whole number"),
     (dict(transposed=1), TypeError, "transposed=1 is an int, wanted True or False"),
     (dict(interleaved=None), TypeError, "interleaved=None is a NoneType"),
-    (dict(gate_up=(G[:, :I], G[:, I:]), interleaved=True), ValueError, "interleaved=True is about gate_up in one"),
+    (dict(gate_up=(G[:, :I], G[:, I:]), interleaved=True), ValueError, "interleaved=True needs gate_up in one"),
     (dict(gate_up=None), TypeError, "gate_up is None, wanted a tensor [E, 2I, H], or E tensors [2I, H] one by one"),
     (dict(gate_up=(None, G[:, I:])), TypeError, "gate is None, wanted a tensor [E, I, H], or E tensors [I, H] one"),
     (dict(down="weights"), TypeError, "down is a str, wanted a tensor [E, H, I]"),
@@ -206,20 +206,20 @@ WRONG = [
     (dict(down=[D[0], 1, D[2]]), TypeError, "down of expert 1 is an int, wanted a torch.Tensor"),
     (dict(gate_up=G[0]), ShapeError, "gate_up is [32, 48], wanted [E, 2I, H], or E tensors [2I, H] one by one"),
     (dict(gate_up=[G, G, G]), ShapeError, "gate_up of expert 0 is [3, 32, 48], wanted [2I, H]"),
-    (dict(down=[D[0], D[1][:, :8], D[2]]), ShapeError, "down of expert 1 is [48, 8], but that of expert 0 [48, 16]"),
+    (dict(down=[D[0], D[1][:, :8], D[2]]), ShapeError, "down of expert 1 is [48, 8], but expert 0's is [48, 16]"),
     (dict(down=D[:2]), ShapeError, "gate_up has experts=3, but down has experts=2; each needs one per expert"),
     (dict(down=iter(D[:2])), ShapeError, "down has experts=2, but gate_up has experts=more than 2"),
-    (dict(gate_up=G[:0], down=D[:0]), ShapeError, "gate_up holds no expert, wanted at least 1"),
-    (dict(gate_up=iter(()), down=iter(())), ShapeError, "gate_up holds no expert, wanted at least 1"),
+    (dict(gate_up=G[:0], down=D[:0]), ShapeError, "gate_up has no experts, wanted at least 1"),
+    (dict(gate_up=iter(()), down=iter(())), ShapeError, "gate_up has no experts, wanted at least 1"),
     (dict(gate_up=G[:, :31]), ShapeError, "gate_up has 31 rows, not an even number"),
-    (dict(down=D[:, :40]), ShapeError, "is [I=16, H=48], but down is [H=40, I=16], of an expert:\n  gate_up: [32"),
-    (dict(gate_up=(G[:, :I], G[:, :8])), ShapeError, "gate and up differ, of an expert:\n  gate:    [16, 48]"),
+    (dict(down=D[:, :40]), ShapeError, "is [I=16, H=48], but down is [H=40, I=16], in an expert:\n  gate_up: [32"),
+    (dict(gate_up=(G[:, :I], G[:, :8])), ShapeError, "gate and up differ, in an expert:\n  gate:    [16, 48]"),
     (dict(gate_up=G.transpose(1, 2), down=D.transpose(1, 2)), ShapeError, "these shapes fit with transposed=True"),
     (dict(transposed=True), ShapeError, "these shapes fit with transposed=False"),
-    (dict(gate_up=G[:, :0], down=D[:, :, :0]), ShapeError, "a size is 0, of an expert"),
-    (dict(gate_up=G.double()), TypeError, "float64, wanted one of: float32, bfloat16, float16; float64 goes in as"),
+    (dict(gate_up=G[:, :0], down=D[:, :, :0]), ShapeError, "a size is 0, in an expert"),
+    (dict(gate_up=G.double()), TypeError, "float64, wanted one of: float32, bfloat16, float16; convert float64 with"),
     (dict(down=[d.to(torch.float8_e4m3fn) for d in D]), TypeError, "down of expert 0 is float8_e4m3fn, wanted one of"),
-    (dict(gate_up=G.to("meta")), ValueError, "gate_up is on the meta device, which holds no numbers; load it first"),
+    (dict(gate_up=G.to("meta")), ValueError, "gate_up is on the meta device, which holds no data; load it first"),
     (dict(gate_up=G.to_sparse()), TypeError, "gate_up is sparse_coo, wanted a dense tensor"),
     (dict(gate_up=nan_at(G, 1, 20, 5)), ValueError, "gate_up of expert 1 is nan at [20, 5]; weights and scales"),
     (dict(down=nan_at(D, 2, 7, 9, value=float("-inf"))), ValueError, "down of expert 2 is -inf at [7, 9]"),
@@ -237,10 +237,10 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "error", "says"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_argument_is_named_with_what_was_wanted(change, error, says):
-    given = {"gate_up": G, "down": D} | change
+def test_the_error_names_the_wrong_argument_and_what_was_wanted(change, error, says):
+    arguments = {"gate_up": G, "down": D} | change
     with pytest.raises(error) as raised:
-        pack(given.pop("gate_up"), given.pop("down"), **given)
+        pack(arguments.pop("gate_up"), arguments.pop("down"), **arguments)
     assert str(raised.value).startswith("experts.pack: ") and says in str(raised.value)
 
 

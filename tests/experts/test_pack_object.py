@@ -1,4 +1,4 @@
-"""PackedExperts as an object: what it says of itself, copies, pickles, slices."""
+"""PackedExperts as an object: properties, repr, copies, pickles and slices."""
 
 import copy
 import ctypes
@@ -11,8 +11,9 @@ import weakref
 import pytest
 import torch
 
-from goldsmith.experts import PackedExperts, memory, moe, pack, quantise
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts import PackedExperts, moe, pack
+from goldsmith.experts.packed import memory, quantisation
+from goldsmith.experts.packed.formats import FORMATS
 
 E, H, I = 2, 64, 160
 GROUPS = {"int4": 32, "int4_asym": 16, "int8": 8}
@@ -29,7 +30,7 @@ def same(a, b):
     return a.layout == b.layout and all(x is y or torch.equal(x, y) for x, y in zip(ours, theirs))
 
 
-def test_it_says_what_it_is():
+def test_properties():
     base = base_of("int4", gate_up_bias=torch.zeros(E, 2 * I))
     assert (base.num_experts, base.hidden_size, base.intermediate_size) == (E, H, I)
     assert (base.format, base.group_size, base.scale_dtype) == ("int4", 32, torch.bfloat16)
@@ -37,7 +38,7 @@ def test_it_says_what_it_is():
     assert base.gate_up.dtype == base.down.dtype == torch.uint8 and base.gate_up.dim() == 1
 
 
-def test_its_text_names_sizes_and_bytes():
+def test_the_repr_has_sizes_and_bytes():
     assert repr(base_of()) == (
         "PackedExperts(int4, group_size=32, num_experts=2, hidden_size=64, intermediate_size=160, 61.4 kB)"
     )
@@ -46,14 +47,14 @@ def test_its_text_names_sizes_and_bytes():
     assert repr(pack(torch.ones(1, 2, 1), torch.ones(1, 1, 1))).endswith("intermediate_size=1, 3.1 kB)")
 
 
-def test_it_cannot_be_changed():
+def test_a_base_is_immutable():
     base = base_of()
     for name in ("format", "gate_up", "layout", "anything"):
-        with pytest.raises(AttributeError, match=f"cannot be changed: {name} is fixed"):
+        with pytest.raises(AttributeError, match=f"immutable: {name} is fixed"):
             setattr(base, name, 1)
-    with pytest.raises(AttributeError, match="cannot be changed"):
+    with pytest.raises(AttributeError, match="immutable: down"):
         del base.down
-    with pytest.raises(TypeError, match="made by experts.pack, an importer"):
+    with pytest.raises(TypeError, match="use experts.pack, an importer"):
         PackedExperts(1, 2)
 
 
@@ -70,7 +71,7 @@ def test_copies_share_the_weights_and_pickles_keep_every_bit():
     assert same(torch.load(buffer, weights_only=False), base)
 
 
-def test_the_memory_goes_back_when_nobody_holds_it():
+def test_the_memory_is_freed_when_nothing_refers_to_it():
     base = base_of()
     alive = weakref.ref(base)
     assert base.gate_up.data_ptr() % 64 == base.down.data_ptr() % 64 == 0
@@ -78,10 +79,10 @@ def test_the_memory_goes_back_when_nobody_holds_it():
     kept = blob.clone()
     del base
     gc.collect()
-    assert alive() is None and torch.equal(blob, kept)  # whoever holds a blob holds its pages
+    assert alive() is None and torch.equal(blob, kept)  # a reference to a blob keeps its pages
 
 
-def test_what_was_packed_in_inference_mode_can_be_trained_on(tmp_path):
+def test_a_base_packed_in_inference_mode_works_in_training(tmp_path):
     with torch.inference_mode():
         base = base_of("int4", gate_up_bias=torch.zeros(E, 2 * I), down_bias=torch.zeros(E, H))
         base.save(tmp_path / "f")
@@ -104,7 +105,7 @@ def test_a_packed_base_is_traced_into_one_graph():
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-def test_the_defaults_for_new_tensors_do_not_reach_it():
+def test_torchs_default_device_does_not_affect_packing():
     wanted = base_of("mxfp4", down_bias=torch.zeros(E, H))
     both, down, bias = (t.clone() for t in (*wanted.unpack(), wanted.down_bias))
     with torch.device("meta"):
@@ -112,7 +113,7 @@ def test_the_defaults_for_new_tensors_do_not_reach_it():
         assert same(base, wanted) and base.unpack()[0].device.type == "cpu"
 
 
-def test_on_another_device_it_is_another_base():
+def test_moving_to_another_device_gives_another_base():
     base = base_of(down_bias=torch.zeros(E, H))
     assert base.to("cpu") is base
     there = base.to("meta")
@@ -120,7 +121,7 @@ def test_on_another_device_it_is_another_base():
 
 
 @pytest.mark.parametrize("wrong", [torch.int8, torch.float8_e4m3fn, "float32"])
-def test_it_unpacks_to_floats_alone(wrong):
+def test_unpack_refuses_dtypes_other_than_floats(wrong):
     with pytest.raises(TypeError, match="unpack: dtype=.*wanted torch.float32"):
         base_of().unpack(wrong)
 
@@ -130,7 +131,7 @@ def test_it_unpacks_to_floats_alone(wrong):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("partitions", [1, 2, 3, 7, 40])
-def test_any_number_of_slices_holds_the_same_weights(format, partitions):
+def test_any_number_of_slices_has_the_same_weights(format, partitions):
     whole = base_of(format)
     sliced = base_of(format, partitions)
     assert sliced.partitions == partitions and len(sliced.nodes) == (partitions if partitions > 1 else 0)
@@ -143,11 +144,11 @@ def test_any_number_of_slices_holds_the_same_weights(format, partitions):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("format", FORMATS)
 def test_autocast_changes_nothing(format, dtype, tmp_path, monkeypatch):
-    """On a CPU it joins no float16: int4_asym's scales in slices and in pieces of a large matrix, and biases."""
-    monkeypatch.setattr(quantise, "_CHUNK", 128 * H)
+    """On a CPU autocast cannot concatenate float16: scales of int4_asym in slices and chunks, and biases."""
+    monkeypatch.setattr(quantisation, "_CHUNK", 128 * H)
     biases = {"gate_up_bias": [torch.ones(2 * I).half()] * E, "down_bias": torch.ones(E, H).half()}
 
-    def made():
+    def results():
         base = base_of(format, 3, **biases, interleaved=True)
         base.save(path)
         again = PackedExperts.load(path, partitions=2)
@@ -155,11 +156,12 @@ def test_autocast_changes_nothing(format, dtype, tmp_path, monkeypatch):
         return base, again, base.partition(2), base.unpack(), moe(x, ids, w, again), path.read_bytes()
 
     path = tmp_path / "base"
-    wanted = made()
+    wanted = results()
     with torch.autocast("cpu", dtype=dtype):
-        came = made()
-    assert all(same(a, b) for a, b in zip(came[:3], wanted[:3])) and came[5] == wanted[5]
-    assert all(torch.equal(a, b) for a, b in zip((*came[3], came[4]), (*wanted[3], wanted[4])))
+        under_autocast = results()
+    assert all(same(a, b) for a, b in zip(under_autocast[:3], wanted[:3])) and under_autocast[5] == wanted[5]
+    tensors = zip((*under_autocast[3], under_autocast[4]), (*wanted[3], wanted[4]))
+    assert all(torch.equal(a, b) for a, b in tensors)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_autocast_changes_nothing(format, dtype, tmp_path, monkeypatch):
         ("int8", 128, 3, (0, 48, 88, 128)),
     ],
 )
-def test_slices_are_cut_at_groups_the_first_ones_longer(format, I, N, cuts):
+def test_slices_are_cut_at_groups_and_the_first_ones_are_longer(format, I, N, cuts):
     base = base_of(format, I=I)
     assert base.partition(N).layout.cuts == cuts
     for which in ("gate_up", "down"):
@@ -190,7 +192,7 @@ def test_a_scale_of_the_whole_row_is_the_same_in_every_slice():
     assert all(torch.equal(a, b) for a, b in zip(whole.unpack(), sliced.unpack()))
 
 
-def test_biases_go_along():
+def test_partition_keeps_the_biases():
     base = base_of("bf16", gate_up_bias=torch.randn(E, 2 * I))
     assert base.partition(3).gate_up_bias is base.gate_up_bias
 
@@ -198,14 +200,14 @@ def test_biases_go_along():
 # -- nodes ------------------------------------------------------------------------------------------------------------
 
 
-def test_slices_go_to_the_nodes_asked_for():
+def test_slices_go_to_the_requested_nodes():
     node = memory.nodes_of_machine()[0]
     base = base_of("int4", 1).partition(3, nodes=[node] * 3)
     assert base.nodes == (node,) * 3 and same(base, base_of("int4", 3))
     assert base_of("int4", 1).partition(1, nodes=[node]).nodes == (node,)
 
 
-def test_nodes_are_shared_by_neighbours(monkeypatch):
+def test_neighbouring_slices_share_a_node(monkeypatch):
     monkeypatch.setattr(memory, "nodes_of_machine", lambda: [0, 2])
     assert memory.spread(5) == (0, 0, 0, 2, 2) and memory.spread(2) == (0, 2)
 
@@ -223,15 +225,15 @@ def test_nodes_are_shared_by_neighbours(monkeypatch):
         (True, None, TypeError, "partitions=True is a bool"),
     ],
 )
-def test_a_wrong_partition_is_refused(partitions, nodes, error, says):
+def test_wrong_partitions_and_nodes_are_refused(partitions, nodes, error, says):
     with pytest.raises(error) as raised:
         base_of().partition(partitions, nodes)
     assert says in str(raised.value)
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["bound", "touched"])
-def test_pages_are_put_on_a_node_before_they_are_written(monkeypatch, refused):
-    """The kernel's own word for it where it lets us bind, else every page written by a thread on that node."""
+def test_pages_are_placed_on_a_node_before_they_are_written(monkeypatch, refused):
+    """Asks the kernel for the policy if it allows binding; otherwise a thread on the node writes every page."""
     if refused:
         monkeypatch.setattr(memory, "_bind", lambda pages, node: False)
     pages, others = memory.empty_pages(3 << 20), memory.empty_pages(3 << 20)
@@ -249,11 +251,11 @@ def test_pages_are_put_on_a_node_before_they_are_written(monkeypatch, refused):
     allowed = libc.syscall(calls[0], here[1], size, 1, mask, bits, 0) == 0
     assert how == ("bound" if allowed and not refused else "touched")
     if how == "bound":
-        mode, found = ctypes.c_int(-1), (ctypes.c_ulong * 16)()
-        assert libc.syscall(calls[1], ctypes.byref(mode), found, bits, here[0], ctypes.c_ulong(2)) == 0
-        assert mode.value == 1 and list(found) == list(mask)
+        mode, nodes = ctypes.c_int(-1), (ctypes.c_ulong * 16)()
+        assert libc.syscall(calls[1], ctypes.byref(mode), nodes, bits, here[0], ctypes.c_ulong(2)) == 0
+        assert mode.value == 1 and list(nodes) == list(mask)
 
 
-def test_memory_that_the_system_does_not_have_is_said_in_words():
-    with pytest.raises(MemoryError, match="gives no .* GB for packed weights"):
+def test_the_error_for_missing_memory_names_its_size_and_purpose():
+    with pytest.raises(MemoryError, match="could not provide .* GB for packed weights"):
         memory.empty_pages(1 << 60)

@@ -1,4 +1,4 @@
-"""experts.slots: what its caller gets, and where it is put."""
+"""experts.slots: its results, and the tensors `out` and `flags` that receive them."""
 
 import pytest
 import torch
@@ -14,21 +14,21 @@ def _seeded():
     torch.manual_seed(0)
 
 
-def given():
+def call():
     ids = torch.rand(T, E).topk(K).indices
     ids[1, 0] = -1
     return torch.randn(T, H), ids, (torch.randn(E, 2 * I, H), torch.randn(E, H, I))
 
 
-def test_one_slot_of_weight_one_is_moe():
-    x, ids, base = given()
+def test_one_slot_with_weight_one_equals_moe():
+    x, ids, base = call()
     o = experts.slots(x, ids[:, :1], base, backend="reference")
     assert torch.equal(o[:, 0], experts.moe(x, ids[:, :1], torch.ones(T, 1), base, backend="reference"))
     assert not o[1].any()
 
 
-def test_rows_and_flags_go_where_they_are_asked_to():
-    x, ids, base = given()
+def test_rows_and_flags_are_written_to_out_and_flags():
+    x, ids, base = call()
     x[3, 2] = torch.nan
     out, flags = torch.full((T, K, H), 7.0), torch.full((T, K), 9, dtype=torch.uint8)
     o = experts.slots(x, ids, base, out=out, flags=flags)
@@ -39,12 +39,12 @@ def test_rows_and_flags_go_where_they_are_asked_to():
 
 
 def test_rows_are_float32_for_16_bit_inputs():
-    x, ids, base = given()
+    x, ids, base = call()
     assert experts.slots(x.bfloat16(), ids, base).dtype == torch.float32
 
 
 def test_dropout_is_never_applied():
-    x, ids, base = given()
+    x, ids, base = call()
     lora = experts.LoRA(E, H, I, dropout=0.9)
     torch.nn.init.normal_(lora.gate_b)
     with torch.no_grad():
@@ -54,8 +54,8 @@ def test_dropout_is_never_applied():
         assert torch.equal(training, experts.slots(x, ids, base, lora=lora.eval()))
 
 
-def test_a_gradient_that_is_asked_for_is_refused():
-    x, ids, base = given()
+def test_inputs_that_require_a_gradient_are_refused():
+    x, ids, base = call()
     with pytest.raises(ValueError, match="experts.slots: has no gradient; call it under torch.no_grad"):
         experts.slots(x.requires_grad_(), ids, base)
 
@@ -69,14 +69,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("more, kind, text", WRONG.values(), ids=list(WRONG))
-def test_a_place_that_does_not_fit_is_refused(more, kind, text):
+def test_a_wrong_out_or_flags_is_refused(more, kind, text):
     with pytest.raises(kind, match=text):
-        experts.slots(*given(), **more)
+        experts.slots(*call(), **more)
 
 
-def test_torch_s_defaults_change_nothing():
+def test_results_do_not_depend_on_torchs_defaults():
     torch.manual_seed(0)
-    x, ids, (gate_up, down) = given()
+    x, ids, (gate_up, down) = call()
     x = x.bfloat16()
 
     def work(_):

@@ -1,4 +1,4 @@
-"""Up to 32 rows of an expert meet each tile of its weights once: it is made just before that, in a few places."""
+"""With up to 32 rows, an expert uses each weight tile once: tiles are decoded just in time, into a few buffers."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from goldsmith.core import native
 
 REASON = native.reason() or (None if native.isa() == "amx" else f"needs level amx; this machine's is {native.isa()}")
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"native: {REASON}")
-H, I = 288, 160  # nine and five steps of 32: more than there are places
+H, I = 288, 160  # nine and five steps of 32: more than there are buffers
 FORMATS = ("bf16", "int4", "int4_asym", "int8", "mxfp4", "fp8_block")
 
 
 def step(base, lora, rows, tokens):
-    """y, dx and dw of the first tokens: none of them hangs on the others."""
+    """y, dx and dw of the first tokens; they do not depend on the other tokens."""
     x, weights, dy = (t[:tokens].clone() for t in rows)
     x.requires_grad_(), weights.requires_grad_()
     y = experts.moe(x, torch.zeros(tokens, 1, dtype=torch.int64), weights, base, lora=lora, backend="native")
@@ -23,7 +23,7 @@ def step(base, lora, rows, tokens):
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("tokens", [9, 20, 32])
-def test_a_row_has_the_same_bits_as_among_so_many_that_tiles_are_kept(format, partitions, tokens):
+def test_a_row_has_the_same_bits_as_with_so_many_rows_that_tiles_are_reused(format, partitions, tokens):
     torch.manual_seed(0)
     group = 32 if format.startswith("int4") else None
     gate_up, down = torch.randn(1, 2 * I, H), torch.randn(1, H, I)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints, made here bit by bit, and the float model that they mean."""
+"""Quantised checkpoints, built here bit by bit, and the float models that they represent."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def words(nibbles):
 
 
 def k2(out, inputs, generator):
-    """Parts and the weight: q + 8 in nibbles along the inputs."""
+    """The parts and the weight: q + 8 in nibbles along the inputs."""
     q = torch.randint(-8, 8, (out, inputs), generator=generator)
     scale = (0.02 + 0.05 * torch.rand(out, inputs // GROUP, generator=generator)).bfloat16()
     parts = {
@@ -95,7 +95,7 @@ def write(folder, config, tensors, shards=2):
 
 
 def quantised(folder, kind, family="deepseek_v3"):
-    """A checkpoint of the kind in `folder`, and the eager float32 model that it means."""
+    """A checkpoint of this kind in `folder`, and the eager float32 model that it represents."""
     changes = {"intermediate_size": 32} if kind == "mxfp4" else {"moe_intermediate_size": 32, "intermediate_size": 48}
     plain = models.model(family, **changes)
     generator = torch.Generator().manual_seed(5)

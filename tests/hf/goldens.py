@@ -1,7 +1,7 @@
-"""What a model with LoRA on its experts should compute: transformers' eager model with the merged weights put in.
+"""The golden of a model with LoRA on its experts: transformers' eager model with the merged weights.
 
-The golden runs in whatever dtype it is given. transformers takes norms, softmax and rotary angles to float32 by name;
-in a float64 run `Wide` takes them to float64.
+The golden runs in any dtype. transformers casts norms, softmax and rotary angles to float32 by name; in a float64 run
+`Wide` casts them to float64 instead.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def sizes(experts):
 
 
 def draw_factors(make, experts, dtype=None):
-    """A and B of the three targets; gate and up with one A, as peft has it, for whoever leaves up_a out."""
+    """A and B of the three targets; without up_a, gate and up share one A, as in peft."""
     e, h, i = sizes(experts)
     shapes = [(e, RANK, h), (e, i, RANK), (e, RANK, h), (e, i, RANK), (e, RANK, i), (e, h, RANK)]
     return {name: make.normal(*shape, std=0.2, dtype=dtype) for name, shape in zip(FACTORS, shapes)}
@@ -67,7 +67,7 @@ def golden_of(plain, *, shared):
 
 
 class InItsDtype:
-    """A copy of a model that runs in whatever dtype it is given, with parameters in place of its own."""
+    """A copy of a model that runs in any dtype, with other parameters in place of its own."""
 
     def __init__(self, model):
         self.wide = copy.deepcopy(model).double()
@@ -82,7 +82,7 @@ class InItsDtype:
 
 
 def alike(ours, theirs):
-    """The logits of one whole model held to those of another in float64."""
+    """A target: the logits of one whole model, compared with another's in float64."""
 
     def draw(make):
         return {"embeds": make.normal(1, 3, theirs.config.hidden_size)}
@@ -106,10 +106,10 @@ def logits_of(model, weights, embeds):
 
 
 def target(plain, *, shared=True, **candidates):
-    """Every candidate, logits of (embeds, factors), held to the golden of the plain model, in the model's dtype.
+    """A target of several candidates, logits of (embeds, factors), against the plain model's golden in its dtype.
 
-    All at once, each with an output gradient of its own: a golden of a whole model costs more than what is held to it.
-    In bfloat16 transformers rounds what is between its operators to bfloat16, so no more is promised of the whole.
+    All candidates share one target, each with its own output gradient, because a whole model's golden costs more than
+    they do. In bfloat16 transformers rounds between operators, so the whole model is only as exact as that.
     """
     experts, golden, dtype = models.experts_of(plain), golden_of(plain, shared=shared), plain.dtype
 

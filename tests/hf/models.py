@@ -19,7 +19,7 @@ COMMON = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# family -> (config, model, what differs); the first layer of two is dense where the family can have one
+# family -> (config, model, options); the first of two layers is dense if the family allows it
 FAMILIES = {
     "qwen3_moe": (
         "Qwen3MoeConfig",
@@ -77,7 +77,7 @@ FAMILIES = {
         },
     ),
 }
-# families that share every path through goldsmith.hf with one above; goldsmith.offload is tried on them too
+# families that take the same paths through goldsmith.hf as one above; goldsmith.offload is tested on them too
 MORE = {
     "deepseek_v2": (
         "DeepseekV2Config",
@@ -104,7 +104,7 @@ MORE = {
         },
     ),
 }
-# families with weights that transformers keeps in float32, beside DeepSeek-V3
+# families with weights that transformers keeps in float32, in addition to DeepSeek-V3
 KEPT = {
     "glm4_moe": (
         "Glm4MoeConfig",
@@ -145,7 +145,7 @@ def config(family, **changes):
 
 
 def model(family, *, dtype=torch.float32, implementation="eager", seed=0, **changes):
-    """A model whose experts are eager unless said otherwise, and whose every weight matters."""
+    """A model with eager experts by default, in which every weight matters."""
     torch.manual_seed(seed)
     made = getattr(transformers, ALL[family][1])(config(family, **changes))
     with torch.no_grad():
@@ -166,7 +166,7 @@ def with_peft(plain, *, targets=EXPERTS, rank=4, alpha=6, seed=1, **options):
 
 
 def randomise(model, seed=1):
-    """Every LoRA parameter drawn anew, so that B counts."""
+    """Draws every LoRA parameter at random, so that B is not zero."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

@@ -1,4 +1,4 @@
-"""An adapter whose config covers more than its file holds: one error that names it, and the model as it was."""
+"""An adapter whose config covers more than its file holds: one error names what is missing; the model is unchanged."""
 
 import json
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import coverage
+from goldsmith.hf.adapter import coverage
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -51,14 +51,14 @@ def copied(adapter, folder, drop=lambda name: False, **changes):
 
 
 def state(model):
-    """Every parameter, by its name: its number, whether it is trained, its values; and every module's class."""
+    """Every parameter by name (identity, whether it is trained, values), and every module's class."""
     parameters = {name: (id(p), p.requires_grad, p.detach().clone()) for name, p in model.named_parameters()}
     return parameters, {name: type(m) for name, m in model.named_modules()}, hasattr(model, "peft_config")
 
 
-def refused(model, folder, said):
+def refused(model, folder, message):
     before = state(model)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.load_adapter(model, folder)
     after = state(model)
     assert before[1:] == after[1:] and before[0].keys() == after[0].keys()
@@ -67,34 +67,34 @@ def refused(model, folder, said):
 
 
 @pytest.mark.parametrize(
-    "drop, said",
+    "drop, message",
     [
         (lambda n: n.startswith(LAYER), r"covers model\.layers\.1\.mlp\.experts, model\.layers\.1\.self_attn\.q_proj"),
-        (lambda n: n.startswith(f"{LAYER}.mlp"), r"covers model\.layers\.1\.mlp\.experts, and .* no .*and 1 more"),
+        (lambda n: n.startswith(f"{LAYER}.mlp"), r"covers model\.layers\.1\.mlp\.experts, but .* no .*and 1 more"),
         (lambda n: n.startswith(f"{LAYER}.mlp.experts.lora"), rf"no {LAYER}\.mlp\.experts\.lora_A\.weight, .*lora_B"),
         (lambda n: n.startswith(f"{LAYER}.self_attn"), rf"covers model\.layers\.1\.self_attn\.q_proj, .* no {LAYER}"),
         (lambda n: n.startswith(f"{LAYER}.self_attn.q_proj.lora_B"), r"no .*\.1\.self_attn\.q_proj\.lora_B\.weight"),
     ],
     ids=["layer", "experts", "down", "attention", "B of attention"],
 )  # fmt: skip
-def test_tensors_that_are_not_there_are_named(drop, said, adapter, tmp_path):
-    refused(converted(lora={"rank": 2}), copied(adapter, tmp_path, drop), said)
+def test_missing_tensors_are_named(drop, message, adapter, tmp_path):
+    refused(converted(lora={"rank": 2}), copied(adapter, tmp_path, drop), message)
 
 
-def test_an_adapter_of_fewer_layers_or_more_is_refused(adapter, tmp_path):
+def test_an_adapter_with_fewer_or_more_layers_is_refused(adapter, tmp_path):
     refused(
-        converted(3), adapter, r"covers model\.layers\.2\.mlp\.experts, model\.layers\.2\.self_attn\.q_proj, and the"
+        converted(3), adapter, r"covers model\.layers\.2\.mlp\.experts, model\.layers\.2\.self_attn\.q_proj, but the"
     )
     refused(converted(1), adapter, r"layers\.1\.mlp\.experts\..* has no place in this model")
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, message",
     [
-        ({"fan_in_fan_out": True}, "fan_in_fan_out is set, which neither peft nor goldsmith has"),
-        ({"modules_to_save": ["lm_head"]}, "covers lm_head, and the file has no base_model.model.lm_head.weight"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out is set, which neither peft nor goldsmith supports"),
+        ({"modules_to_save": ["lm_head"]}, "covers lm_head, but the file has no base_model.model.lm_head.weight"),
         ({"modules_to_save": ["nosuch"]}, "modules_to_save has 'nosuch', which this model does not have"),
-        ({"target_parameters": [*TARGETS, "foo"]}, "target_parameters has 'foo', which no experts of this model have"),
+        ({"target_parameters": [*TARGETS, "foo"]}, "target_parameters has 'foo', which matches no parameter"),
         ({"target_parameters": TARGETS[:1]}, "for other experts|has no place in this model"),
         ({"target_modules": ["k_proj"]}, "self_attn.q_proj.lora_A.weight has no place in this model"),
         (
@@ -105,19 +105,19 @@ def test_an_adapter_of_fewer_layers_or_more_is_refused(adapter, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_config_that_covers_something_else_is_refused(changes, said, adapter, tmp_path):
-    refused(converted(), copied(adapter, tmp_path, **changes), said)
+def test_a_config_that_does_not_match_the_file_is_refused(changes, message, adapter, tmp_path):
+    refused(converted(), copied(adapter, tmp_path, **changes), message)
 
 
-def test_attention_of_another_size_is_refused_before_peft_has_touched_the_model(adapter, tmp_path):
+def test_attention_of_another_size_is_refused_before_peft_changes_the_model(adapter, tmp_path):
     name = f"{LAYER}.self_attn.q_proj.lora_A.weight"
     folder = copied(adapter, tmp_path, lambda n: n == name)
     save_file(load_file(folder / WEIGHTS) | {name: torch.zeros(2, 5)}, folder / WEIGHTS, {"format": "pt"})
-    refused(converted(), folder, r"q_proj\.lora_A\.weight is \[2, 5\], and \[2, 32\] in this model")
+    refused(converted(), folder, r"q_proj\.lora_A\.weight has the shape \[2, 5\], but \[2, 32\] in this model")
 
 
-def test_dropout_in_the_config_and_a_model_that_peft_has_wrapped_are_fine(adapter, tmp_path):
-    """lora_dropout belongs to training; the wrapped model lacks nothing, and gets the same numbers."""
+def test_dropout_in_the_config_and_a_wrapped_model_are_accepted(adapter, tmp_path):
+    """lora_dropout only matters in training; the wrapped model gets the same numbers."""
     ours = hf.load_adapter(converted(), copied(adapter, tmp_path, lora_dropout=0.1)).eval()
     wrapped = models.peft.get_peft_model(plain(), models.peft.LoraConfig(target_modules=["q_proj"], r=2))
     hf.load_adapter(hf.convert(wrapped, format="fp32", lora={"rank": 2}), adapter).eval()
@@ -129,7 +129,7 @@ def test_dropout_in_the_config_and_a_model_that_peft_has_wrapped_are_fine(adapte
     )
 
 
-def test_a_shell_is_another_tree_around_the_same_tensors():
+def test_a_shell_is_a_new_tree_around_the_same_tensors():
     model = converted()
     shell = coverage.shell(model)
     assert [n for n, _ in shell.named_modules()] == [n for n, _ in model.named_modules()]

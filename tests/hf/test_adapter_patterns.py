@@ -1,4 +1,4 @@
-"""What peft's config says of other modules does not reach the experts: an adapter is written rightly, or not at all."""
+"""peft's options for other modules do not apply to the experts: an adapter is written correctly or not at all."""
 
 import json
 
@@ -25,7 +25,7 @@ def with_attention(**options):
 
 
 def check_read(ours, folder, layers=2):
-    """Ours gives the same bits again, stock peft the same model."""
+    """Saves the adapter; goldsmith reads the same bits again, and stock peft the same model."""
     hf.save_adapter(ours, folder)
     again = hf.load_adapter(hf.convert(plain(layers), format="fp32"), folder).eval()
     assert torch.equal(again(models.tokens()).logits, ours(models.tokens()).logits)
@@ -71,7 +71,7 @@ def test_targets_that_differ_by_layer_are_named_by_layer(targets, tmp_path):
     ours = hf.convert(plain(len(targets)), format="fp32", lora={"rank": 2})
     for i, (layer, names) in enumerate(zip(ours.model.layers, targets, strict=True)):
         experts = layer.mlp.experts
-        sizes = experts.form.num_experts, experts.form.hidden_size, experts.form.intermediate_size
+        sizes = experts.spec.num_experts, experts.spec.hidden_size, experts.spec.intermediate_size
         experts.lora = LoRA(*sizes, rank=2 + i, alpha=3 + i, targets=names) if names else None
     models.randomise(ours)
     check_read(ours.eval(), tmp_path, len(targets))
@@ -79,30 +79,30 @@ def test_targets_that_differ_by_layer_are_named_by_layer(targets, tmp_path):
     assert not all(name.startswith("mlp.") for name in given)
 
 
-def test_an_adapter_of_stock_peft_by_layer_goes_through(tmp_path):
+def test_a_stock_peft_adapter_with_targets_by_layer_round_trips(tmp_path):
     targets = ["layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj"]
     models.with_peft(plain(), targets=targets).save_pretrained(tmp_path / "stock")
     check_read(hf.load_adapter(hf.convert(plain(), format="fp32"), tmp_path / "stock").eval(), tmp_path / "ours")
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
-        ({"use_dora": True}, "the adapter beside the experts has use_dora, .* nothing was written"),
-        ({"lora_bias": True}, "the adapter beside the experts has lora_bias, .* nothing was written"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' .* changed the weights under it"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights='olora' .* changed the weights under it"),
+        ({"use_dora": True}, "the adapter outside the experts has use_dora, .* nothing was written"),
+        ({"lora_bias": True}, "the adapter outside the experts has lora_bias, .* nothing was written"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' .* changed the base weights"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights='olora' .* changed the base weights"),
     ],
 )
-def test_what_peft_does_not_take_beside_experts_is_refused_before_anything_is_written(options, said, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_peft_does_not_support_with_experts_are_refused_before_writing(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         hf.save_adapter(with_attention(**options), tmp_path / "adapter")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_whose_weights_began_elsewhere_is_not_read(tmp_path):
+def test_an_adapter_that_changes_the_base_weights_is_refused(tmp_path):
     hf.save_adapter(with_attention(), tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"init_lora_weights": "pissa"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="init_lora_weights is 'pissa', which changes the weights under a LoRA"):
+    with pytest.raises(ValueError, match="init_lora_weights is 'pissa', which changes the base weights"):
         hf.load_adapter(hf.convert(plain(), format="fp32"), tmp_path)

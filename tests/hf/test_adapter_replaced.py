@@ -1,4 +1,4 @@
-"""An adapter that is read after another takes its place: the model is what it would be with the later one alone."""
+"""Loading an adapter replaces the previous one: the model is the same as with the later one alone."""
 
 import itertools
 import json
@@ -71,14 +71,14 @@ def check_same(ours, wanted, folder):
 
 
 @pytest.mark.parametrize("before, after", list(itertools.permutations(ADAPTERS, 2)))
-def test_the_later_one_is_alone(before, after, adapters, tmp_path):
+def test_only_the_later_adapter_counts(before, after, adapters, tmp_path):
     ours, wanted = loaded(adapters[before], adapters[after]), loaded(adapters[after])
     check_same(ours, wanted, tmp_path)
     assert trained(ours) == trained(wanted)
 
 
 @pytest.mark.parametrize("after", ADAPTERS)
-def test_the_first_one_takes_the_place_of_what_was_put_in_by_hand(after, adapters, tmp_path):
+def test_the_first_adapter_replaces_lora_added_by_hand(after, adapters, tmp_path):
     config = models.peft.LoraConfig(target_modules=["q_proj", "o_proj"], modules_to_save=["lm_head"], r=3)
     ours = hf.convert(models.peft.get_peft_model(plain(), config), format="fp32", lora={"rank": 2})
     models.randomise(ours, 99)
@@ -88,7 +88,7 @@ def test_the_first_one_takes_the_place_of_what_was_put_in_by_hand(after, adapter
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_what_is_written_of_one_that_was_read_is_what_stock_peft_computes(name, adapters, tmp_path):
+def test_a_loaded_adapter_saved_again_computes_the_same_under_stock_peft(name, adapters, tmp_path):
     ours = loaded(adapters[name])
     hf.save_adapter(ours, tmp_path)
     stock = models.peft.PeftModel.from_pretrained(plain(), tmp_path).eval()
@@ -96,7 +96,7 @@ def test_what_is_written_of_one_that_was_read_is_what_stock_peft_computes(name, 
     assert torch.equal(stock(models.tokens()).logits, theirs(models.tokens()).logits)
 
 
-def test_one_of_the_same_kind_is_written_in_place(adapters):
+def test_an_adapter_of_the_same_kind_is_written_in_place(adapters):
     ours = loaded(adapters["plain"])
     before = {name: p for name, p in ours.named_parameters() if p.requires_grad}
     loaded(adapters["other numbers"], model=ours)
@@ -104,14 +104,14 @@ def test_one_of_the_same_kind_is_written_in_place(adapters):
     assert before.keys() == after.keys() and all(p is after[name] for name, p in before.items())
 
 
-def test_dropout_is_the_one_of_the_later_adapter(adapters):
+def test_dropout_comes_from_the_later_adapter(adapters):
     by_hand = models.peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=8, lora_dropout=0.5)
     ours = loaded(adapters["plain"], model=hf.convert(models.peft.get_peft_model(plain(), by_hand), format="fp32"))
     assert ours.peft_config["default"].lora_dropout == 0
     assert torch.equal(ours.train()(models.tokens()).logits, loaded(adapters["plain"]).train()(models.tokens()).logits)
 
 
-def test_numbers_in_float32_do_not_go_into_factors_in_bfloat16(adapters):
+def test_float32_factors_are_not_written_into_bfloat16_ones(adapters):
     ours = hf.convert(plain(), format="fp32", lora={"rank": 4, "alpha": 8, "shared_a": True, "dtype": torch.bfloat16})
     loaded(adapters["plain"], model=ours)
     assert torch.equal(ours(models.tokens()).logits, loaded(adapters["plain"])(models.tokens()).logits)
@@ -126,23 +126,23 @@ def second(model):
 
 
 @pytest.mark.parametrize(
-    "config, change, said",
+    "config, change, message",
     [
         ({}, merged, r"its adapter 'default' is merged: unmerge_adapter\(\) first; nothing was changed"),
-        ({}, second, r"it has the adapters \['default', 'second'\], and one at most is replaced"),
+        ({}, second, r"it has the adapters \['default', 'second'\], and only one can be replaced"),
         (
             {"init_lora_weights": "pissa"},
             lambda model: None,
-            "init_lora_weights='pissa' .* changed the weights under it",
+            "init_lora_weights='pissa' .* changed the base weights",
         ),
     ],
 )
-def test_what_cannot_be_taken_off_is_refused(config, change, said, adapters):
+def test_an_adapter_that_cannot_be_replaced_is_refused(config, change, message, adapters):
     lora = models.peft.LoraConfig(target_modules=["q_proj"], r=2, **config)
     ours = hf.convert(models.peft.get_peft_model(plain(), lora), format="fp32")
     models.randomise(ours)
     change(ours)
     before = ours(models.tokens()).logits
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.load_adapter(ours, adapters["plain"])
     assert torch.equal(ours(models.tokens()).logits, before)

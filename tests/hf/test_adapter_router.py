@@ -1,4 +1,4 @@
-"""A router in an adapter: whole, as finetune trains it, with what nobody trains in it; or a LoRA of peft's on it."""
+"""A router in an adapter: whole, as finetune trains it, including untrained tensors; or with LoRA by peft."""
 
 import json
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.model import load, save_adapter
+from goldsmith.hf.training.model.loading import load, save_adapter
 from goldsmith.hf.training.options import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
@@ -74,7 +74,7 @@ def adapted(model, options):
     ],
     ids=str,
 )
-def test_a_lora_of_peft_on_the_router_is_in_the_adapter(family, options, tmp_path):
+def test_peft_s_lora_on_a_router_is_saved_in_the_adapter(family, options, tmp_path):
     plain = models.model(family)
     if "gate_up_proj" in options.get("target_parameters", ()):
         ours = hf.convert(models.model(family), format="fp32", lora={"rank": 3})
@@ -90,7 +90,7 @@ def test_a_lora_of_peft_on_the_router_is_in_the_adapter(family, options, tmp_pat
     with torch.no_grad():
         held = ours.get_parameter(router[1]).clone()
         ours.get_parameter(router[1]).zero_()
-        assert not torch.equal(ours(ids).logits, wanted), "the router's part is not felt"
+        assert not torch.equal(ours(ids).logits, wanted), "the router's LoRA has no effect"
         ours.get_parameter(router[1]).copy_(held)
     stock = models.peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     goldens.check_alike(ours, stock)
@@ -104,9 +104,9 @@ def test_a_lora_of_peft_on_the_router_is_in_the_adapter(family, options, tmp_pat
         assert first == second
 
 
-def test_tensors_of_the_router_that_are_not_there_are_named(tmp_path):
+def test_missing_tensors_of_a_router_are_named(tmp_path):
     hf.save_adapter(adapted(models.model("qwen3_moe"), {"target_modules": ["gate"]}), tmp_path)
     held = load_file(tmp_path / WEIGHTS)
     save_file({name: t for name, t in held.items() if "mlp.gate" not in name}, tmp_path / WEIGHTS, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"covers model\.layers\.1\.mlp\.gate, and the file has no .*gate\.lora_A"):
+    with pytest.raises(ValueError, match=r"covers model\.layers\.1\.mlp\.gate, but the file has no .*gate\.lora_A"):
         hf.load_adapter(hf.convert(models.model("qwen3_moe"), format="fp32"), tmp_path)

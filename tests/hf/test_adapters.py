@@ -1,4 +1,4 @@
-"""Adapters in and out as stock peft's files: the layout, exact round trips, whatever else peft trains beside them."""
+"""Adapters in stock peft's files: the layout, exact round trips, and other modules that peft trains."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import adapters
+from goldsmith.hf.adapter import layout
 
-# peft 0.21.2 looks for the patterns' keys among targeted modules and forgets targeted parameters; it does apply them
+# peft 0.21.2 warns because it looks for the patterns' keys only among targeted modules; it still applies them
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LORAS = [
@@ -49,12 +49,12 @@ def merged_by_peft(model):
 
 
 def merged_by_us(model):
-    """The same of a converted model, in the layout of the plain one."""
+    """The same for a converted model, in the layout of the plain one."""
     module = models.experts_of(model)
     gate_up, down = module.lora.merge_into(*module.base.unpack())
-    if module.form.interleaved:
+    if module.spec.interleaved:
         gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
-    turned = (lambda w: w.mT) if module.form.transposed else (lambda w: w)
+    turned = (lambda w: w.mT) if module.spec.transposed else (lambda w: w)
     return {"gate_up_proj": turned(gate_up), "down_proj": turned(down)}
 
 
@@ -67,15 +67,15 @@ def same(one, other):
 
 def test_peft_s_order_is_expert_major_in_a_and_rank_major_in_b():
     a, b = torch.arange(12.0).view(2, 3, 2), torch.arange(24.0).view(2, 4, 3)
-    flat_a, flat_b = adapters.to_peft(a, b)
+    flat_a, flat_b = layout.to_peft(a, b)
     for e in range(2):
         for r in range(3):
             assert torch.equal(flat_a[e * 3 + r], a[e, r]) and torch.equal(flat_b[:, r * 2 + e], b[e, :, r])
-    assert same({"x": (a, b)}, {"x": adapters.from_peft(flat_a, flat_b, 2)})
+    assert same({"x": (a, b)}, {"x": layout.from_peft(flat_a, flat_b, 2)})
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_stock_peft_s_own_tensors_are_read_as_what_it_merges(family, tmp_path):
+def test_a_stock_peft_adapter_loads_with_the_weights_that_peft_merges(family, tmp_path):
     theirs = models.with_peft(models.model(family), rank=3, alpha=5)
     theirs.save_pretrained(tmp_path)
     ours = hf.convert(models.model(family), format="fp32")
@@ -110,15 +110,15 @@ def base_of(model):
     kept, module.lora = module.lora, None
     gate_up, down = module.base.unpack()
     module.lora = kept
-    if module.form.interleaved:
+    if module.spec.interleaved:
         gate_up = torch.stack(gate_up.chunk(2, 1), 2).flatten(1, 2)
     return {
-        "gate_up_proj": gate_up.mT if module.form.transposed else gate_up,
-        "down_proj": down.mT if module.form.transposed else down,
+        "gate_up_proj": gate_up.mT if module.spec.transposed else gate_up,
+        "down_proj": down.mT if module.spec.transposed else down,
     }
 
 
-def test_gate_and_up_of_different_scaling_share_one_and_mean_the_same(tmp_path):
+def test_different_scalings_of_gate_and_up_are_written_as_one(tmp_path):
     ours = made(lora={"rank": 2, "alpha": {"gate": 2, "up": 8, "down": 2}})
     hf.save_adapter(ours, tmp_path)
     wanted = merged_by_us(ours)
@@ -129,7 +129,7 @@ def test_gate_and_up_of_different_scaling_share_one_and_mean_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("alpha", [{"gate": 0, "up": 2, "down": 2}, {"gate": 2, "up": 0, "down": 0}, 0], ids=str)
-def test_what_is_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
+def test_a_target_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
     ours = made(lora={"rank": 2, "alpha": alpha})
     hf.save_adapter(ours, tmp_path)
     wanted = merged_by_us(ours)
@@ -138,8 +138,8 @@ def test_what_is_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
     assert all(torch.equal(w, wanted[name]) for name, w in merged_by_us(again).items())
 
 
-def test_what_stock_peft_trained_further_is_read_as_it_stands(tmp_path):
-    """Its B is full: the zeros that gate and up of their own would have are gone, and both share all of A."""
+def test_our_adapter_trained_further_by_stock_peft_is_read_unchanged(tmp_path):
+    """Its B is full: the zeros of separate gate and up are gone, so both share all of A."""
     hf.save_adapter(made(lora={"rank": 2}), tmp_path)
     theirs = stock("qwen3_moe", tmp_path)
     models.randomise(theirs, seed=9)
@@ -169,7 +169,7 @@ def test_a_lora_of_the_same_kind_is_written_in_place_and_another_replaced(tmp_pa
     assert models.experts_of(other).lora.rank["gate"] == 2 and models.experts_of(other).lora.dropout == 0.25
 
 
-def test_layers_without_a_lora_are_left_out_by_name(tmp_path):
+def test_layers_without_lora_are_left_out_by_name(tmp_path):
     ours = made("mixtral", {"rank": 2}, num_hidden_layers=3)
     ours.model.layers[1].mlp.experts.lora = None
     hf.save_adapter(ours, tmp_path)
@@ -181,11 +181,11 @@ def test_layers_without_a_lora_are_left_out_by_name(tmp_path):
     assert torch.equal(again(models.tokens()).logits, ours(models.tokens()).logits)
 
 
-# -- beside what peft trains -----------------------------------------------------------------------------
+# -- together with peft's own LoRA -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 3}}], ids=str)
-def test_attention_by_peft_and_experts_by_us_are_one_adapter(options, tmp_path):
+def test_attention_by_peft_and_experts_by_us_form_one_adapter(options, tmp_path):
     config = models.peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, lora_alpha=8, **options)
     ours = models.peft.get_peft_model(models.model("qwen3_moe"), config)
     hf.convert(ours, format="fp32", lora={"rank": 3})
@@ -206,7 +206,7 @@ def test_attention_by_peft_and_experts_by_us_are_one_adapter(options, tmp_path):
 
 
 def without_a_part(model):
-    """The model with one of the two parts of its adapter off: each part is felt."""
+    """The model with one of the two parts of its adapter switched off."""
     import copy
 
     for part in ("lora_B", "lora.gate_b"):
@@ -221,7 +221,7 @@ def without_a_part(model):
 # -- files -----------------------------------------------------------------------------------------------
 
 
-def test_the_config_says_what_is_in_the_file_and_dropout_is_none(tmp_path):
+def test_the_config_describes_the_file_and_sets_dropout_to_0(tmp_path):
     hf.save_adapter(made(lora={"rank": 3, "alpha": 6, "dropout": 0.5}), tmp_path / "a" / "b")
     config = json.loads((tmp_path / "a" / "b" / CONFIG).read_text())
     assert config["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_the_old_files_whole(call, tmp_path, monkeypatch):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_files_have_the_mode_that_the_umask_leaves_and_keep_the_one_they_have(tmp_path):
+def test_new_files_get_the_umask_s_mode_and_replaced_files_keep_theirs(tmp_path):
     def modes():
         return {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
 
@@ -264,7 +264,7 @@ def test_files_have_the_mode_that_the_umask_leaves_and_keep_the_one_they_have(tm
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_what_is_no_regular_file_is_refused_before_anything_is_written(name, tmp_path):
+def test_a_folder_with_a_file_s_name_is_refused_before_writing(name, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(OSError, match=rf"save_adapter: this is a folder, no file; nothing was written.*{name}"):
         hf.save_adapter(made(lora={"rank": 2}), tmp_path)
@@ -287,7 +287,7 @@ def tensors(folder, change):
 
 
 def doubled(held):
-    """As of twice as many experts."""
+    """As for twice as many experts."""
     held.update({name: torch.cat((t, t), 0 if "lora_A" in name else 1) for name, t in held.items()})
 
 
@@ -304,27 +304,27 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, message",
     [
         (lambda f: (f / CONFIG).unlink(), "has no adapter_config.json: not the folder of a peft adapter"),
         (lambda f: (f / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
         (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json: not JSON"),
         (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "not a whole safetensors file"),
-        (lambda f: config(f, peft_type="IA3"), "peft_type is 'IA3'; experts take 'LORA'"),
+        (lambda f: config(f, peft_type="IA3"), "peft_type is 'IA3'; experts support only 'LORA'"),
         (lambda f: config(f, use_dora=True), "use_dora is set"),
-        (lambda f: (f / CONFIG).write_text("[1]"), "holds a list, wanted an object of peft's keys"),
+        (lambda f: (f / CONFIG).write_text("[1]"), "holds a list, wanted a JSON object"),
         (lambda f: config(f, lora_alpha=None), "lora_alpha is None, wanted a number"),
         (lambda f: config(f, r=0), "r is 0, wanted a number above 0"),
         (lambda f: config(f, rank_pattern=[1]), r"rank_pattern is \[1\], wanted a number for each name"),
-        (lambda f: config(f, alpha_pattern={"(": 3}), r"alpha_pattern has the pattern '\(', which cannot be read"),
+        (lambda f: config(f, alpha_pattern={"(": 3}), r"alpha_pattern has the invalid pattern '\('"),
         (lambda f: config(f, target_parameters="mlp"), "target_parameters is 'mlp', wanted a list of names"),
         (lambda f: config(f, modules_to_save=3), "modules_to_save is 3, wanted a list of names"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A] * torch.nan})), "lora_A.weight has NaN or Inf in it"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A].int()})), "lora_A.weight has the dtype int32"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][0, 0]})), r"lora_A.weight \[\] .* for other experts"),
-        (lambda f: tensors(f, doubled), "has rank 8 with 5 experts, and .* says 4: it is for another number of"),
-        (lambda f: metadata(f, {"goldsmith.ranks": '{"a": 3}'}), "its metadata goldsmith.ranks is damaged"),
-        (lambda f: tensors(f, lambda t: t.pop(A)), "belong together, and one is missing"),
+        (lambda f: tensors(f, doubled), "has rank 8 with 5 experts, but .* says 4: the adapter is for another"),
+        (lambda f: metadata(f, {"goldsmith.ranks": '{"a": 3}'}), "metadata entry goldsmith.ranks is damaged"),
+        (lambda f: tensors(f, lambda t: t.pop(A)), "belong together, but one is missing"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][:, :5]})), r"lora_A.weight \[10, 5\] .* other experts"),
         (lambda f: tensors(f, lambda t: t.update({A: t[A][:7]})), r"\[7, 24\] .* wanted \[r\*5, 24\] and \[32, r\*5\]"),
         (lambda f: tensors(f, lambda t: t.update({A.replace("1", "7"): t.pop(A)})), "lora_A.*one is missing"),
@@ -333,17 +333,17 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_file_that_cannot_be_read_is_said_and_the_model_stays(spoil, said, tmp_path):
+def test_an_unreadable_adapter_is_reported_and_the_model_stays(spoil, message, tmp_path):
     hf.save_adapter(made(lora={"rank": 2}), tmp_path)
     spoil(tmp_path)
     ours = made(lora={"rank": 3})
     before = {k: (a.clone(), b.clone()) for k, (a, b) in factors_of(ours).items()}
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.load_adapter(ours, tmp_path)
     assert same(factors_of(ours), before)
 
 
-def test_only_a_converted_model_with_a_lora_has_an_adapter(tmp_path):
+def test_only_a_converted_model_with_lora_has_an_adapter(tmp_path):
     with pytest.raises(ValueError, match="no experts of this model are converted: .*PeftModel.from_pretrained"):
         hf.load_adapter(models.model("mixtral"), tmp_path)
     with pytest.raises(ValueError, match="no experts of this model have a LoRA; convert it with lora"):

@@ -1,4 +1,4 @@
-"""Models on the meta device: streamed from their shards, quantised ones by their own codes; damage is said by name."""
+"""Models on the meta device are streamed from shards, quantised ones with their own codes; damage is reported."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_a_plain_checkpoint_is_streamed_to_the_same_model(family, tmp_path):
     assert all(p.requires_grad == ("lora" in name) for name, p in ours.named_parameters())
 
 
-def test_a_dtype_and_a_format_of_one_s_own(tmp_path):
+def test_another_dtype_and_format_may_be_chosen(tmp_path):
     plain = saved(tmp_path)
     wanted = hf.convert(plain, format="int4", group_size=8, partitions=2).to(torch.bfloat16)
     ours = hf.convert(on_meta(tmp_path, torch.bfloat16), format="int4", group_size=8, partitions=2)
@@ -54,8 +54,8 @@ def test_tied_embeddings_stay_tied(tmp_path):
     assert torch.equal(ours(models.tokens()).logits, hf.convert(plain, format="fp32")(models.tokens()).logits)
 
 
-def test_a_base_model_from_its_own_files_and_from_those_of_the_whole(tmp_path):
-    """AutoModel's checkpoints have no "model." before their names."""
+def test_a_base_model_loads_from_its_own_files_and_from_the_whole_model_s(tmp_path):
+    """The names in AutoModel's checkpoints have no prefix "model."."""
     plain = saved(tmp_path)
     plain.model.save_pretrained(tmp_path / "base")
     ours = on_meta(tmp_path).model
@@ -63,7 +63,7 @@ def test_a_base_model_from_its_own_files_and_from_those_of_the_whole(tmp_path):
     wanted = hf.convert(plain, format="fp32").model
     assert torch.equal(ours(models.tokens()).last_hidden_state, wanted(models.tokens()).last_hidden_state)
     part = on_meta(tmp_path).model
-    with pytest.warns(UserWarning, match="1 tensors that Qwen3MoeModel has no place for .* first lm_head.weight"):
+    with pytest.warns(UserWarning, match="1 tensors that Qwen3MoeModel has no place for, first lm_head.weight"):
         hf.convert(part, format="fp32")
     assert torch.equal(part(models.tokens()).last_hidden_state, wanted(models.tokens()).last_hidden_state)
 
@@ -75,14 +75,16 @@ QUANTISED = [("k2", "deepseek_v3"), ("awq", "qwen3_moe"), ("fp8", "deepseek_v3")
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("kind, family", QUANTISED)
 def test_a_quantised_checkpoint_keeps_its_codes(kind, family, partitions, tmp_path):
-    """Experts without another rounding; the linear layers around them decoded to the numbers that they mean."""
+    """Experts are not rounded again; the linear layers around them are decoded exactly."""
     folder, plain = checkpoints.quantised(tmp_path, kind, family)
     ours = hf.convert(on_meta(folder), partitions=partitions)
     base, experts = models.experts_of(ours).base, models.experts_of(plain)
     assert (base.format, base.partitions) == (OWN[kind], partitions)
-    form = models.experts_of(ours).form
+    spec = models.experts_of(ours).spec
     gate_up, down = base.unpack()
-    assert torch.equal(gate_up, form.rows(experts.gate_up_proj)) and torch.equal(down, form.columns(experts.down_proj))
+    assert torch.equal(gate_up, spec.canonical_gate_up(experts.gate_up_proj)) and torch.equal(
+        down, spec.canonical_down(experts.down_proj)
+    )
     kept = ours.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in plain.state_dict().items() if name in kept)
     goldens.check_alike(ours, plain)
@@ -90,7 +92,7 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, family, partitions, tmp_pa
 
 
 def change(folder, which, function):
-    """Every tensor whose name holds `which` goes through the function, or away when it gives None."""
+    """Applies the function to every tensor whose name contains `which`; removes it if the result is None."""
     for path in folder.glob("*.safetensors"):
         held = {n: function(t) if which in n else t for n, t in load_file(path).items()}
         save_file({n: t.contiguous() for n, t in held.items() if t is not None}, path, {"format": "pt"})
@@ -106,7 +108,7 @@ def settings(folder, **changes):
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, message",
     [
         (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up weight .plain weights, 5"),
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensors .* first model.layers.0.mlp.down"),
@@ -115,21 +117,21 @@ def settings(folder, **changes):
         (lambda f: sorted(f.glob("*.safetensors"))[2].unlink(), "1 shards of its index are missing, first model-00003"),
         (lambda f: (f / INDEX).write_text("{}"), "not an index of shards"),
         (lambda f: [p.unlink() for p in f.glob("*.safetensors*")], "no safetensors file with weights here"),
-        (lambda f: settings(f, quant_method="gptq"), "quantised with 'gptq'; read here are compressed-tensors, awq"),
+        (lambda f: settings(f, quant_method="gptq"), "quantised with 'gptq'; supported are compressed-tensors, awq"),
         (lambda f: settings(f, quant_method="awq", version="gemv"), "AWQ of .*version 'gemm'"),
         (lambda f: settings(f, quant_method="fp8"), "fp8 with weight_block_size None; .* blocks of 128 x 128"),
         (lambda f: settings(f, quant_method="compressed-tensors"), "compressed-tensors format None; .*pack-quantized"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_damaged_or_foreign_checkpoint_is_said_by_name(spoil, said, tmp_path):
+def test_a_damaged_or_unsupported_checkpoint_is_named(spoil, message, tmp_path):
     saved(tmp_path)
     spoil(tmp_path)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.convert(on_meta(tmp_path), format="fp32")
 
 
-def test_a_truncated_shard_is_said_with_its_name(tmp_path):
+def test_a_truncated_shard_is_named(tmp_path):
     saved(tmp_path)
     shard = max(tmp_path.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-20])
@@ -138,12 +140,12 @@ def test_a_truncated_shard_is_said_with_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, family, spoil, said",
+    "kind, family, spoil, message",
     [
         ("k2", "deepseek_v3", lambda f: change(f, "experts.1.up_proj.weight_scale", lambda t: None),
          "expert 1 has no up weight_scale .compressed-tensors"),
         ("k2", "deepseek_v3", lambda f: settings(f, config_groups={"g": {"weights": {"num_bits": 8}}}),
-         "read here are 4 bits"),
+         "supported are 4 bits"),
         ("awq", "qwen3_moe", lambda f: change(f, "experts.0.down_proj.qzeros", lambda t: None),
          "expert 0 has no down qzeros"),
         ("awq", "qwen3_moe", lambda f: settings(f, quant_method="compressed-tensors", format="pack-quantized"),
@@ -152,15 +154,15 @@ def test_a_truncated_shard_is_said_with_its_name(tmp_path):
          "is not known among experts of mxfp4"),
     ],
 )  # fmt: skip
-def test_codes_that_are_not_whole_are_refused_by_name(kind, family, spoil, said, tmp_path):
+def test_incomplete_codes_are_refused_by_name(kind, family, spoil, message, tmp_path):
     checkpoints.quantised(tmp_path, kind, family)
     spoil(tmp_path)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.convert(on_meta(tmp_path))
 
 
 @pytest.mark.parametrize(
-    "kind, family, options, said",
+    "kind, family, options, message",
     [
         ("k2", "deepseek_v3", {"format": "bf16"}, "format is .bf16., but .* holds int4 codes"),
         ("k2", "deepseek_v3", {"group_size": 32}, "group_size is 32, but the codes of .* have 16: leave it out"),
@@ -168,36 +170,36 @@ def test_codes_that_are_not_whole_are_refused_by_name(kind, family, spoil, said,
         ("mxfp4", "gpt_oss", {"group_size": 16}, "mxfp4 has groups of 32"),
     ],
 )  # fmt: skip
-def test_codes_are_never_quantised_again(kind, family, options, said, tmp_path):
+def test_codes_are_never_requantised(kind, family, options, message, tmp_path):
     checkpoints.quantised(tmp_path, kind, family)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hf.convert(on_meta(tmp_path), **options)
 
 
-def test_a_folder_must_be_known(tmp_path):
+def test_the_checkpoint_folder_must_be_known(tmp_path):
     saved(tmp_path)
     nowhere = on_meta(tmp_path)
     nowhere.config._name_or_path = ""
-    with pytest.raises(ValueError, match="on the meta device, and '' is no folder of a checkpoint: give checkpoint="):
+    with pytest.raises(ValueError, match="on the meta device, and '' is not a checkpoint folder: pass checkpoint="):
         hf.convert(nowhere)
 
 
-def test_what_the_model_has_no_place_for_is_named(tmp_path):
+def test_tensors_that_the_model_does_not_have_are_named(tmp_path):
     saved(tmp_path)
     save_file({"model.extra": torch.ones(2)}, tmp_path / "extra.safetensors")
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["model.extra"] = "extra.safetensors"
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.warns(UserWarning, match="1 tensors that Qwen3MoeForCausalLM has no place for .* first model.extra"):
+    with pytest.warns(UserWarning, match="1 tensors that Qwen3MoeForCausalLM has no place for, first model.extra"):
         hf.convert(on_meta(tmp_path), format="fp32")
 
 
-def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
-    """What is alive of the experts while they are packed: one expert's three matrices and the base."""
-    from goldsmith.hf import checkpoint
+def test_experts_are_read_one_at_a_time(tmp_path, monkeypatch):
+    """While experts are packed, only one expert's three matrices are in memory besides the base."""
+    from goldsmith.hf.checkpoint import reader
 
     saved(tmp_path)
-    alive, most, kept = set(), [0], checkpoint.Checkpoint.get
+    alive, most, kept = set(), [0], reader.ModelCheckpoint.get
 
     def get(self, name):
         import weakref
@@ -209,6 +211,6 @@ def test_one_expert_at_a_time_is_read(tmp_path, monkeypatch):
             most[0] = max(most[0], len(alive))
         return tensor
 
-    monkeypatch.setattr(checkpoint.Checkpoint, "get", get)
+    monkeypatch.setattr(reader.ModelCheckpoint, "get", get)
     hf.convert(on_meta(tmp_path), format="fp32")
-    assert 0 < most[0] <= 6  # the next expert is read while the last one is let go
+    assert 0 < most[0] <= 6  # the next expert is read before the last one is freed

@@ -1,4 +1,4 @@
-"""convert: what leaves the model, what stays, what is trained, and what is refused."""
+"""convert: which weights leave the model, which stay, which are trained, and what is refused."""
 
 import copy
 
@@ -15,7 +15,7 @@ def made(family="qwen3_moe", **options):
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
-def test_the_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(family):
+def test_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(family):
     plain, ours = models.model(family), made(family)
     before, after = plain.state_dict(), ours.state_dict()
     gone = {name for name in before if ".mlp.experts." in name}
@@ -25,12 +25,12 @@ def test_the_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(
     assert not any("proj" in name for name, _ in models.experts_of(ours).named_parameters())
 
 
-def test_with_a_lora_the_rest_is_frozen_and_without_one_nothing_is():
+def test_everything_but_the_lora_is_frozen_if_there_is_one():
     assert all(p.requires_grad == ("lora" in name) for name, p in made().named_parameters())
     assert all(p.requires_grad for p in made(lora=None).parameters())
 
 
-def test_the_weights_are_let_go_of_though_the_old_module_is_still_held():
+def test_old_weights_are_freed_even_while_the_old_module_is_referenced():
     plain = models.model("mixtral")
     old = models.experts_of(plain)
     hf.convert(plain)
@@ -48,7 +48,7 @@ def test_bfloat16_is_the_default_and_the_model_may_be_cast():
     assert torch.equal(ours(models.tokens()).logits, never_wider(models.tokens()).logits)
 
 
-def test_save_pretrained_keeps_the_rest_and_the_lora(tmp_path):
+def test_save_pretrained_keeps_the_lora_and_everything_but_the_experts(tmp_path):
     ours = made()
     ours.save_pretrained(tmp_path)
     from safetensors.torch import load_file
@@ -58,7 +58,7 @@ def test_save_pretrained_keeps_the_rest_and_the_lora(tmp_path):
     assert all(torch.equal(held[name], value) for name, value in ours.state_dict().items())
 
 
-def test_a_copy_shares_the_packed_base_and_has_a_lora_of_its_own():
+def test_a_copy_shares_the_packed_base_and_has_its_own_lora():
     ours = made()
     other = copy.deepcopy(ours)
     assert models.experts_of(other).base is models.experts_of(ours).base
@@ -84,7 +84,7 @@ def test_gradient_checkpointing_and_generation_work():
     assert out.shape == (1, 7)
 
 
-def test_dropout_is_drawn_in_training_alone():
+def test_dropout_applies_only_in_training():
     ours = made(lora={"rank": 2, "dropout": 0.5})
     models.randomise(ours)
     ids = models.tokens()
@@ -93,7 +93,7 @@ def test_dropout_is_drawn_in_training_alone():
     assert not torch.equal(ours(ids).logits, ours(ids).logits)
 
 
-def test_progress_is_told_of_each_module():
+def test_progress_is_reported_for_each_module():
     seen = []
     made(progress=lambda *told: seen.append(told))
     assert seen == [(1, 1, "model.layers.1.mlp.experts")]
@@ -121,7 +121,7 @@ def test_the_report_counts_what_an_optimizer_would_hold():
     assert size["trained"] + size["frozen"] == sum(p.numel() * 4 for p in ours.parameters())
 
 
-def test_the_report_of_a_plain_model_says_that_everything_is_trained():
+def test_the_report_of_a_plain_model_counts_everything_as_trained():
     plain = models.model("mixtral")
     trained = hf.trainable_report(plain)["trained_parameters"]
     assert trained["total"] == sum(p.numel() for p in plain.parameters()) and trained["expert_lora"] == 0
@@ -130,8 +130,8 @@ def test_the_report_of_a_plain_model_says_that_everything_is_trained():
 # -- refused -------------------------------------------------------------------------------------------
 
 
-def test_a_second_time_there_is_nothing_to_convert():
-    with pytest.raises(ValueError, match="the experts of this Qwen3MoeForCausalLM are converted already"):
+def test_converting_twice_is_refused():
+    with pytest.raises(ValueError, match="the experts of this Qwen3MoeForCausalLM are already converted"):
         hf.convert(made())
 
 
@@ -140,12 +140,12 @@ def test_a_model_without_experts_is_refused():
         hf.convert(torch.nn.Linear(2, 2))
 
 
-def test_parameters_that_peft_has_wrapped_are_refused_with_the_way_out():
+def test_wrapped_parameters_are_refused_with_advice():
     with pytest.raises(ValueError, match="peft has wrapped .*experts.*load_adapter.*experts_implementation"):
         hf.convert(models.with_peft(models.model("mixtral")))
 
 
-def test_experts_on_a_gpu_are_refused_with_the_way_out():
+def test_experts_on_a_gpu_are_refused_with_advice():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     plain = models.model("mixtral")
@@ -156,7 +156,7 @@ def test_experts_on_a_gpu_are_refused_with_the_way_out():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, message",
     [
         ({"format": "int3"}, "format.*int3"),
         ({"lora": {"rnak": 3}}, "rnak"),
@@ -166,9 +166,9 @@ def test_experts_on_a_gpu_are_refused_with_the_way_out():
     ],
     ids=str,
 )
-def test_a_wrong_argument_changes_nothing(options, said):
+def test_a_wrong_argument_changes_nothing(options, message):
     plain = models.model("mixtral")
     wanted = plain.state_dict().keys()
-    with pytest.raises((ValueError, TypeError), match=said):
+    with pytest.raises((ValueError, TypeError), match=message):
         hf.convert(plain, **options)
     assert plain.state_dict().keys() == wanted and all(p.requires_grad for p in plain.parameters())

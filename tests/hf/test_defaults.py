@@ -1,4 +1,4 @@
-"""Whatever torch's default dtype and device are: the same tensors, at the same places, with the same bits."""
+"""torch's default dtype and device change nothing: same tensors, same devices, same bits."""
 
 import copy
 import itertools
@@ -10,9 +10,9 @@ from experts.defaults import check
 from hf import checkpoints, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.data import Document
-from goldsmith.hf.training.loss import summed_loss
-from goldsmith.hf.training.packing import Stream, batch
+from goldsmith.hf.training.data.documents import Document
+from goldsmith.hf.training.data.packing import RowStream, batch
+from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.offload import attach
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
@@ -50,7 +50,7 @@ def test_a_converted_model_trains_and_goes_through_its_files(family, options, tm
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
-def test_an_experts_implementation_is_registered_and_computes(family):
+def test_a_registered_experts_implementation_computes(family):
     plain = models.model(family)
 
     def work(model):
@@ -78,12 +78,12 @@ def test_a_checkpoint_is_streamed(kind, family, tmp_path):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("lanes", ["cpu", "copied", "cached"])
-def test_an_offloaded_model_is_made_and_speaks(family, lanes, tmp_path, monkeypatch):
+def test_an_offloaded_model_computes(family, lanes, tmp_path, monkeypatch):
     models.model(family).save_pretrained(tmp_path / "model")
     caches = (str(tmp_path / str(number)) for number in itertools.count())
 
     def work(_):
-        monkeypatch.setenv("GOLDSMITH_CACHE", next(caches))  # each time the store is built
+        monkeypatch.setenv("GOLDSMITH_CACHE", next(caches))  # a new store for each call
         budget = {} if lanes == "cpu" else {"gpu_budget": "1MiB"}
         with attach.from_pretrained(tmp_path / "model", device="cpu", lanes=lanes, **budget) as held:
             return held.model(IDS).logits, held.model(IDS[:1, :1]).logits
@@ -91,12 +91,12 @@ def test_an_offloaded_model_is_made_and_speaks(family, lanes, tmp_path, monkeypa
     check(work)
 
 
-def test_rows_of_a_run_and_their_loss():
+def test_packed_rows_and_their_loss():
     plain = models.model("qwen3_moe")
     documents = [Document([k % 48 for k in range(n)], [True] * n, True) for n in (5, 9, 3)]
 
     def work(_):
-        rows = Stream(documents, 16, packed=True, seed=1).rows
+        rows = RowStream(documents, 16, packed=True, seed=1).rows
         given = batch([[documents[k] for k in row] for row in rows], pad=0)
         return rows, given.input_ids, given.position_ids, given.labels, summed_loss(plain, given)
 

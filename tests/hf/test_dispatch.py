@@ -1,4 +1,4 @@
-"""The implementation "goldsmith": when it takes, what it reads under peft, expert parallelism, bad input."""
+"""The experts implementation "goldsmith": choosing it, reading peft's factors, expert parallelism, bad input."""
 
 import copy
 import pickle
@@ -32,10 +32,10 @@ def calls(monkeypatch):
     return seen
 
 
-# -- whether it takes ------------------------------------------------------------------------------
+# -- choosing it ------------------------------------------------------------------------------
 
 
-def test_transformers_own_ways_of_choosing_it_work(calls, tmp_path):
+def test_transformers_own_ways_to_choose_it_work(calls, tmp_path):
     plain = models.model("mixtral")
     wanted = plain(models.tokens()).logits
     plain.save_pretrained(tmp_path)
@@ -50,17 +50,17 @@ def test_transformers_own_ways_of_choosing_it_work(calls, tmp_path):
     assert torch.equal(plain(models.tokens()).logits, wanted) and len(calls) == 1
 
 
-def test_a_model_without_experts_is_told_so():
+def test_a_model_without_experts_is_refused_by_register():
     dense = models.transformers.LlamaForCausalLM(
         models.transformers.LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
                                         num_attention_heads=1, num_key_value_heads=1)
     )  # fmt: skip
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts module .* would do nothing, without a word"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no experts module .* would silently do nothing"):
         hf.register(dense)
 
 
-def test_a_setter_that_does_nothing_is_found_out(monkeypatch):
-    """transformers looks for the decorator in the source file of the model's class; a class made elsewhere has none."""
+def test_a_setter_that_silently_does_nothing_is_detected(monkeypatch):
+    """transformers looks for the decorator in the source file of the model's class, which a notebook does not have."""
     plain = models.model("mixtral")
     nowhere = types.ModuleType("a_notebook")
     monkeypatch.setitem(sys.modules, "a_notebook", nowhere)
@@ -68,12 +68,14 @@ def test_a_setter_that_does_nothing_is_found_out(monkeypatch):
     plain.__class__ = type("MyMixtral", (type(plain),), unasked)
     plain.set_experts_implementation("goldsmith")
     assert models.experts_of(plain).config._experts_implementation == "eager"  # the trap
-    said = r"did nothing for model.layers.0.mlp.experts \(MixtralExperts\).* is still 'eager'.*MyMixtral \(a_notebook\)"
-    with pytest.raises(ValueError, match=said):
+    message = (
+        r"did nothing for model.layers.0.mlp.experts \(MixtralExperts\).* is still 'eager'.*MyMixtral \(a_notebook\)"
+    )
+    with pytest.raises(ValueError, match=message):
         hf.register(plain)
 
 
-def test_experts_that_cannot_be_computed_are_refused_before_anything_is_switched():
+def test_unsupported_experts_are_refused_before_the_implementation_changes():
     plain = models.model("mixtral")
     models.experts_of(plain).act_fn = nn.Mish()
     with pytest.raises(ValueError, match="MixtralExperts.*act_fn is Mish"):
@@ -86,7 +88,7 @@ def test_experts_that_cannot_be_computed_are_refused_before_anything_is_switched
 
 @pytest.fixture
 def evaluated(monkeypatch):
-    """How often peft's parametrisation made W + BA."""
+    """Counts how often peft's parametrisation computes W + BA."""
     proxy = models.peft.tuners.lora.layer._LoraFactorsProxy
     count, kept = [0], proxy.forward
 
@@ -99,7 +101,7 @@ def evaluated(monkeypatch):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_stock_peft_is_read_through_its_factors_and_nothing_is_materialised(family, evaluated, calls):
+def test_stock_peft_s_factors_are_used_and_no_merged_weight_is_made(family, evaluated, calls):
     wrapped = models.with_peft(models.model(family))
     hf.register(wrapped)
     wrapped(models.tokens()).logits.sum().backward()
@@ -111,15 +113,15 @@ def test_stock_peft_is_read_through_its_factors_and_nothing_is_materialised(fami
     assert not hasattr(next(m for m in wrapped.modules() if type(m) is type(experts)), "parametrizations")
 
 
-def test_without_register_torch_alone_tries_the_parametrisation(evaluated, calls):
-    """What is left when the implementation was chosen before peft came: one trial of each parameter, by torch."""
+def test_without_register_torch_evaluates_each_parametrisation_once(evaluated, calls):
+    """If the implementation was chosen before peft wrapped the model, torch evaluates each parameter once."""
     wrapped = models.with_peft(models.model("mixtral", implementation="goldsmith"))
     wrapped(models.tokens())
     assert evaluated == [2] and set(calls[0][1]["lora"]) == {"gate", "up", "down"}
 
 
 @pytest.mark.parametrize("name, keys", [("gate_up_proj", {"gate", "up"}), ("down_proj", {"down"})])
-def test_one_parameter_alone_may_be_adapted(name, keys, calls):
+def test_a_single_parameter_may_be_adapted(name, keys, calls):
     wrapped = models.with_peft(models.model("olmoe"), targets=[f"mlp.experts.{name}"])
     peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
@@ -127,7 +129,7 @@ def test_one_parameter_alone_may_be_adapted(name, keys, calls):
     assert set(calls[0][1]["lora"]) == keys
 
 
-def test_several_adapters_are_right_and_warned_of_once(monkeypatch, calls):
+def test_several_adapters_are_correct_and_warn_once(monkeypatch, calls):
     monkeypatch.setattr(peft_factors, "_warned", set())
     wrapped = models.with_peft(models.model("mixtral"))
     config = models.peft.LoraConfig(target_parameters=list(models.EXPERTS), r=2)
@@ -137,7 +139,7 @@ def test_several_adapters_are_right_and_warned_of_once(monkeypatch, calls):
     peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
     with pytest.warns(
-        UserWarning, match="gate_up_proj of MixtralExperts goes through _LoraParameterProxy.*slow"
+        UserWarning, match="gate_up_proj of MixtralExperts is parametrised by _LoraParameterProxy.*slow"
     ) as told:
         goldens.check_alike(wrapped, peft)
     assert len([w for w in told if "goldsmith" in str(w.message)]) == 2  # one for each parameter
@@ -150,7 +152,7 @@ def test_several_adapters_are_right_and_warned_of_once(monkeypatch, calls):
     assert calls[-1][1]["lora"]["gate"][0].shape[1] == 2
 
 
-def test_a_parametrisation_of_somebody_else_is_evaluated(monkeypatch, calls):
+def test_a_foreign_parametrisation_is_evaluated(monkeypatch, calls):
     class Double(nn.Module):
         def forward(self, weight):
             return 2 * weight
@@ -160,11 +162,11 @@ def test_a_parametrisation_of_somebody_else_is_evaluated(monkeypatch, calls):
     torch.nn.utils.parametrize.register_parametrization(models.experts_of(plain), "down_proj", Double())
     eager = copy.deepcopy(plain)
     plain.set_experts_implementation("goldsmith")
-    with pytest.warns(UserWarning, match="down_proj of MixtralExperts goes through Double"):
+    with pytest.warns(UserWarning, match="down_proj of MixtralExperts is parametrised by Double"):
         goldens.check_alike(plain, eager)
 
 
-def test_disabled_and_merged_adapters_are_peft_s_business():
+def test_disabled_and_merged_adapters_are_left_to_peft():
     wrapped = models.with_peft(models.model("mixtral"))
     peft = copy.deepcopy(wrapped)
     hf.register(wrapped)
@@ -173,7 +175,7 @@ def test_disabled_and_merged_adapters_are_peft_s_business():
     goldens.check_alike(wrapped.merge_and_unload(), peft)
 
 
-def test_a_registered_peft_model_is_copied_and_pickled():
+def test_a_registered_peft_model_can_be_copied_and_pickled():
     wrapped = models.with_peft(models.model("mixtral"))
     hf.register(wrapped)
     wanted = wrapped(models.tokens()).logits
@@ -218,7 +220,7 @@ def test_without_expert_parallelism_an_id_out_of_range_is_an_error(made):
         models.experts_of(plain)(torch.randn(2, 32), torch.tensor([[0, 1], [4, 2]]), torch.rand(2, 2))
 
 
-def test_routing_weights_of_a_third_dtype_are_taken():
+def test_routing_weights_of_another_dtype_are_accepted():
     plain = models.model("mixtral", dtype=torch.bfloat16)
     hf.register(plain)
     x, ids, weights = torch.randn(3, 32).bfloat16(), torch.randint(0, 4, (3, 2)), torch.rand(3, 2)
@@ -227,7 +229,7 @@ def test_routing_weights_of_a_third_dtype_are_taken():
 
 
 @pytest.mark.parametrize("made", ["registered", "converted", "set_by_transformers_and_never_called"])
-def test_an_experts_module_is_one_graph(made):
+def test_an_experts_module_compiles_to_one_graph(made):
     plain = models.model("gpt_oss")
     if made == "converted":
         hf.convert(plain, format="fp32", lora={"rank": 2})

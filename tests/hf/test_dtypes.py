@@ -1,7 +1,7 @@
-"""Every tensor that is no expert's has the dtype and the value that transformers' own `from_pretrained` gives it.
+"""Every tensor outside the experts has the dtype and value that transformers' own `from_pretrained` gives it.
 
-transformers keeps some weights in float32 in a model of half precision: DeepSeek-V3's e_score_correction_bias, large
-and nearly the same for all experts, chooses others when it is rounded.
+transformers keeps some weights in float32 in a half-precision model: DeepSeek-V3's e_score_correction_bias is large
+and nearly equal for all experts, so rounding it changes which experts are chosen.
 """
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.training.model import load as to_be_trained
+from goldsmith.hf.training.model.loading import load as to_be_trained
 from goldsmith.hf.training.options import Options
 from goldsmith.offload.attach import from_pretrained
 
@@ -20,7 +20,7 @@ MANY = {"deepseek_v3": {"n_routed_experts": 64, "n_group": 8, "topk_group": 4, "
 
 @pytest.fixture(scope="module", params=[*models.FAMILIES, *models.KEPT])
 def saved(request, tmp_path_factory):
-    """A family, and its folder; values in float32 that half precision does not have, but for the experts'."""
+    """A family and its folder; all values outside the experts need float32."""
     family, folder = request.param, tmp_path_factory.mktemp("model")
     if not hasattr(models.transformers, models.ALL[family][1]):
         pytest.skip(f"this transformers has no {family}")
@@ -52,7 +52,7 @@ def theirs(folder, dtype):
 
 
 def tensors(model):
-    """All but the experts' and adapters', by name."""
+    """All tensors except the experts' and adapters', by name."""
     named = [*model.named_parameters(), *model.named_buffers()]
     return {name: t for name, t in named if ".experts." not in name and "lora" not in name}
 
@@ -66,7 +66,7 @@ def check_tensors(ours, wanted):
 
 
 def routes(model):
-    """The experts that every token goes to, sorted."""
+    """The chosen experts of every token, sorted."""
     found = []
 
     def keep(module, args, kwargs):
@@ -88,7 +88,7 @@ def test_a_streamed_model_has_the_tensors_and_the_routes_of_from_pretrained(save
     assert torch.equal(routes(ours), routes(wanted))
 
 
-def test_what_finetune_trains_and_what_generate_asks_has_them_too(saved, tmp_path):
+def test_finetune_s_and_generate_s_models_have_them_too(saved, tmp_path):
     _, folder = saved
     wanted = theirs(folder, torch.bfloat16)
     trained = to_be_trained(Options(model=str(folder), data="", output="tuned", dtype="bf16", threads=1)).model.eval()

@@ -1,4 +1,4 @@
-"""Whole models: logits and the gradients of embeddings and of every LoRA factor, held to transformers' own."""
+"""Whole models: logits and gradients of embeddings and LoRA factors, compared with transformers' own."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from goldsmith.assay.declare.case import Case
 from hf import goldens, models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf import adapters
+from goldsmith.hf.adapter import layout
 
 PROBES = ["values", "ensemble", "statistics", "poison", "alias"]
 
@@ -25,10 +25,10 @@ def under_peft(plain, implementation):
     def logits(embeds, gate_a, gate_b, up_b, down_a, down_b):
         pairs = {"gate": (gate_a, gate_b), "up": (gate_a, up_b)}
         options = {"interleaved": not experts.is_concatenated, "shared": True}
-        half = adapters.join(pairs, {"gate": 1.0, "up": 1.0}, inner, **options)
+        half = layout.join(pairs, {"gate": 1.0, "up": 1.0}, inner, **options)
         weights = {}
         for place, pair in (("base_layer.", (half.a, half.b)), ("", (down_a, down_b))):
-            for which, tensor in zip("AB", adapters.to_peft(*pair)):
+            for which, tensor in zip("AB", layout.to_peft(*pair)):
                 weights[names[f"{place}lora_{which}.default.weight"]] = tensor
         return goldens.logits_of(wrapped, weights, embeds)
 
@@ -50,25 +50,25 @@ def converted(family, dtype, *, shared=True, format=None, **options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", models.FAMILIES)
-def test_converted_and_under_stock_peft_a_model_computes_what_transformers_and_peft_do(family, dtype):
+def test_converted_and_under_stock_peft_a_model_equals_transformers_and_peft(family, dtype):
     plain = models.model(family, dtype=dtype)
     target = goldens.target(plain, converted=converted(family, dtype), under_peft=under_peft(plain, "goldsmith"))
     assay.check(target, probes=PROBES)
 
 
-def test_stock_peft_itself_passes_so_the_golden_is_right():
+def test_the_golden_accepts_stock_peft_itself():
     plain = models.model("mixtral")
     assay.check(goldens.target(plain, under_peft=under_peft(plain, "eager")), probes=PROBES)
 
 
-def test_gate_and_up_with_an_a_of_their_own():
+def test_gate_and_up_with_separate_a_matrices():
     plain, made = models.model("gpt_oss"), converted("gpt_oss", torch.float32, shared=False)
     assay.check(goldens.target(plain, shared=False, converted=made), probes=PROBES)
 
 
 @pytest.mark.parametrize("options", [{"format": "int8"}, {"format": "int4", "group_size": 8, "partitions": 2}], ids=str)
-def test_a_quantised_base_is_the_model_of_its_own_numbers(options):
-    """Quantisation is the only difference: the golden holds what the codes mean."""
+def test_a_quantised_base_equals_the_model_with_dequantised_weights(options):
+    """Quantisation is the only difference: the golden uses the dequantised weights."""
     made, plain = hf.convert(models.model("mixtral"), **options), models.model("mixtral")
     gate_up, down = models.experts_of(made).base.unpack()
     experts = models.experts_of(plain)
@@ -80,8 +80,8 @@ def test_a_quantised_base_is_the_model_of_its_own_numbers(options):
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])
-def test_the_model_s_own_weights_are_trained_where_they_ask_for_it(family):
-    """One experts module, its weights and biases among the inputs."""
+def test_the_model_s_own_weights_get_gradients(family):
+    """One experts module; its weights and biases are inputs too."""
     wide = models.experts_of(models.model(family)).double()
     ours = models.experts_of(models.model(family, implementation="goldsmith"))
     shapes = {name: p.shape for name, p in ours.named_parameters()}

@@ -1,12 +1,13 @@
-"""Compiles what the operators launch, as the launcher would on an H100; no GPU is needed.
+"""Compiles the kernels that the operators launch, as on an H100, without a GPU.
 
     python tests/kernels/compile_offline.py {ttir,cubin} {few,small,large} [OPERATOR ...]    a JSON line a variant
 
-Operators run on CPU tensors, forward and backward, and Triton's own launcher specialises each launch: integers that are
-1 become constants, which the interpreter never makes of them, and multiples of 16 are marked. Nothing is computed.
-few: float32, all launches of an operator's second case and of those with a size of 0 or 1, and the first of each kernel
-in the others and in bfloat16; small, large: all dtypes, large with the benchmark's cases. Each kernel is also compiled
-with every integer 1 that may be specialised. The last line names kernels of the package that nothing launched.
+Operators run forward and backward on CPU tensors, and Triton's own launcher specialises each launch: it makes integers
+equal to 1 constants, which the interpreter never does, and marks multiples of 16. Nothing is computed.
+"few" compiles, in float32, all launches of an operator's second case and of cases with a size of 0 or 1, and the first
+launch of each kernel in the other cases and in bfloat16. "small" and "large" compile all dtypes, "large" with the
+benchmark's cases. Each kernel is also compiled with every specialisable integer set to 1. The last line lists kernels
+of the package that nothing launched.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from goldsmith.cli.targets import op_dtypes
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 NOT_LOADED = SimpleNamespace(
     function=None, packed_metadata=None, launch_metadata=lambda *args: None, run=lambda *args: None
-)  # stands for a compiled kernel, and starts nothing
+)  # stands for a compiled kernel and launches nothing
 
 
 class Card:
-    """As much of a driver as the launcher asks before it starts anything."""
+    """The part of a driver that the launcher queries before a launch."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -51,7 +52,7 @@ class Card:
 
 
 class Compiler:
-    """Takes the place of Triton's: the launcher hands it each variant once."""
+    """Replaces Triton's compiler; the launcher passes each variant once."""
 
     def __init__(self, level: str) -> None:
         self.level, self.where, self.new_only, self.failed = level, "", False, False
@@ -59,13 +60,13 @@ class Compiler:
 
     def __call__(self, src: ASTSource, target: GPUTarget, options: dict[str, Any]) -> Any:
         if not self.new_only or src.fn.__name__ not in self.known:
-            self.tell(src, target, options, self.where)
+            self.report(src, target, options, self.where)
         if src.fn.__name__ not in self.known:
             self.known.add(src.fn.__name__)
-            self.tell(all_ones(src), target, options, "every integer 1")
+            self.report(all_ones(src), target, options, "every integer 1")
         return NOT_LOADED
 
-    def tell(self, src: ASTSource, target: GPUTarget, options: dict[str, Any], where: str) -> None:
+    def report(self, src: ASTSource, target: GPUTarget, options: dict[str, Any], where: str) -> None:
         start, row = time.perf_counter(), {"kernel": src.fn.__name__, "where": where}
         try:
             row |= to_ttir(src, target, options) if self.level == "ttir" else self.to_cubin(src, target, options)
@@ -78,10 +79,10 @@ class Compiler:
         kernel = self.whole(src, target=target, options=options)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             Path(file.name).write_bytes(kernel.asm["cubin"])
-            told = subprocess.run(
+            usage = subprocess.run(
                 [CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True
             ).stdout
-        words = dict(word.split(":", 1) for line in told.splitlines() if "REG:" in line for word in line.split())
+        words = dict(word.split(":", 1) for line in usage.splitlines() if "REG:" in line for word in line.split())
         return {"registers": int(words["REG"]), "spilled": int(words["STACK"]), "shared": kernel.metadata.shared}
 
 
@@ -105,14 +106,14 @@ def all_ones(src: ASTSource) -> ASTSource:
 
 
 class Untouched(Make):
-    """Draws memory that nobody wrote to: tables of gigabytes cost nothing."""
+    """Draws uninitialised memory, so that tables of gigabytes cost nothing."""
 
     def normal(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(*shape, dtype=self.dtype if dtype is None else dtype)
 
 
 def calls(op: Op, which: str) -> Iterator[tuple[str, bool, dict[str, Any]]]:
-    """(name, whether kernels that are known may be left out, inputs and options) of what is to be called."""
+    """Calls as (name, whether known kernels may be skipped, inputs and options)."""
     for case in op.cases:
         if ("large" in case.tags) == (which == "large"):
             edge = case is op.cases[1] or any(isinstance(s, int) and s < 2 or s == () for s in case.sizes.values())
@@ -140,13 +141,13 @@ def call(op: Op, values: dict[str, Any]) -> None:
 
 
 def kernels() -> set[str]:
-    """Names of what the package's modules define to be launched, and not only called by another kernel."""
-    found = set[str]()
+    """Names of the package's kernels that are launched, not only called by another kernel."""
+    names = set[str]()
     for name, module in list(sys.modules.items()):
         if name.startswith("goldsmith."):
             own = (value for value in vars(module).values() if isinstance(value, triton.JITFunction))
-            found |= {f.__name__ for f in own if f.__name__.endswith("_kernel") and f.module == name}
-    return found
+            names |= {f.__name__ for f in own if f.__name__.endswith("_kernel") and f.module == name}
+    return names
 
 
 def main(level: str, which: str, *only: str) -> int:

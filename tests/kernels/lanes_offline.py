@@ -1,8 +1,8 @@
-"""Compiles product_topk as for an H100, and a network whose numbers do not lie in their lanes; no GPU is needed.
+"""Compiles product_topk for an H100, and a network whose elements are not in their lanes, without a GPU.
 
     python tests/kernels/lanes_offline.py {few,all}
 
-A JSON line each: its name, and how many traps of `only_in_lanes` the machine code has.
+Prints a JSON line for each: its name, and the number of traps of `only_in_lanes` in the machine code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource
 
-from goldsmith.router._kernels.bounds import bounded_kernel
-from goldsmith.router._kernels.lists import assembly_of_floats
+from goldsmith.router._kernels.bounded_selection import bounded_kernel
+from goldsmith.router._kernels.lane_sorts import assembly_of_floats
 from goldsmith.router.product_topk._triton import NUMBER_BITS
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -44,13 +44,13 @@ def traps(kernel: triton.JITFunction, signature: dict[str, str], **constants: ob
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1}).asm["cubin"]
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(binary)
-        told = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
-    assert "SHFL.BFLY" in told
-    return told.count("BPT.TRAP")
+        listing = subprocess.run([CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    assert "SHFL.BFLY" in listing
+    return listing.count("BPT.TRAP")
 
 
 def forms(which: str) -> Iterator[tuple[str, int]]:
-    """Of both widths of logits and of both lengths of lists; rows that end within a word are read another way."""
+    """Both widths of logits and both lengths of lists; rows that end inside a word use other loads."""
     yield "misplaced", traps(misplaced_kernel, {"a_ptr": "*fp32"})
     for dtype, k, whole in (("bf16", 32, True), ("fp32", 20, True), ("fp16", 33, False), ("fp32", 64, True)):
         if which == "all" or dtype == "bf16":

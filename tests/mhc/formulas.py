@@ -1,4 +1,4 @@
-"""Hyper-connections in plain torch, written from the projects' documentation, for goldens. Calls nothing of ours."""
+"""Goldens: hyper-connections in plain torch, written from the projects' documentation without our code."""
 
 import torch
 
@@ -21,12 +21,12 @@ def sinkhorn_log(logits, iterations):
 
 
 def mixes(flat, weight, rms_eps):
-    """The streams of a token side by side, normalised, against one row of weight per mix."""
+    """The normalised, flattened streams of a token times weight^T: one number per mix."""
     return (flat @ weight.T) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
 
 
 def hf_connection(x, fn, base, scale, layer, iterations=20, hc_eps=1e-6, rms_eps=1e-6):
-    """transformers' DeepseekV4HyperConnection, and what DeepseekV4DecoderLayer does with it; x [..., n, dim]."""
+    """transformers' DeepseekV4HyperConnection as DeepseekV4DecoderLayer uses it; x [..., n, dim]."""
     n = x.shape[-2]
     pre, post, comb = mixes(x.flatten(-2), fn, rms_eps).split([n, n, n * n], -1)
     b_pre, b_post, b_comb = base.split([n, n, n * n])

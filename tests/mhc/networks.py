@@ -22,7 +22,7 @@ class Layer(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMSNorm in float32, or in what is wider."""
+    """RMSNorm computed in float32 or wider."""
 
     def __init__(self, dim=DIM):
         super().__init__()
@@ -34,17 +34,17 @@ class Norm(nn.Module):
 
 
 def connection(dim=DIM, *, normed=True, base=0.3, backend="reference", **options):
-    """A HyperConnection whose every parameter matters."""
-    made = mhc.HyperConnection(dim, Layer(dim), norm=Norm(dim) if normed else None, backend=backend, **options)
+    """A HyperConnection whose parameters all affect the result."""
+    module = mhc.HyperConnection(dim, Layer(dim), norm=Norm(dim) if normed else None, backend=backend, **options)
     with torch.no_grad():
-        made.fn.normal_(std=0.3)
-        made.base.normal_(std=base)
-        made.scale.copy_(torch.tensor([0.7, 1.3, 0.9]))
-    return made
+        module.fn.normal_(std=0.3)
+        module.base.normal_(std=base)
+        module.scale.copy_(torch.tensor([0.7, 1.3, 0.9]))
+    return module
 
 
 def gradients(function, x, parameters):
-    """The result and every gradient: of x first, then of the parameters."""
+    """The result and the gradients of x and of the parameters."""
     x = x.detach().clone().requires_grad_()
     y = function(x)
     cotangent = torch.linspace(-1, 2, y.numel(), device=y.device).reshape(y.shape).to(y.dtype)
@@ -52,22 +52,22 @@ def gradients(function, x, parameters):
 
 
 def precisions(backend):
-    """What a network is held in, as options of a target: float32, and bfloat16 where stores of a backend round.
+    """Precisions of a target, as its options: float32, and bfloat16 unless the backend's stores do not round.
 
-    In bfloat16 a network keeps h_in, the norm of it and the layer's result as h_in is, and computes with what it kept:
-    that is declared. A wrong factor shows in float32, to which no such room is given.
+    In bfloat16 a network stores h_in, its norm and the layer's result in bfloat16 and computes with the rounded values;
+    the target declares that. A wrong factor shows in float32, which has no such allowance.
     """
     yield {"dtypes": (torch.float32,)}
     if backend == "reference" or torch.cuda.is_available():  # the interpreter truncates where hardware rounds
         yield {"dtypes": (torch.bfloat16,), "compute": torch.bfloat16}
 
 
-def held_to_formulas(
+def target_against_formulas(
     module, connections, *, tokens=(2, 3), n=4, dim=DIM, iterations=20, through=None, meaning=None, **options
 ):
-    """A module of connections as a target: outputs and every gradient, against the formulas of `hf_connection`.
+    """A target: the module's outputs and gradients against the formulas of `hf_connection`.
 
-    `through` makes another function of x of the module, `meaning` of the formulas.
+    `through` turns the module into another function of x, `meaning` does the same with the formulas.
     """
     shapes = {name: p.shape for name, p in module.named_parameters()}
     short = {name: name.replace(".", "_") for name in shapes}
@@ -88,10 +88,10 @@ def held_to_formulas(
         function = lambda x: formula(x, given)  # noqa: E731
         return (function if meaning is None else meaning(function))(x)
 
-    def formula(x, given):
+    def formula(x, tensors):
         for prefix in connections:
             fn, base, scale, weight, gain = (
-                given[f"{prefix}{name}"] for name in ("fn", "base", "scale", "layer_weight", "norm_weight")
+                tensors[f"{prefix}{name}"] for name in ("fn", "base", "scale", "layer_weight", "norm_weight")
             )
 
             def layer(h, weight=weight, gain=gain):

@@ -1,4 +1,4 @@
-"""A token's bits do not depend on how many other tokens there are, nor on its place among them."""
+"""A token's bits do not depend on the number of other tokens, nor on its position among them."""
 
 import pytest
 import torch
@@ -11,11 +11,11 @@ pytestmark = [
     pytest.mark.usefixtures("products_by_element"),
 ]
 
-TOKENS, N, DIM = 133, 2, 640  # two slices of the projection's sum; more tokens than any block of it
+TOKENS, N, DIM = 133, 2, 640  # two slices of the projection's sum; more tokens than one of its blocks
 
 
 @pytest.fixture(scope="module")
-def given():
+def inputs():
     generator = torch.Generator().manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     draw = lambda *shape: torch.randn(*shape, generator=generator).to(device)  # noqa: E731
@@ -28,20 +28,20 @@ def pre(x, weights):
 
 
 @pytest.fixture
-def whole(given, products_by_element):
-    x, *weights = given
+def all_results(inputs, products_by_element):
+    x, *weights = inputs
     return pre(x, weights)
 
 
 @pytest.mark.parametrize("tokens", [1, 64, 66])
-def test_fewer_tokens_give_the_same_bits(given, whole, tokens):
-    x, *weights = given
-    for few, many in zip(pre(x[:tokens], weights), whole, strict=True):
+def test_fewer_tokens_give_the_same_bits(inputs, all_results, tokens):
+    x, *weights = inputs
+    for few, many in zip(pre(x[:tokens], weights), all_results, strict=True):
         assert torch.equal(few, many[:tokens])
 
 
-def test_other_places_give_the_same_bits(given, whole):
-    x, *weights = given
+def test_permuted_tokens_give_the_same_bits(inputs, all_results):
+    x, *weights = inputs
     order = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(1))
-    for moved, here in zip(pre(x[order], weights), whole, strict=True):
+    for moved, here in zip(pre(x[order], weights), all_results, strict=True):
         assert torch.equal(moved, here[order])

@@ -1,4 +1,4 @@
-"""The family's own history, diagnosed: the cause is named, with its coefficient, from kernels that name no stage."""
+"""`diagnose` names the cause and its coefficient for past bugs of this family, in kernels without stages."""
 
 import pytest
 
@@ -14,6 +14,6 @@ from mhc.test_history import backward_target
     ],
 )
 def test_the_cause_is_named(fault, tensor, cause, params):
-    found = diagnose(backward_target(fault), probes="quick")
-    assert (found.first_wrong_stage, found.causes[0].id) == (tensor, cause), str(found)
-    assert {name: found.causes[0].params[name] for name in params} == params
+    diagnosis = diagnose(backward_target(fault), probes="quick")
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == (tensor, cause), str(diagnosis)
+    assert {name: diagnosis.causes[0].params[name] for name in params} == params

@@ -6,9 +6,9 @@ from torch import nn
 
 from goldsmith import Op, assay, mhc
 from goldsmith.assay.declare.case import Case
-from goldsmith.mhc import _repeat
+from goldsmith.mhc import _side_effects
 from mhc import formulas
-from mhc.networks import DIM, Layer, Norm, connection, gradients, held_to_formulas
+from mhc.networks import DIM, Layer, Norm, connection, gradients, target_against_formulas
 from mhc.wrong import check, equal
 
 GPU = torch.cuda.is_available()
@@ -23,7 +23,7 @@ BACKENDS = [(backend, dtype) for backend, dtypes in DTYPES.items() for dtype in 
 
 
 class ScaleFree(nn.Module):
-    """An RMSNorm without eps: it gives the same for c x as for x."""
+    """An RMSNorm without eps, so that norm(c x) = norm(x)."""
 
     def forward(self, x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
@@ -31,8 +31,8 @@ class ScaleFree(nn.Module):
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["one_by_one", "HyperStack"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
-def test_with_scale_and_base_zero_streams_stay_equal_and_compute_the_plain_residual_network(n, stacked):
-    """h_in is a multiple of x, which the norm divides out; h_post is 1; the mix scales x by its columns' sum."""
+def test_with_zero_scale_and_base_equal_streams_stay_equal_and_form_the_plain_residual_network(n, stacked):
+    """h_in is a multiple of x, which the norm cancels; h_post is 1; the mix scales x by the sum of a column."""
     depth, eps = 4, 1e-6
     connections = [mhc.HyperConnection(DIM, Layer(), n=n, norm=ScaleFree(), backend="reference") for _ in range(depth)]
     for c in connections:
@@ -41,17 +41,17 @@ def test_with_scale_and_base_zero_streams_stay_equal_and_compute_the_plain_resid
     names = [name for name, _ in module.named_parameters() if name.endswith("layer.weight")]
     flat = torch.zeros(n, n, dtype=torch.float64)
     column = formulas.sinkhorn_deepseek(flat, 20, eps).sum(-2)[0].item()
-    # the last step divides a column by its sum s + eps; rows, divided by r + eps with r <= 1 + n eps just before, leave
-    # s >= 1 - eps, so that s / (s + eps) >= 1 - eps / (1 - eps)
-    assert 1 - eps / (1 - eps) <= column < 1, "a plain residual network, but for about eps a layer"
+    # the last step divides a column by its sum s + eps; the step before divided rows by r + eps with r <= 1 + n eps,
+    # which leaves s >= 1 - eps, so that s / (s + eps) >= 1 - eps / (1 - eps)
+    assert 1 - eps / (1 - eps) <= column < 1, "a plain residual network, up to about eps per layer"
 
     def draw(make):
         weights = {f"weight_{i}": make.normal(DIM, DIM, std=0.4) for i in range(depth)}
         return {"x": make.normal(5, DIM), **weights}
 
     def streams(x, **weights):
-        given = dict(zip(names, weights.values(), strict=True))
-        return torch.func.functional_call(module, given, (mhc.expand(x, n, backend="reference"),))
+        arguments = dict(zip(names, weights.values(), strict=True))
+        return torch.func.functional_call(module, arguments, (mhc.expand(x, n, backend="reference"),))
 
     def plain(x, **weights):
         for weight in weights.values():
@@ -66,7 +66,7 @@ def test_with_scale_and_base_zero_streams_stay_equal_and_compute_the_plain_resid
 
 @pytest.mark.parametrize("backend, dtype", BACKENDS)
 @pytest.mark.parametrize("name", ["odd_dim", "three_streams", "out_in", "leading_dimensions", "cann"])
-def test_boundary_is_post_and_then_pre_bit_for_bit(name, backend, dtype):
+def test_boundary_equals_post_then_pre_bit_for_bit(name, backend, dtype):
     op = Op.get("mhc.boundary")
     values = next(c for c in op.cases if c.name == name).build(dtype, DEVICE)
     options = {o: values[o] for o in op.options}
@@ -80,8 +80,8 @@ def test_boundary_is_post_and_then_pre_bit_for_bit(name, backend, dtype):
 
 
 @pytest.mark.parametrize("backend, dtype", BACKENDS)
-def test_pre_without_sinkhorn_and_then_sinkhorn_is_pre(backend, dtype):
-    """Bit for bit, but for h_res on a card, where two kernels that are laid out otherwise add in other orders."""
+def test_pre_equals_pre_without_sinkhorn_followed_by_sinkhorn(backend, dtype):
+    """Bit for bit, except h_res on a GPU, where the two kernels add in different orders."""
     op = Op.get("mhc.pre")
     case = next(c for c in op.cases if c.name == "three_streams")
 
@@ -107,7 +107,7 @@ def test_pre_without_sinkhorn_and_then_sinkhorn_is_pre(backend, dtype):
 
 
 @pytest.mark.parametrize("backend, dtype", BACKENDS)
-def test_coefficients_are_those_of_pre_bit_for_bit(backend, dtype):
+def test_coefficients_equal_those_of_pre_bit_for_bit(backend, dtype):
     op = Op.get("mhc.pre")
     values = next(c for c in op.cases if c.name == "odd_dim").build(dtype, DEVICE)
     inputs, options = [values[i] for i in op.inputs[:4]], {o: values[o] for o in op.options} | {"backend": backend}
@@ -124,36 +124,36 @@ def test_coefficients_are_those_of_pre_bit_for_bit(backend, dtype):
     "options", [{}, {"gamma": True, "orientation": "out_in"}, {"coefficient_dtype": torch.bfloat16}]
 )
 def test_recomputation_changes_no_bit(options, backend, dtype):
-    found = []
+    results = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        made = connection(recompute=recompute, backend=backend, **options).to(DEVICE, dtype)
+        module = connection(recompute=recompute, backend=backend, **options).to(DEVICE, dtype)
         x = torch.randn(2, 4, DIM).to(DEVICE, dtype)
-        found.append(gradients(made, x, list(made.parameters())))
-    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+        results.append(gradients(module, x, list(module.parameters())))
+    assert all(equal(kept, again) for kept, again in zip(*results, strict=True))
 
 
-def test_recomputation_under_autocast_and_with_dropout_in_the_layer_changes_no_bit():
-    found = []
+def test_recomputation_with_autocast_and_dropout_in_the_layer_changes_no_bit():
+    results = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        made = connection(recompute=recompute)
-        made.layer = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5))  # runs once: its mask is the layer's to keep
+        module = connection(recompute=recompute)
+        module.layer = nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5))  # it runs only once and keeps its mask
         x = torch.randn(8, 4, DIM)
         with torch.autocast("cpu", torch.bfloat16):
-            found.append(gradients(made, x, list(made.parameters())))
-    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+            results.append(gradients(module, x, list(module.parameters())))
+    assert all(equal(kept, again) for kept, again in zip(*results, strict=True))
 
 
 class Batch(nn.BatchNorm1d):
-    """Over the tokens; its running statistics are buffers."""
+    """A BatchNorm over the tokens; its running statistics are buffers."""
 
     def forward(self, h):
         return super().forward(h.flatten(0, -2)).view_as(h)
 
 
 class Counting(Norm):
-    """Scales by how often it was called, which it keeps as a number and as a tensor that is no buffer."""
+    """Scales by its number of calls, kept as a number and as a tensor that is not a buffer."""
 
     calls, total = 0, torch.zeros(())
 
@@ -164,7 +164,7 @@ class Counting(Norm):
 
 
 class Drawing(Norm):
-    """Noise from a generator of its own."""
+    """Adds noise from its own generator."""
 
     def __init__(self):
         super().__init__()
@@ -197,45 +197,45 @@ UNREPEATABLE = {
 
 
 @pytest.mark.parametrize("make", UNREPEATABLE.values(), ids=list(UNREPEATABLE))
-def test_a_norm_that_would_do_something_else_the_second_time_is_not_called_again(make):
-    """Gradients, statistics and the random numbers that follow are those of recompute=False."""
-    found = []
+def test_a_norm_with_side_effects_is_called_only_once(make):
+    """Gradients, statistics and the following random numbers equal those of recompute=False."""
+    results = []
     for recompute in (False, True):
         torch.manual_seed(0)
-        made = mhc.HyperConnection(DIM, Layer(), norm=make(), recompute=recompute, backend="reference")
+        module = mhc.HyperConnection(DIM, Layer(), norm=make(), recompute=recompute, backend="reference")
         x = torch.randn(3, 2, 4, DIM)
-        every = [t for step in x for t in gradients(made, step, list(made.parameters()))]
-        found.append([*every, *made.buffers(), torch.rand(3)])
-    assert all(equal(kept, again) for kept, again in zip(*found, strict=True))
+        every = [t for step in x for t in gradients(module, step, list(module.parameters()))]
+        results.append([*every, *module.buffers(), torch.rand(3)])
+    assert all(equal(kept, again) for kept, again in zip(*results, strict=True))
 
 
-def test_a_norm_that_hides_what_it_changes_is_found_out():
+def test_a_norm_with_hidden_state_raises_when_recomputed():
     calls = []
 
     def norm(h):
         calls.append(1)
         return h * len(calls)
 
-    made = mhc.HyperConnection(DIM, torch.tanh, norm=norm, recompute=True, backend="reference")
-    y = made(torch.randn(2, 4, DIM))
-    with pytest.raises(RuntimeError, match="recomputing a connection gave other tensors than the first time"):
+    module = mhc.HyperConnection(DIM, torch.tanh, norm=norm, recompute=True, backend="reference")
+    y = module(torch.randn(2, 4, DIM))
+    with pytest.raises(RuntimeError, match="recomputing a connection gave different tensors"):
         y.sum().backward()
 
 
-def test_while_a_graph_is_captured_operators_tell_what_they_draw(monkeypatch):
-    """No generator may then be asked for its state; the capture itself is only pretended here."""
-    monkeypatch.setattr(_repeat, "_is_capturing", lambda device: True)
+def test_random_operators_are_detected_during_graph_capture(monkeypatch):
+    """During a capture generator states cannot be read; the capture is simulated here."""
+    monkeypatch.setattr(_side_effects, "_is_capturing", lambda device: True)
     for norm, draws in ((nn.Dropout(0.5), True), (nn.Dropout(0.5).eval(), False), (Norm(), False), (Batch(DIM), True)):
-        state, h = _repeat.State(norm, torch.device("cpu")), torch.randn(5, DIM)
+        state, h = _side_effects.State(norm, torch.device("cpu")), torch.randn(5, DIM)
         with state.watching():
             norm(h)
         assert state.has_changed() == draws, norm
 
 
-def test_streams_that_are_written_before_a_recomputed_backward_are_found_out():
-    made = connection(recompute=True)
+def test_writing_to_the_streams_before_a_recomputed_backward_raises():
+    module = connection(recompute=True)
     x = torch.randn(2, 4, DIM)
-    y = made(x)
+    y = module(x)
     x.mul_(2)
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation: \[2, 4, 6\] is at version 1, was at 0"):
         y.sum().backward()
@@ -245,22 +245,22 @@ def test_streams_that_are_written_before_a_recomputed_backward_are_found_out():
 
 
 @pytest.mark.parametrize("n", [3, 4])
-def test_a_permutation_of_the_streams_permutes_what_comes_out(n):
-    """x, phi's columns, and the rows of phi and bias permuted alike."""
+def test_permuting_the_streams_permutes_the_output(n):
+    """x, the columns of phi, and the rows of phi and bias get the same permutation."""
     torch.manual_seed(n)
     order = torch.randperm(n)
     assert order.tolist() != list(range(n))
     matrix = torch.arange(2 * n, 2 * n + n * n).reshape(n, n)[order][:, order].flatten()
     mixes = torch.cat([order, n + order, matrix])
-    held = held_to_formulas(connection(n=n), [""], n=n)
+    target = target_against_formulas(connection(n=n), [""], n=n)
 
     def permuted(x, fn, base, **given):
         fn = fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1)
-        return held.golden(x[..., order, :], fn=fn, base=base[mixes], **given)
+        return target.golden(x[..., order, :], fn=fn, base=base[mixes], **given)
 
     def back(x, **given):
         return permuted(x, **given)[..., order.argsort(), :]
 
-    assay.check(assay.Target(held.candidate, back, cases=held.cases), probes=["values"])
-    report = assay.check(assay.Target(held.candidate, permuted, cases=held.cases), probes=["values"], raises=False)
+    assay.check(assay.Target(target.candidate, back, cases=target.cases), probes=["values"])
+    report = assay.check(assay.Target(target.candidate, permuted, cases=target.cases), probes=["values"], raises=False)
     assert report.verdict == "fail"

@@ -1,6 +1,6 @@
-"""The family's own history: wrong kernels that people wrote, searched for days and repaired. The assay must catch each.
+"""Past bugs of this family, which took people days to find. The assay must catch each.
 
-Every one is the right kernel below with one change; the right one passes, so that it is the change that is caught.
+Each wrong kernel is the correct kernel below with one change. The correct one passes, so the assay catches the change.
 """
 
 import pytest
@@ -9,15 +9,15 @@ import torch
 from goldsmith import Op, assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS
-from goldsmith.mhc.pre_backward.cases import gradients
-from mhc.wrong import check, found_wrong, spread
+from goldsmith.mhc.pre_gradient_formula.cases import gradients
+from mhc.wrong import check, spread, wrong_segments
 
 PRE_BACKWARD = Op.get("mhc.pre_backward")
 CASE = Case("history", gradients, {"T": 5, "n": 4, "dim": 65, "accumulate": True})  # gamma is not 1
 
 
 def backward_with(fault=None):
-    """pre's backward in the shape of the kernels of 2025: one loop over tokens, one program's work in its body."""
+    """pre's backward in the style of the kernels of 2025: a loop over tokens, with one program's work as its body."""
     kept = {}
 
     def pre_backward(
@@ -85,7 +85,7 @@ def test_the_right_backward_passes():
 @pytest.mark.parametrize(
     "fault, wrong",
     [
-        # 95 % of dalpha_pre missing, and five hypotheses before somebody looked at the block size
+        # 95 % of dalpha_pre was missing; five guesses were tested before somebody looked at the block size
         (
             "reduction_ends_at_block_size_k",
             {"dalpha": {"pre"}, "dbias": {"pre"}, "dphi": {"pre"}, "dx": set(), "dgamma": set()},
@@ -103,11 +103,11 @@ def test_the_right_backward_passes():
         ("dx_goes_on_from_the_call_before", {"dx": set()}),
     ],
 )
-def test_a_wrong_backward_is_caught_and_only_what_is_wrong_is_blamed(fault, wrong):
-    assert found_wrong(backward_target(fault)) == wrong
+def test_a_wrong_backward_is_caught_and_only_wrong_tensors_are_blamed(fault, wrong):
+    assert wrong_segments(backward_target(fault)) == wrong
 
 
-def test_the_streams_that_were_never_written_are_named():
+def test_streams_that_were_never_written_are_reported():
     report = check(backward_target("grid_of_one_stream"), raises=False)
     (where,) = {f.location.text for f in report.findings if f.tensor == "dx"}
     assert where.startswith("axis n: 1..3"), str(report)

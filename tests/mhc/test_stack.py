@@ -1,11 +1,11 @@
-"""HyperStack, and what a connection keeps for its backward."""
+"""HyperStack, and the memory that a connection keeps for its backward."""
 
 import pytest
 import torch
 from torch import nn
 
 from goldsmith import mhc
-from mhc.networks import DIM, connection, gradients, held_to_formulas, precisions
+from mhc.networks import DIM, connection, gradients, precisions, target_against_formulas
 from mhc.wrong import check, equal
 
 GPU = torch.cuda.is_available()
@@ -18,19 +18,21 @@ def stack(count=3, **options):
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_a_stack_and_all_its_gradients_are_held_to_the_formulas(backend):
+def test_a_stack_and_all_its_gradients_agree_with_the_formulas(backend):
     tokens, iterations = ((2, 3), 20) if backend == "reference" else ((1,), 2)
-    made = stack(2, backend=backend, iterations=iterations)
+    module = stack(2, backend=backend, iterations=iterations)
     prefixes = ["connections_0_", "connections_1_"]
     for precision in precisions(backend):
-        check(held_to_formulas(made, prefixes, tokens=tokens, iterations=iterations, **precision), device=DEVICE)
+        check(
+            target_against_formulas(module, prefixes, tokens=tokens, iterations=iterations, **precision), device=DEVICE
+        )
 
 
-def test_gradients_of_a_deep_stack_in_float64_are_those_that_central_differences_confirm():
-    """Before the assay judges the stack, it differentiates the formulas numerically, in two random directions."""
-    made = stack(4, iterations=5).double()
+def test_gradients_of_a_deep_stack_in_float64_agree_with_central_differences():
+    """The assay's self-check differentiates the formulas numerically, in two random directions."""
+    module = stack(4, iterations=5).double()
     prefixes = [f"connections_{i}_" for i in range(4)]
-    check(held_to_formulas(made, prefixes, tokens=(2,), iterations=5, dtypes=(torch.float64,)))
+    check(target_against_formulas(module, prefixes, tokens=(2,), iterations=5, dtypes=(torch.float64,)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,23 +47,23 @@ def test_gradients_of_a_deep_stack_in_float64_are_those_that_central_differences
     ],
     ids=str,
 )
-def test_a_stack_gives_what_its_connections_give_one_by_one(options, dtype):
-    made = stack(**options).to(dtype)
+def test_a_stack_equals_its_connections_applied_one_by_one(options, dtype):
+    module = stack(**options).to(dtype)
     x = torch.randn(2, 4, DIM).to(dtype)
     one_by_one = x
-    for c in made.connections:
+    for c in module.connections:
         one_by_one = c(one_by_one)
-    assert equal(made(x), one_by_one)
+    assert equal(module(x), one_by_one)
 
 
-def test_connections_that_differ_are_joined_as_each_of_them_asks():
+def test_connections_with_different_options_keep_their_own():
     torch.manual_seed(0)
     options = [{}, {"recompute": True}, {"orientation": "out_in", "gamma": True}, {"iterations": 2, "pre_eps": 0.1}]
-    made = mhc.HyperStack([connection(**o) for o in options])
+    module = mhc.HyperStack([connection(**o) for o in options])
     x = torch.randn(3, 4, DIM)
-    assert equal(made(x), nn.Sequential(*made.connections)(x))
-    stacked, apart = (gradients(m, x, list(made.parameters())) for m in (made, nn.Sequential(*made.connections)))
-    for a, b in zip(stacked, apart, strict=True):  # in float32 nothing is rounded in between that was not before
+    assert equal(module(x), nn.Sequential(*module.connections)(x))
+    stacked, apart = (gradients(m, x, list(module.parameters())) for m in (module, nn.Sequential(*module.connections)))
+    for a, b in zip(stacked, apart, strict=True):  # in float32 boundary rounds as the separate operators do
         assert equal(a, b)
 
 
@@ -79,25 +81,25 @@ HOOKS = {
 @pytest.mark.parametrize("register", HOOKS.values(), ids=list(HOOKS))
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_hooks_of_a_connection_run_once_and_change_nothing_else(register, where):
-    made, called = stack(), []
+    module, calls = stack(), []
     x = torch.randn(2, 4, DIM)
-    plain = gradients(made, x, list(made.parameters()))
-    handle = register(made.connections[where], lambda: called.append(1))
+    plain = gradients(module, x, list(module.parameters()))
+    handle = register(module.connections[where], lambda: calls.append(1))
     try:
-        assert all(equal(a, b) for a, b in zip(plain, gradients(made, x, list(made.parameters())), strict=True))
+        assert all(equal(a, b) for a, b in zip(plain, gradients(module, x, list(module.parameters())), strict=True))
     finally:
         handle.remove()
-    assert called == [1]
+    assert calls == [1]
 
 
-def test_what_a_hook_returns_is_what_goes_on():
-    made = stack()
-    made.connections[1].register_forward_hook(lambda module, args, y: 2 * y)
+def test_the_return_value_of_a_hook_is_used():
+    module = stack()
+    module.connections[1].register_forward_hook(lambda module, args, y: 2 * y)
     x = torch.randn(2, 4, DIM)
-    assert equal(made(x), nn.Sequential(*made.connections)(x))
+    assert equal(module(x), nn.Sequential(*module.connections)(x))
 
 
-def test_a_forward_that_was_changed_is_called():
+def test_an_overridden_forward_is_called():
     class Doubled(mhc.HyperConnection):
         def forward(self, x, *args, **kwargs):
             return super().forward(2 * x, *args, **kwargs)
@@ -111,45 +113,47 @@ def test_a_forward_that_was_changed_is_called():
     assert equal(mhc.HyperStack(connections)(x), nn.Sequential(*connections)(x))
 
 
-def test_only_what_must_be_called_is_joined_without_boundary():
-    made = stack(5)
+def test_boundary_is_used_except_around_connections_that_must_be_called():
+    module = stack(5)
     x = torch.randn(2, 4, DIM)
 
     def boundaries():
         with torch.profiler.profile() as profile:
-            made(x)
+            module(x)
         return sum(event.name == "goldsmith::mhc_boundary" for event in profile.events())
 
     assert boundaries() == 4
-    made.connections[1].register_forward_hook(lambda module, args, y: None)
+    module.connections[1].register_forward_hook(lambda module, args, y: None)
     assert boundaries() == 2
 
 
-def test_what_layers_return_besides_comes_back_in_a_list():
+def test_extra_results_of_the_layers_are_returned_in_a_list():
     layers = (lambda h, k: (h * k, k + 1)), (lambda h, k: (h * k, k + 2, "more"))
-    made = mhc.HyperStack([mhc.HyperConnection(DIM, layer, backend="reference") for layer in layers])
+    module = mhc.HyperStack([mhc.HyperConnection(DIM, layer, backend="reference") for layer in layers])
     x = torch.randn(2, 4, DIM)
-    y, rests = made(x, 2)
+    y, rests = module(x, 2)
     assert y.shape == x.shape and rests == [(3,), (4, "more")]
 
 
-def test_a_stack_of_one_is_its_connection():
-    made = stack(1)
+def test_a_stack_of_one_equals_its_connection():
+    module = stack(1)
     x = torch.randn(2, 4, DIM)
-    for a, b in zip(*(gradients(m, x, list(made.parameters())) for m in (made, made.connections[0])), strict=True):
+    for a, b in zip(
+        *(gradients(m, x, list(module.parameters())) for m in (module, module.connections[0])), strict=True
+    ):
         assert equal(a, b)
 
 
 def test_a_stack_compiles_as_one_graph():
     torch._dynamo.reset()
-    made = stack()
+    module = stack()
     head = mhc.HyperHead(DIM, backend="reference")
 
     def model(x):
-        return head(made(mhc.expand(x, 4, backend="reference")))
+        return head(module(mhc.expand(x, 4, backend="reference")))
 
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    x, parameters = torch.randn(3, DIM), [*made.parameters(), *head.parameters()]
+    x, parameters = torch.randn(3, DIM), [*module.parameters(), *head.parameters()]
     for eager, traced in zip(gradients(model, x, parameters), gradients(compiled, x, parameters), strict=True):
         assert equal(eager, traced)
 
@@ -157,8 +161,8 @@ def test_a_stack_compiles_as_one_graph():
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def kept_bytes(run, held):
-    """Bytes of storage that autograd keeps while `run` runs, besides the storages of what the caller holds anyway."""
+def kept_bytes(run, excluded):
+    """Bytes of storage that autograd keeps during `run`, without the storages that the caller holds anyway."""
     kept = {}
 
     def note(tensor):
@@ -167,42 +171,42 @@ def kept_bytes(run, held):
         notes.append(tensor)
         return tensor
 
-    notes = []  # so that no address is used twice
+    notes = []  # keeps the storage alive, so that no address is reused
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         results = run()
-    known = {t.untyped_storage().data_ptr() for t in (*held, *results)}
+    known = {t.untyped_storage().data_ptr() for t in (*excluded, *results)}
     return sum(size for address, size in kept.items() if address not in known)
 
 
 @pytest.mark.parametrize("iterations", [2, 20])
-def test_pre_and_post_keep_at_most_320_bytes_a_token_whatever_the_iterations(iterations):
+def test_pre_and_post_keep_at_most_320_bytes_per_token_for_any_iterations(iterations):
     tokens = 1024
-    made = mhc.HyperConnection(DIM, nn.Identity())
+    module = mhc.HyperConnection(DIM, nn.Identity())
     x, f = torch.randn(tokens, 4, DIM, requires_grad=True), torch.randn(tokens, DIM, requires_grad=True)
 
     def run():
-        h_in, h_post, h_res = mhc.pre(x, *made.mixing[:3], iterations=iterations, backend="reference")
+        h_in, h_post, h_res = mhc.pre(x, *module.mixing[:3], iterations=iterations, backend="reference")
         kept_by_user.extend((h_in, h_post, h_res))
         return h_in, mhc.post(x, f, h_post, h_res, backend="reference")
 
     kept_by_user = []
-    assert kept_bytes(run, [x, f, *made.parameters()]) <= 320 * tokens
-    size = kept_bytes(run, [x, f, *made.parameters()])
+    assert kept_bytes(run, [x, f, *module.parameters()]) <= 320 * tokens
+    size = kept_bytes(run, [x, f, *module.parameters()])
     assert 100 * tokens <= size, "inv_rms and h_mix at least: otherwise the hooks saw nothing"
 
 
-def test_a_connection_keeps_no_more_and_with_recompute_nothing():
+def test_a_connection_keeps_no_more_than_its_operators_and_nothing_with_recompute():
     tokens, sizes = 1024, {}
     for recompute in (False, True):
-        made = mhc.HyperConnection(DIM, lambda h: (2 * h, h), recompute=recompute, backend="reference")
-        x, held = torch.randn(tokens, 4, DIM, requires_grad=True), []
+        module = mhc.HyperConnection(DIM, lambda h: (2 * h, h), recompute=recompute, backend="reference")
+        x, excluded = torch.randn(tokens, 4, DIM, requires_grad=True), []
 
-        def run(made=made, x=x, held=held):
-            x_next, h = made(x)
-            held.append(h)
+        def run(module=module, x=x, excluded=excluded):
+            x_next, h = module(x)
+            excluded.append(h)
             return x_next, h
 
-        sizes[recompute] = kept_bytes(run, [x, *made.parameters()])
-    # beside the records, the layer's output f, which post's backward needs: 4 * DIM bytes a token
+        sizes[recompute] = kept_bytes(run, [x, *module.parameters()])
+    # besides the records, post's backward needs the layer's output f: 4 * DIM bytes per token
     assert 100 * tokens <= sizes[False] - 4 * DIM * tokens <= 320 * tokens, sizes
     assert sizes[True] - 4 * DIM * tokens <= 1024, sizes

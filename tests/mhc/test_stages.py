@@ -1,4 +1,4 @@
-"""The names under which the assay sees into an operator: the same ones, in the same shapes, on every backend."""
+"""Stages have the same names and shapes on every backend."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ GPU = torch.cuda.is_available()
 
 
 def stages(op, backend, case, dtype, device="cpu"):
-    """{stage: its shape} of one forward and backward."""
+    """{stage: shape} of one forward and backward."""
     values = case.build(dtype, device)
     tensors = [values.get(name) for name in op.inputs]
     leaves = [t for name, t in zip(op.inputs, tensors, strict=True) if name in op.grads and t is not None]
@@ -29,14 +29,14 @@ def stages(op, backend, case, dtype, device="cpu"):
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
-def test_the_reference_names_every_stage_that_the_operator_declares(op):
-    found = [stages(op, "reference", case, torch.float64) for case in op.cases if "large" not in case.tags]
-    assert {name for shapes in found for name in shapes} == set(op.stages)
+def test_the_reference_exposes_every_declared_stage(op):
+    exposed = [stages(op, "reference", case, torch.float64) for case in op.cases if "large" not in case.tags]
+    assert {name for shapes in exposed for name in shapes} == set(op.stages)
 
 
 @pytest.mark.parametrize("op", KERNELS.values(), ids=list(KERNELS))
-def test_triton_names_its_stages_as_the_reference_does(op):
-    """Kernels count tokens; what they name has the leading dimensions of x."""
+def test_triton_exposes_the_same_stages_as_the_reference(op):
+    """Kernels work on flat tokens; their stages have the leading dimensions of x."""
     case = next(case for case in op.cases if case.name == "leading_dimensions")
     device = "cuda" if GPU else "cpu"
     values = case.build(torch.float32, device)
@@ -48,7 +48,7 @@ def test_triton_names_its_stages_as_the_reference_does(op):
 
 
 def test_the_stages_of_a_connection_and_their_shapes():
-    """T = 2 * 3 tokens, n = 4, dim = 5, M = 24, K = 20: the table of the mathematics' page."""
+    """For T = 2 * 3 tokens, n = 4, dim = 5, M = 24, K = 20."""
     batch = (2, 1, 3)
     streams, mixes = (*batch, 4, 5), (*batch, 24)
     forward = {"inv_rms": batch, "h_mix": mixes, "h_pre": (*batch, 4), "h_post": (*batch, 4), "h_in": (*batch, 5)}

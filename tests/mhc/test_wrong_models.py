@@ -1,6 +1,6 @@
-"""Kernels that compute another model than they say: another Sinkhorn, another layout of the weights, another matrix.
+"""Kernels that compute a different model than declared: another Sinkhorn, another weight layout, another matrix.
 
-Every candidate is the reference with one change. The unchanged ones pass in tests/test_every_op.py.
+Each candidate is the reference with one change. The unchanged references pass in tests/test_every_op.py.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from goldsmith import Op, assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.mhc._cases import DERIVATIVE_SEGMENTS, SEGMENTS, post_inputs, pre_inputs
 from goldsmith.mhc.sinkhorn.cases import matrices
-from mhc.wrong import check, found_wrong, through_fixed_point
+from mhc.wrong import check, through_fixed_point, wrong_segments
 
 PRE, POST, SINKHORN = Op.get("mhc.pre"), Op.get("mhc.post"), Op.get("mhc.sinkhorn")
 WEIGHTS_CASE = Case("history", pre_inputs, {"T": 3, "n": 4, "dim": 33, "std": 3.0})  # gamma is not 1
@@ -18,17 +18,17 @@ COEFFICIENTS = {"h_in": set(), "h_post": set(), "h_res": set()}
 
 
 def innermost(phi, x):
-    """TransformerEngine's order of columns, dim * n + stream, taken for ours."""
+    """phi with TransformerEngine's order of columns, dim * n + stream, used as ours."""
     return phi.unflatten(-1, x.shape[-2:]).mT.flatten(-2)
 
 
 def tf32(phi):
-    """The ten bits of mantissa that a tensor core keeps of a float32 operand."""
+    """phi with the ten bits of mantissa that a tensor core keeps of a float32 operand."""
     return ((phi.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 WEIGHTS = {
-    "gamma_missing_in_h_mix": lambda given: {"gamma": None},  # right for gamma = 1 alone
+    "gamma_missing_in_h_mix": lambda given: {"gamma": None},  # correct only for gamma = 1
     "phi_transposed": lambda given: {"phi": given["phi"].reshape(given["phi"].mT.shape).mT},
     "phi_in_transformer_engines_order": lambda given: {"phi": innermost(given["phi"], given["x"])},
     "phi_in_tf32": lambda given: {"phi": tf32(given["phi"])},
@@ -40,9 +40,9 @@ WEIGHTS = {
 
 def pre_with(fault):
     def pre(x, phi, alpha, bias, gamma, rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, sinkhorn):
-        given = dict(locals())
-        del given["fault"]
-        return PRE.reference.forward(**(given | WEIGHTS[fault](given)))
+        arguments = dict(locals())
+        del arguments["fault"]
+        return PRE.reference.forward(**(arguments | WEIGHTS[fault](arguments)))
 
     return assay.Target(
         pre,
@@ -71,8 +71,8 @@ def test_the_unchanged_weights_pass():
         ("megatrons_sinkhorn", {"h_res": set()}),
     ],
 )
-def test_weights_and_steps_of_another_model_are_caught_and_only_what_is_wrong_is_blamed(fault, wrong):
-    assert found_wrong(pre_with(fault)) == wrong
+def test_weights_and_steps_of_another_model_are_caught_and_only_wrong_tensors_are_blamed(fault, wrong):
+    assert wrong_segments(pre_with(fault)) == wrong
 
 
 def test_h_res_transposed_is_caught():
@@ -81,7 +81,7 @@ def test_h_res_transposed_is_caught():
 
     case = Case("history", post_inputs, {"T": 3, "n": 4, "dim": 9})
     target = assay.Target(post, POST.reference.forward, cases=[case], outputs=("x_next",))
-    assert found_wrong(target) == {"x_next": set(), "x.grad": set(), "h_res.grad": set()}
+    assert wrong_segments(target) == {"x_next": set(), "x.grad": set(), "h_res.grad": set()}
 
 
 # -- gradients of Sinkhorn ---------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def fixed_point(logits, h_res, grad_h_res, iterations, eps, form):
 
 
 def last_matrix_for_all(logits, h_res, grad_h_res, iterations, eps, form):
-    """Every half-step differentiated at the final P, so that none has to be rebuilt."""
+    """Differentiates every half-step at the final P, so that none has to be rebuilt."""
     g = grad_h_res
     for axis in [-2, *[-1, -2] * (iterations - 1)]:
         g = g - (g * h_res).sum(axis, keepdim=True)
@@ -125,4 +125,4 @@ def test_the_gradient_of_the_steps_passes():
 @pytest.mark.parametrize("backward", [fixed_point, last_matrix_for_all])
 @pytest.mark.parametrize("sizes", [NEAR_IDENTITY, {"std": 6.0}], ids=["near_identity", "large_logits"])
 def test_shortcuts_through_sinkhorn_are_caught(backward, sizes):
-    assert found_wrong(sinkhorn_with(backward, **sizes)) == {"logits.grad": set()}
+    assert wrong_segments(sinkhorn_with(backward, **sizes)) == {"logits.grad": set()}

@@ -1,4 +1,4 @@
-"""What the tests of wrong kernels share: how they are checked, and who is blamed."""
+"""Helpers for the tests of wrong kernels: the check, and the tensors that it blames."""
 
 import torch
 
@@ -7,28 +7,28 @@ from goldsmith.cli.verify.select import USUAL
 
 
 def check(target, **options):
-    """The assay's check without the dear probes, which none of these mistakes needs."""
+    """The assay's check without the expensive probes, which none of these bugs needs."""
     return assay.check(target, probes=USUAL, **options)
 
 
-def found_wrong(target):
-    """{tensor: its segments} of what a check finds wrong; a saved result goes by its own name."""
+def wrong_segments(target):
+    """{tensor: its wrong segments} from a check; a saved result goes by its own name."""
     report = check(target, raises=False)
     assert report.verdict == "fail", str(report)
-    found = {}
+    by_tensor = {}
     for finding in report.findings:
         segments = finding.location.segments if finding.location else ()
-        found.setdefault(finding.tensor.removeprefix("saved."), set()).update(segments)
-    return found
+        by_tensor.setdefault(finding.tensor.removeprefix("saved."), set()).update(segments)
+    return by_tensor
 
 
 def spread(alpha, n):
-    """One alpha per mix."""
+    """alpha repeated to one value per mix."""
     return torch.cat([alpha[:1].expand(n), alpha[1:2].expand(n), alpha[2:].expand(n * n)])
 
 
 def through_fixed_point(p, g):
-    """dL = P * (g - r 1^T - 1 c^T), with r and c such that rows and columns of dL sum to 0."""
+    """dL = P * (g - r 1^T - 1 c^T), with r and c such that the rows and columns of dL sum to 0."""
     n = p.shape[-1]
     gp = g * p
     system = torch.zeros(len(p), 2 * n, 2 * n, dtype=p.dtype)
@@ -40,5 +40,5 @@ def through_fixed_point(p, g):
 
 
 def equal(a, b):
-    """The same bits, dtype and shape."""
+    """Whether a and b have the same bits, dtype and shape."""
     return a.dtype == b.dtype and torch.equal(a, b)

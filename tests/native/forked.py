@@ -1,9 +1,9 @@
-"""Scripts of cases/ one after the other, each in a fork of a process that has imported torch: under a sanitizer that
-takes seconds.
+"""Runs scripts of cases/ one after the other, each in a fork of this process, which imports torch only once: under a
+sanitizer the import takes seconds.
 
     python forked.py FOLDER SCRIPT [SCRIPT:ARGUMENT ...]
 
-Leaves what each printed and how it ended in FOLDER.
+Writes the output and exit status of each script to FOLDER.
 """
 
 import os
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import goldsmith.experts
-import goldsmith.offload.lane  # noqa: F401
+import goldsmith.offload.lanes.cpu_lane  # noqa: F401
 
 CASES = Path(__file__).with_name("cases")
 
@@ -22,9 +22,9 @@ def main(folder: Path, *names: str) -> None:
         child = os.fork()
         if child == 0:
             become(folder, name)
-            return  # to the interpreter's own end, where a sanitizer says how it went
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        (folder / f"{name}.status").write_text(str(ended))
+            return  # to the interpreter's normal exit, where sanitizers report
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (folder / f"{name}.status").write_text(str(status))
 
 
 def become(folder: Path, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The native library as users have it: what it says of itself, its levels, and machines without it."""
+"""The native library as installed: its ABI, its instruction set levels, and machines without it."""
 
 import ctypes
 import platform
@@ -27,7 +27,7 @@ def structures(kind=native.Structure):
 
 
 def enumeration(prefix):
-    """The enum of goldsmith.h in which every name has the prefix, as {name: number}."""
+    """The enum of goldsmith.h that contains the name `prefix`, as {name: number}."""
     for body in re.findall(r"enum \{(.*?)\}", HEADER, re.DOTALL):
         names = dict(re.findall(r"(\w+) = (\d+)", body))
         if prefix in names:
@@ -44,7 +44,7 @@ def built():
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """Loads the library anew, as a process does that starts with these variables; puts the level back afterwards."""
+    """Reloads the library as a process started with these variables does; restores the level afterwards."""
     before = native.library().gs_level()
 
     def load(**variables):
@@ -62,7 +62,7 @@ def fresh(monkeypatch):
 # -- the C ABI --------------------------------------------------------------------------------------------------------
 
 
-def test_every_structure_is_what_the_library_has():
+def test_every_structure_has_the_librarys_layout():
     declared = {s._c_name_: s for s in structures()}
     assert declared.keys() == native.layout().keys()
     for name, theirs in native.layout().items():
@@ -73,7 +73,7 @@ def test_every_structure_is_what_the_library_has():
         assert ours == theirs, name
 
 
-def test_the_layout_that_the_library_tells_names_every_field_of_the_header():
+def test_the_librarys_layout_table_has_every_field_of_the_header():
     for body, name in re.findall(r"typedef struct \{(.*?)\} (\w+);", HEADER, re.DOTALL):
         if name == "gs_field":
             continue
@@ -82,7 +82,7 @@ def test_the_layout_that_the_library_tells_names_every_field_of_the_header():
         assert fields == native.layout()[name].keys() - {""}, name
 
 
-def test_the_numbers_of_the_header_are_ours():
+def test_the_enums_of_the_header_match_the_python_code():
     assert tuple(native.library().gs_level_name(i).decode() for i in range(len(LEVELS))) == LEVELS
     assert native.library().gs_level_name(len(LEVELS)) is None and native.library().gs_level_name(-1) is None
     words = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -98,14 +98,14 @@ def test_the_numbers_of_the_header_are_ours():
     assert enumeration("GS_SILU") == {f"GS_{name.upper()}": i for i, name in enumerate(_native_abi.ACTIVATIONS, 1)}
 
 
-def test_a_structure_of_another_size_is_refused():
+def test_a_structure_with_another_size_is_refused():
     args = native.MeasureArgs(threads=1, what=1)
     args.size -= 8
-    with pytest.raises(RuntimeError, match="of different versions of goldsmith.h: run make"):
+    with pytest.raises(RuntimeError, match="different versions of goldsmith.h: run make"):
         native.check(native.library().gs_measure(ctypes.byref(args)))
 
 
-def test_a_tensor_is_seen_where_it_lies():
+def test_a_tensor_view_has_the_tensors_address_sizes_and_strides():
     tensor = torch.empty(3, 4, 5, dtype=torch.bfloat16)[:, ::2]
     three = (native.TensorView * 3)()
     native.put(tensor, three, ctypes.sizeof(native.TensorView))
@@ -118,7 +118,7 @@ def test_a_tensor_is_seen_where_it_lies():
 
 
 def test_no_level_shares_code_with_the_rest_of_the_library():
-    """The linker keeps one of several weak functions of a name, perhaps the one with instructions that are not here."""
+    """Of several weak functions with one name the linker keeps one, which may use instructions that the CPU lacks."""
     library()
     objects = sorted((ROOT / "build/native").rglob("csrc/isa/*.o"))
     assert {path.name.partition(".")[0] for path in objects} == set(LEVELS)
@@ -131,7 +131,7 @@ def test_no_level_shares_code_with_the_rest_of_the_library():
         assert not weak, f"{path.name}: {weak}"
 
 
-def test_the_rest_of_the_library_has_no_instructions_of_a_level():
+def test_code_outside_the_levels_has_no_avx_or_amx_instructions():
     library()
     paths = [
         p for p in (ROOT / "build/native").rglob("csrc/**/*.o") if p.parent.name != "isa" or p.name == "scalar.cpp.o"
@@ -146,32 +146,32 @@ def test_the_rest_of_the_library_has_no_instructions_of_a_level():
 
 
 @pytest.mark.parametrize("level", LEVELS, ids="level={}".format)
-def test_the_variable_lowers_the_level_and_never_raises_it(level, fresh):
+def test_the_environment_variable_lowers_the_level_and_never_raises_it(level, fresh):
     highest, why = native.machine_isa()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert fresh(GOLDSMITH_ISA=level.upper()) is None
         fresh()
     if LEVELS.index(level) <= LEVELS.index(highest):
-        assert (native.isa(), said) == (level, [])
+        assert (native.isa(), caught) == (level, [])
     else:
         assert native.isa() == highest
         words = f"GOLDSMITH_ISA={level} is above this machine's level, {highest}, which is used: {why}"
-        assert {str(warning.message) for warning in said} == {words}
+        assert {str(warning.message) for warning in caught} == {words}
 
 
-def test_a_level_that_is_none_is_answered_with_those_that_are(fresh):
+def test_the_error_for_an_unknown_level_lists_the_known_ones(fresh):
     with pytest.raises(ValueError, match="^GOLDSMITH_ISA='avx1024' is no level; choose one of: scalar, avx2, avx512, "):
         fresh(GOLDSMITH_ISA="avx1024")
 
 
-def test_the_library_itself_goes_no_higher_than_the_machine(fresh):
+def test_the_library_refuses_a_level_above_the_machines(fresh):
     highest = native.library().gs_machine_level()
     with pytest.raises(ValueError, match=f"level {highest + 1}, wanted 0 to {highest} on this machine"):
         native.check(native.library().gs_set_level(highest + 1))
 
 
-def test_the_command_says_it_in_a_paragraph(monkeypatch):
+def test_the_command_line_reports_an_unknown_level_without_a_traceback(monkeypatch):
     from typer.testing import CliRunner
 
     from goldsmith.cli import app
@@ -182,13 +182,13 @@ def test_the_command_says_it_in_a_paragraph(monkeypatch):
     assert "GOLDSMITH_ISA='sse9' is no level" in " ".join(result.output.split())
 
 
-def test_why_not_a_higher_level_is_said_below_the_highest():
+def test_below_the_highest_level_there_is_a_reason():
     highest, why = native.machine_isa()
     assert bool(why) == (highest != LEVELS[-1])
 
 
 @pytest.mark.parametrize("level", LEVELS, ids="level={}".format)
-def test_what_a_level_reaches_is_measured(level, fresh):
+def test_every_probe_of_a_level_measures_a_rate(level, fresh):
     machine = LEVELS.index(native.machine_isa()[0])
     if LEVELS.index(level) > machine:
         pytest.skip(f"this machine has no {level}")
@@ -202,17 +202,17 @@ def test_what_a_level_reaches_is_measured(level, fresh):
             with pytest.raises(BackendUnavailable, match=f"level {level} has no such instruction"):
                 native.measure(probe, seconds=0.01)
     assert native.measure("read", threads=2, seconds=0.01, megabytes=1) > 1e7
-    with pytest.raises(ValueError, match="bytes is 0, wanted at least 4096 a thread"):
+    with pytest.raises(ValueError, match="bytes is 0, wanted at least 4096 per thread"):
         native.measure("read", megabytes=0)
 
 
-def test_the_probes_of_a_layers_products_say_what_they_want():
+def test_the_amx_product_probes_check_their_arguments():
     if native.isa() != "amx":
         pytest.skip(f"this machine's level is {native.isa()}")
     for rows in (0, 33, -32, 1 << 21):
         with pytest.raises(ValueError, match=f"rows is {rows}, wanted a multiple of 32, at most 2"):
             native.measure("amx_l2", rows=rows)
-    with pytest.raises(ValueError, match="bytes is 1048576, wanted at least 262144 a thread"):
+    with pytest.raises(ValueError, match="bytes is 1048576, wanted at least 262144 per thread"):
         native.measure("amx_stream", threads=5, megabytes=1)
     assert native.measure("amx_stream", threads=2, seconds=0.01, megabytes=1, rows=64) > 1e8
 
@@ -220,7 +220,7 @@ def test_the_probes_of_a_layers_products_say_what_they_want():
 # -- without it -------------------------------------------------------------------------------------------------------
 
 
-def test_a_library_that_is_not_there_is_a_sentence(fresh, tmp_path):
+def test_the_reason_for_a_missing_library_says_how_to_get_it(fresh, tmp_path):
     reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "none.so"))
     where = f"the native library is not there ({tmp_path}/none.so); "
     assert reason == where + "in a checkout `make` builds it, in a wheel it is included"
@@ -229,22 +229,22 @@ def test_a_library_that_is_not_there_is_a_sentence(fresh, tmp_path):
     assert native.unavailable({"x": torch.zeros(3)}) == reason
 
 
-def test_a_library_that_cannot_be_loaded_is_a_sentence(fresh, tmp_path):
+def test_the_reason_for_a_broken_library_has_the_loaders_message(fresh, tmp_path):
     (tmp_path / "bad.so").write_text("no library")
     reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "bad.so"))
     assert reason.startswith("the native library cannot be loaded: ") and "bad.so: " in reason
 
 
-def test_another_library_under_its_name_is_a_sentence(fresh):
+def test_another_library_is_refused(fresh):
     assert "is not this version's" in fresh(GOLDSMITH_LIBRARY=torch._C.__file__)
 
 
-def test_another_system_is_a_sentence(fresh, monkeypatch):
+def test_another_architecture_is_refused(fresh, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert fresh() == "the native library is for Linux on x86-64; this is Linux on aarch64"
 
 
-def test_what_the_kernels_cannot_take_is_a_sentence():
+def test_the_reason_for_unsupported_tensors_names_the_tensor():
     assert native.unavailable({"a": None, "x": torch.zeros(3)}) is None
     double = native.unavailable({"x": torch.zeros(3, dtype=torch.float64)})
     assert double == "x is float64, which only the reference takes"

@@ -1,4 +1,4 @@
-"""Where the native threads run: on the processors that the process may use, no more of them than can run at a time."""
+"""Native threads run on the processors that the process may use, and there are no more threads than can run at once."""
 
 import json
 import os
@@ -16,13 +16,13 @@ ALL = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
-    """What is found out once a process is found out anew, before and after."""
-    for found in (processors.worth, processors.allowed):
-        found.cache_clear()
+def without_caches():
+    """Clear the per-process caches before and after a test."""
+    for function in (processors.worth, processors.allowed):
+        function.cache_clear()
     yield
-    for found in (processors.worth, processors.allowed):
-        found.cache_clear()
+    for function in (processors.worth, processors.allowed):
+        function.cache_clear()
 
 
 def write(folder, files):
@@ -69,13 +69,13 @@ def test_the_limit_of_a_control_group_is_read(name, tmp_path):
 
 
 @pytest.mark.parametrize(("paid", "wanted"), [(None, 8), (0.3, 1), (1.5, 2), (6.0, 6), (99.0, 8)])
-def test_no_more_threads_than_are_paid_for(paid, wanted, monkeypatch):
+def test_the_number_of_threads_is_limited_by_the_cpu_quota(paid, wanted, monkeypatch):
     monkeypatch.setattr(processors, "quota", lambda: paid)
     monkeypatch.setattr(processors, "allowed", lambda: tuple(range(8)))
     assert processors.worth.__wrapped__() == wanted
 
 
-def test_a_call_uses_torchs_number_of_threads_up_to_that(monkeypatch):
+def test_a_call_uses_torchs_number_of_threads_up_to_the_limit(monkeypatch):
     monkeypatch.setattr(processors, "worth", lambda: 4)
     for number, wanted in ((1, 1), (3, 3), (4, 4), (64, 4), (100_000, 4)):
         monkeypatch.setattr(torch, "get_num_threads", lambda number=number: number)
@@ -89,13 +89,13 @@ def test_processors_are_taken_from_all_nodes_in_turn(monkeypatch, tmp_path):
     assert processors.places() == [(1, 0), (5, 1), (11, -1), (2, 0), (8, 1), (3, 0)]
 
 
-def test_a_machine_that_tells_nothing_is_one_node(monkeypatch, tmp_path):
+def test_a_machine_without_node_information_is_one_node(monkeypatch, tmp_path):
     monkeypatch.setattr(processors, "NODES", tmp_path / "none")
     monkeypatch.setattr(processors, "allowed", lambda: (0, 1))
     assert processors.places() == [(0, -1), (1, -1)]
 
 
-def test_a_processor_that_cannot_be_is_refused():
+def test_a_processor_number_out_of_range_is_refused():
     library()
     one = (native.c_int32 * 1)(4096)
     with pytest.raises(ValueError, match="processor 4096, wanted 0 to 1023"):
@@ -107,7 +107,7 @@ def test_a_processor_that_cannot_be_is_refused():
 WORKERS = """
 import json, os, resource, sys, time
 from pathlib import Path
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as OpenMP ties the first thread, or taskset the process
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # like OpenMP for its first thread, or taskset for the process
 import torch
 from goldsmith import experts
 from goldsmith.core import native, processors
@@ -118,37 +118,37 @@ def workers():
 
 def count(wanted):
     until = time.monotonic() + 20
-    while len(workers()) < wanted and time.monotonic() < until:  # one that has not run yet has no name
+    while len(workers()) < wanted and time.monotonic() < until:  # a worker has no name before it runs
         time.sleep(0.01)
-    time.sleep(0.05)  # for any that should not be there
+    time.sleep(0.05)  # time for surplus workers to appear
     return len(workers())
 
 def naps():
     texts = [(task / "status").read_text() for task in workers().values()]
     return [int(text.split("nonvoluntary")[0].rpartition("voluntary_ctxt_switches:")[2]) for text in texts]
 
-found = {"allowed": processors.allowed(), "worth": processors.worth()}
+report = {"allowed": processors.allowed(), "worth": processors.worth()}
 torch.set_num_threads(64)
-base, T = experts.pack(torch.randn(2, 1024, 512), torch.randn(2, 512, 512), format="bf16"), 16 * found["worth"]
+base, T = experts.pack(torch.randn(2, 1024, 512), torch.randn(2, 512, 512), format="bf16"), 16 * report["worth"]
 experts.moe(torch.randn(T, 512), torch.randint(2, (T, 1)), torch.rand(T, 1), base, backend="native")  # work for all
-found["of_a_call"] = count(found["worth"] - 1)
+report["of_a_call"] = count(report["worth"] - 1)
 native.measure("fma", threads=5, seconds=0.001)
-found["of_five"], found["on"] = count(4), sorted({tuple(sorted(os.sched_getaffinity(n))) for n in workers()})
-places = processors.places()  # the n-th worker is at home on the node of the n-th of them
+report["of_five"], report["on"] = count(4), sorted({tuple(sorted(os.sched_getaffinity(n))) for n in workers()})
+places = processors.places()  # worker n belongs to the node of place n
 homes = {node: tuple(sorted(p for p, other in places if other == node)) for _, node in places}
-found["homes"] = sorted({homes[places[n % len(places)][1]] for n in range(1, found["of_five"] + 1)})
+report["homes"] = sorted({homes[places[n % len(places)][1]] for n in range(1, report["of_five"] + 1)})
 time.sleep(0.05)
 before = naps()
 for _ in range(50):
     native.measure("fma", threads=2, seconds=0.0001)
-    time.sleep(0.0005)  # they park meanwhile
-found["woken"] = sum(a != b for a, b in zip(before, naps()))
+    time.sleep(0.0005)  # the workers park
+report["woken"] = sum(a != b for a, b in zip(before, naps()))
 before, begin = time.process_time(), time.perf_counter()
 time.sleep(0.3)
-found["busy"] = (time.process_time() - before) / (time.perf_counter() - begin)
+report["busy"] = (time.process_time() - before) / (time.perf_counter() - begin)
 resource.setrlimit(resource.RLIMIT_AS, (int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + (200 << 20),) * 2)
-found["when_threads_are_short"] = native.measure("fma", threads=900, seconds=0.001) > 0
-print(json.dumps(found))
+report["when_threads_are_short"] = native.measure("fma", threads=900, seconds=0.001) > 0
+print(json.dumps(report))
 """
 
 
@@ -160,18 +160,18 @@ def run_workers(**variables):
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(len(ALL) < 2, reason="this process may use one processor alone")
+@pytest.mark.skipif(len(ALL) < 2, reason="this process may use only one processor")
 @pytest.mark.parametrize("tied", [False, True], ids=["by_the_user", "by_openmp"])
-def test_workers_run_where_the_process_may(tied):
-    found = run_workers(**({"OMP_PROC_BIND": "true"} if tied else {}))
+def test_workers_run_on_the_processors_of_the_process(tied):
+    report = run_workers(**({"OMP_PROC_BIND": "true"} if tied else {}))
     where = ALL if tied else ALL[:1]
-    assert found["allowed"] == where and found["worth"] <= len(where)
-    assert found["of_a_call"] == found["worth"] - 1, "a call starts no more workers than can run"
-    assert found["of_five"] == max(4, found["of_a_call"]) and found["when_threads_are_short"]
-    assert found["on"] == found["homes"] and {p for home in found["on"] for p in home} <= set(where)
-    assert found["woken"] <= 1, "workers that a call does not want sleep on"
-    assert found["busy"] < 0.3, "workers without work take no time"
+    assert report["allowed"] == where and report["worth"] <= len(where)
+    assert report["of_a_call"] == report["worth"] - 1, "a call starts no more workers than can run"
+    assert report["of_five"] == max(4, report["of_a_call"]) and report["when_threads_are_short"]
+    assert report["on"] == report["homes"] and {p for home in report["on"] for p in home} <= set(where)
+    assert report["woken"] <= 1, "workers that a call does not need stay asleep"
+    assert report["busy"] < 0.3, "idle workers use no CPU time"
 
 
-def test_a_list_of_the_system_is_read():
+def test_the_kernels_lists_of_numbers_are_parsed():
     assert processors.numbers("0-2,5,8-9") == [0, 1, 2, 5, 8, 9] and processors.numbers("") == []

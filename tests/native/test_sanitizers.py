@@ -1,6 +1,6 @@
-"""The native library under AddressSanitizer with UBSan and under ThreadSanitizer: every script of cases/ on both.
+"""Every script of cases/ on the native library under AddressSanitizer with UBSan, and under ThreadSanitizer.
 
-A kernel is taken in by a script of its own there. The last tests show that a mistake would be seen.
+A new kernel gets its own script there. The last tests show that the sanitizers detect mistakes.
 """
 
 import pytest
@@ -17,19 +17,19 @@ def test_the_sanitizers_find_nothing(case, variant):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_writing_beyond_a_region_is_stopped_by_the_address_sanitizer():
+def test_the_address_sanitizer_stops_writes_beyond_a_region():
     done = run("address", "pool", "overrun")
     assert done.returncode != 0
     assert "AddressSanitizer: use-after-poison" in done.stderr
 
 
-def test_writing_beyond_a_region_is_noticed_by_the_guard_words():
+def test_guard_words_detect_writes_beyond_a_region():
     done = run("thread", "pool", "overrun")
     beyond = [f"scratch was written {n} bytes beyond the region that ends at byte 292 of 576" for n in (1, 1, 21)]
     assert done.stdout.splitlines() == beyond
 
 
-def test_two_workers_that_write_the_same_place_are_seen_by_the_thread_sanitizer():
+def test_the_thread_sanitizer_detects_two_workers_that_write_to_one_address():
     done = run("thread", "pool", "race")
     assert done.returncode != 0
     assert "ThreadSanitizer: data race" in done.stderr

@@ -1,4 +1,4 @@
-"""Kernels of AMX's tiles, with the tiles computed in plain C++: any machine with avx512_bf16 tries them."""
+"""The kernels for AMX tiles, with tiles emulated in plain C++, on any machine with avx512_bf16."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from repo.tree import SOURCE
 LEVELS = native.LEVELS
 pytestmark = pytest.mark.skipif(
     native.reason() is not None or LEVELS.index(native.machine_isa()[0]) < LEVELS.index("avx512_bf16"),
-    reason="the level amx is compiled with instructions of avx512_bf16, which this machine has not",
+    reason="the level amx is compiled with instructions of avx512_bf16, which this machine lacks",
 )
 JUDGED = """
 import json, sys, torch
@@ -24,10 +24,10 @@ from goldsmith.core import native
 from goldsmith.experts import _native_abi
 _native_abi.busy = lambda weights, flop: 64
 native.threads = _native_abi.threads = lambda: 3
-found = {"level": native.isa()}
+verdicts = {"level": native.isa()}
 
 def results(workers, E, format, k):
-    "Forward and backward of a layer with more parts than workers, or fewer."
+    "Forward and backward of a layer with more or fewer parts than workers."
     native.threads = _native_abi.threads = lambda: workers
     torch.manual_seed(0)
     base = experts.pack(torch.randn(E, 192, 128), torch.randn(E, 128, 96), format=format)
@@ -42,19 +42,19 @@ for layer in ((9, "bf16", 2), (2, "bf16", 1), (9, "int4", 2), (4, "int8", 3), (9
     alone = results(1, *layer)
     for workers in (2, 3, 7):
         same = all(map(torch.equal, alone, results(workers, *layer)))
-        found[f"{layer} with {workers} workers"] = "pass" if same else "other bits than with one"
+        verdicts[f"{layer} with {workers} workers"] = "pass" if same else "bits differ from one worker"
 native.threads = _native_abi.threads = lambda: 3
 for name in ("experts.moe", "experts.moe_int8"):
     target = op_target(Op.get(name), "native", dtype=torch.bfloat16)
     for case in Op.get(name).cases:
         if "large" not in case.tags:
             report = assay.check(target, case.name, dtype=torch.bfloat16, raises=False, probes=["values", "guard"])
-            found[f"{name} {case.name}"] = "pass" if report.verdict == "pass" else str(report)
-print(json.dumps(found))
+            verdicts[f"{name} {case.name}"] = "pass" if report.verdict == "pass" else str(report)
+print(json.dumps(verdicts))
 """
 
 
-def test_every_case_holds_on_tiles():
+def test_every_case_passes_with_emulated_tiles():
     environment = os.environ | {
         "GOLDSMITH_LIBRARY": str(library("tiles")),
         "PYTHONPATH": str(SOURCE.parent),
@@ -63,7 +63,7 @@ def test_every_case_holds_on_tiles():
     environment.pop("GOLDSMITH_ISA", None)
     done = subprocess.run([sys.executable, "-c", JUDGED], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found.pop("level") == "amx"
-    wrong = [f"{name}: {text}" for name, text in found.items() if text != "pass"]
-    assert len(found) > 50 and not wrong, "\n".join(wrong)
+    verdicts = json.loads(done.stdout)
+    assert verdicts.pop("level") == "amx"
+    wrong = [f"{name}: {text}" for name, text in verdicts.items() if text != "pass"]
+    assert len(verdicts) > 50 and not wrong, "\n".join(wrong)

@@ -1,4 +1,4 @@
-"""Builds of the native library with sanitizers, and Python scripts run on them in a process of their own."""
+"""Builds of the native library with sanitizers, and runs of Python scripts on them in separate processes."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ import pytest
 from repo.tree import ROOT, SOURCE
 
 CASES = Path(__file__).with_name("cases")
-# What must be loaded before Python is; AddressSanitizer looks for the C++ library's own functions when it starts.
+# Libraries to load before Python; AddressSanitizer looks up the C++ library's functions when it starts.
 PRELOADED = {"address": ("libasan.so", "libstdc++.so.6"), "thread": ("libtsan.so",)}
 TOGETHER = ("lane", "levels", "measure", "pool", "pool:overrun", "pool:race")
-SECONDS = 300  # for a script: one that hangs has failed
+SECONDS = 300  # time limit of a script
 OPTIONS = {
-    "ASAN_OPTIONS": "detect_leaks=0",  # Python's own are many
+    "ASAN_OPTIONS": "detect_leaks=0",  # Python itself has many leaks
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "die_after_fork=0",
 }
@@ -25,7 +25,7 @@ OPTIONS = {
 
 @cache
 def library(variant: str = "release") -> Path:
-    """The library of this checkout, built if it is not there as the sources have it."""
+    """The library of this checkout, built if it is missing or older than its sources."""
     command = [sys.executable, ROOT / "scripts/native.py", variant]
     done = subprocess.run(command, capture_output=True, text=True)
     if "is missing" in done.stderr:
@@ -35,7 +35,7 @@ def library(variant: str = "release") -> Path:
 
 
 def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """cases/<case>.py on a sanitized library; skips where the compiler or the system has no such sanitizer."""
+    """Run cases/<case>.py on a sanitized library; skips if the compiler or the system lacks the sanitizer."""
     name = ":".join([case, *arguments])
     if name in TOGETHER:
         return _together(variant)[name]
@@ -44,7 +44,7 @@ def run(variant: str, case: str, *arguments: str) -> subprocess.CompletedProcess
 
 @cache
 def _together(variant: str) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Those that take no time but for what they import: in one process, of which each gets a fork."""
+    """Run the scripts whose time is mostly imports in forks of one process."""
     with tempfile.TemporaryDirectory() as place:
         done = _sanitized(variant, str(CASES.with_name("forked.py")), place, *TOGETHER)
         assert done.returncode == 0, done.stderr
@@ -69,15 +69,15 @@ def _sanitized(variant: str, *command: str) -> subprocess.CompletedProcess[str]:
     )
     command = (sys.executable, *command)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
-    if "unexpected memory mapping" in done.stderr:  # gcc 12's ThreadSanitizer where addresses are very random
+    if "unexpected memory mapping" in done.stderr:  # gcc 12's ThreadSanitizer fails if addresses are too random
         done = subprocess.run(["setarch", "-R", *command], env=environment, capture_output=True, text=True)
         if "unexpected memory mapping" in done.stderr or "setarch" in done.stderr:
-            pytest.skip("ThreadSanitizer cannot run at this system's random addresses")
+            pytest.skip("ThreadSanitizer cannot run with this system's address randomisation")
     return done
 
 
 def _shared(name: str) -> str:
     path = subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
     if not os.path.isabs(path):
-        pytest.skip(f"this compiler comes without {name}")
+        pytest.skip(f"this compiler has no {name}")
     return path

@@ -1,4 +1,4 @@
-"""The float64 golden of an engine's call, and the calls that it is tried on."""
+"""The float64 golden of an engine's call, and the cases it is checked on."""
 
 import torch
 
@@ -9,7 +9,7 @@ K = 3
 
 
 def target(store, engine, dtype, cases):
-    """The engine as a candidate, held to the float64 golden of experts.moe over the store's own numbers."""
+    """The engine as a candidate, checked against the float64 golden of experts.moe over the store's own numbers."""
     numbers = [store.dequantize(0, e) for e in range(store.num_experts(0))]
     stacked = {name: torch.stack([n[name] for n in numbers]).double() for name in numbers[0]}
     base = [stacked["gate_up"], stacked["down"], stacked.get("gate_up_bias"), stacked.get("down_bias")]

@@ -1,4 +1,4 @@
-"""Processes that may die, for the tests of what they leave behind; and whether kernels run on this one's CPU."""
+"""Child processes that may die, for tests of what they leave behind; and a check whether kernels run on the CPU."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 
 def in_a_child(work):
-    """Its exit status; negative when a signal ended it. A fork: no interpreter has to start."""
+    """The exit status of `work` in a forked process; negative if a signal ended it. No interpreter has to start."""
     child = os.fork()
     if not child:
-        signal.alarm(60)  # whoever waits for ever is ended, and seen as such
+        signal.alarm(60)  # a process that waits forever is ended, and the status shows it
         try:
             work()
             os._exit(0)
@@ -25,5 +25,5 @@ def in_a_child(work):
 
 
 def interpreter():
-    """Why Triton's kernels cannot take tensors of the CPU in this process; None when they can."""
+    """Why Triton's kernels cannot take CPU tensors in this process; None if they can."""
     return interpreter_unavailable() if triton_interpreted() else "TRITON_INTERPRET is not 1, as where there is a GPU"

@@ -47,8 +47,8 @@ def call(store, layer, T, k, *, dtype=torch.bfloat16, seed=0):
 
 
 def costs(store, **changes):
-    """Costs of a machine that never was: a CPU and a link that are alike, a device that is fast."""
-    from goldsmith.offload.costs import Costs
+    """Costs of an imaginary machine: a CPU and a link of the same speed, and a fast device."""
+    from goldsmith.offload.planning.costs import Costs
 
     expert = store.expert_nbytes(store.layers[0])
     given = {
@@ -61,5 +61,5 @@ def costs(store, **changes):
 
 
 def calibration(store, **changes):
-    """What Engine(calibration=) takes: all that it reads of one are the costs."""
+    """A stand-in for a Calibration: the Engine reads only its costs."""
     return SimpleNamespace(costs=costs(store, **changes))

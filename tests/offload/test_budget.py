@@ -1,12 +1,12 @@
-"""What a budget is spent on: never more than there is, never less than two slots, nothing that nobody can use."""
+"""The division of a budget: within its limit, with at least two slots, and with no slot that nothing can use."""
 
 import random
 
 import pytest
 import torch
 
-from goldsmith.offload.budget import SPARE, STAGING, spend
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.memory.budget import SPARE, STAGING, spend
 from goldsmith.offload.settings import settings
 from offload import stores
 
@@ -17,7 +17,7 @@ def asked(**changes):
 
 
 def drawn(seed):
-    """(budget, settings, slot_bytes, experts of each layer, row_bytes) of any engine."""
+    """Random (budget, settings, slot_bytes, experts of each layer, row_bytes)."""
     make = random.Random(seed)
     slot = 4096 * make.choice([1, 2, 3, 40, 2304])
     experts = {2 * i: make.choice([1, 2, 5, 8, 64]) for i in range(make.choice([1, 2, 5, 27]))}
@@ -32,7 +32,7 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("seeds", [range(0, 500), range(500, 1000)], ids=str)
-def test_no_more_is_spent_than_there_is_and_no_slot_is_for_nobody(seeds):
+def test_spending_stays_within_the_budget_and_every_slot_can_be_used(seeds):
     on = arenas = cached = 0
     for seed in seeds:
         budget, given, slot, experts, row_bytes = drawn(seed)
@@ -54,20 +54,22 @@ def test_no_more_is_spent_than_there_is_and_no_slot_is_for_nobody(seeds):
         assert 2 <= found.staging <= min(STAGING, 2 * max(experts.values())) and not found.why_off, seed
         if given.cache == "none":
             assert not any(found.cache.values()), seed
-        elif not found.arenas:  # what is left over is less than a slot, or all experts have one
+        elif not found.arenas:  # less than a slot remains, or every expert has one
             left = budget - found.total
             assert left < slot or all(found.cache[n] == c for n, c in experts.items()), seed
         few, many = min(found.cache.values()), max(found.cache.values())
-        assert many - few <= 1 or few in experts.values(), seed  # each layer has as many, as far as it has experts
+        assert many - few <= 1 or few in experts.values(), (
+            seed
+        )  # each layer has equally many slots, up to its number of experts
         if found.arenas:
             assert found.arenas == 2 and found.arena == max(experts.values()) * slot, seed
             assert given.prefill != "cpu" and given.lanes == "auto" and len(experts) > 1, seed
             arenas += 1
         cached += any(found.cache.values())
-    assert on > 200 and arenas > 20 and cached > 100  # the draws are of all kinds
+    assert on > 200 and arenas > 20 and cached > 100  # the draws cover every kind of division
 
 
-def test_what_is_said_to_be_enough_is_enough():
+def test_the_budget_that_the_message_names_is_sufficient():
     for row_bytes in (0, 408, 11288):
         need = 2 * 40960 + (64 * row_bytes + SPARE if row_bytes else 0)
         off = spend(need - 1, asked(gpu_budget=need - 1), 40960, {0: 8, 1: 8}, row_bytes)
@@ -75,12 +77,12 @@ def test_what_is_said_to_be_enough_is_enough():
         assert spend(need, asked(gpu_budget=need), 40960, {0: 8, 1: 8}, row_bytes).device_lane
 
 
-def test_what_a_layer_of_few_experts_leaves_over_is_for_the_others():
+def test_slots_that_a_small_layer_cannot_use_go_to_the_others():
     found = spend((8 + 24) * 4096, asked(prefill="cpu"), 4096, {0: 2, 3: 64, 4: 64})
     assert found.staging == 8 and dict(found.cache) == {0: 2, 3: 11, 4: 11}
 
 
-def test_arenas_take_at_most_half_of_what_is_left_unless_they_are_asked_for():
+def test_arenas_take_at_most_half_of_the_remainder_unless_requested():
     experts = {0: 8, 1: 8}
     for prefill, slots, arenas in (
         ("stream", 20, 0),
@@ -93,7 +95,7 @@ def test_arenas_take_at_most_half_of_what_is_left_unless_they_are_asked_for():
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried"), RuntimeError("can't allocate")])
-def test_memory_that_cannot_be_had_is_said_with_what_to_do(tmp_path, monkeypatch, error):
+def test_a_failed_allocation_says_what_to_do(tmp_path, monkeypatch, error):
     plain = torch.empty
 
     def full(*size, **options):
@@ -102,8 +104,8 @@ def test_memory_that_cannot_be_had_is_said_with_what_to_do(tmp_path, monkeypatch
         return plain(*size, **options)
 
     with stores.build(tmp_path / "s") as store:
-        monkeypatch.setattr("goldsmith.offload.memory.torch.empty", full)
-        with pytest.raises(MemoryError, match=r"\d+ bytes could not be had on cpu; lower gpu_budget, or free memory"):
+        monkeypatch.setattr("goldsmith.offload.lanes.slot_memory.torch.empty", full)
+        with pytest.raises(MemoryError, match=r"\d+ bytes could not be allocated on cpu; lower gpu_budget"):
             Engine(store, device="cpu", gpu_budget="200kB", lanes="mixed")
         monkeypatch.undo()
         with Engine(store, device="cpu", gpu_budget="200kB", lanes="mixed") as engine:

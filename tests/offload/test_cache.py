@@ -1,4 +1,4 @@
-"""The cache: who leaves when another comes, what counts as cached, and what the plan makes of it."""
+"""The cache: what it evicts, what counts as cached, and how the plan uses it."""
 
 import json
 import time
@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from goldsmith.offload import assign as assignment
-from goldsmith.offload.assign import assign
-from goldsmith.offload.budget import spend
-from goldsmith.offload.cache import Cache
-from goldsmith.offload.call import Assignment, Call
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.filling import Filling
-from goldsmith.offload.plan import quickest
+from goldsmith.offload.lanes.slot_filling import SlotFilling
+from goldsmith.offload.memory.budget import spend
+from goldsmith.offload.memory.cache import Cache
+from goldsmith.offload.memory.slots import Slot, SlotRing
+from goldsmith.offload.memory.streams import Inline
+from goldsmith.offload.observe.statistics import Counts
+from goldsmith.offload.planning import assignment
+from goldsmith.offload.planning.assignment import Assignment, assign
+from goldsmith.offload.planning.call import Call
+from goldsmith.offload.planning.plan import quickest
 from goldsmith.offload.settings import settings
-from goldsmith.offload.slots import Ring, Slot
-from goldsmith.offload.statistics import Counts
-from goldsmith.offload.streams import Inline
 from offload import stores
 
 
@@ -32,7 +32,7 @@ def slots(count):
 
 
 def filled(policy, calls, count=3, chosen=()):
-    """A cache after these calls, each the experts that it used; misses come in as they are met."""
+    """A cache after these calls; each call is a list of used experts, and misses are admitted in order."""
     cache = Cache(policy, slots(count), 12, chosen)
     for used in calls:
         cache.used(dict.fromkeys(used, 1))
@@ -42,18 +42,18 @@ def filled(policy, calls, count=3, chosen=()):
     return cache
 
 
-def test_lru_drops_what_was_not_used_for_longest():
+def test_lru_evicts_the_least_recently_used_expert():
     assert filled("lru", [[0], [1], [2], [0], [3]]).resident() == {0, 2, 3}
 
 
-def test_lfu_keeps_what_is_used_often_and_forgets_with_time():
+def test_lfu_keeps_frequently_used_experts_and_forgets_over_time():
     often = [[0], [0], [0], [1], [1], [2], [2]]
-    assert filled("lfu", [*often, [3]]).resident() == {0, 1, 2}  # once is less than twice
+    assert filled("lfu", [*often, [3]]).resident() == {0, 1, 2}  # one use is less than two
     assert 0 not in filled("lfu", [*often, *([[3], [4], [1], [2]] * 8)]).resident()
-    assert 0 not in filled("lfu", [*([[0]] * 20), *([[3], [4], [1], [2]] * 8)]).resident()  # 20 of old, 8 of late
+    assert 0 not in filled("lfu", [*([[0]] * 20), *([[3], [4], [1], [2]] * 8)]).resident()  # 20 old uses, 8 recent ones
 
 
-def test_of_experts_that_were_used_alike_the_lower_id_leaves_and_a_newcomer_pushes_none_of_them_out():
+def test_lfu_ties_evict_the_lower_id_and_a_new_expert_evicts_no_equal():
     assert filled("lru", [[0, 1, 2], [3]]).resident() == {1, 2, 3}
     assert filled("lfu", [[0, 1, 2], [0, 1, 2], [3], [3], [3]]).resident() == {1, 2, 3}
     cache = filled("lfu", [[0, 1, 2]])
@@ -65,25 +65,27 @@ def test_of_experts_that_were_used_alike_the_lower_id_leaves_and_a_newcomer_push
     assert alike.admit(1, {1}) is None and alike.resident() == {0}
 
 
-def test_a_slot_that_is_given_up_says_that_it_holds_nothing_and_is_counted():
+def test_an_evicted_slot_has_no_owner_and_the_eviction_is_counted():
     cache = filled("lru", [[0], [1], [2]])
     before = {e: cache.slot(e) for e in (0, 1, 2)}
     for e, slot in before.items():
         slot.owner = (0, e)
     cache.used({3: 1})
-    assert cache.admit(3, {3}) is before[0] and before[0].owner is None  # the guard takes no old bytes for an expert's
+    assert (
+        cache.admit(3, {3}) is before[0] and before[0].owner is None
+    )  # the guard must not read old bytes as this expert's
     cache.forget(1)
     assert before[1].owner is None and 1 not in cache and cache.holds == 2 and cache.evictions == 1
-    assert cache.admit(4, {4}) is before[1] and cache.evictions == 1  # it was free
+    assert cache.admit(4, {4}) is before[1] and cache.evictions == 1  # the slot was free
     cache.clear()
     assert cache.holds == 0 and len(cache.slots()) == 3 and not any(slot.owner for slot in cache.slots())
     cache.close()
     assert cache.slots() == [] and 2 not in cache
 
 
-def test_static_holds_what_it_was_told_and_nothing_else():
+def test_static_holds_only_the_chosen_experts():
     cache = filled("static", [[5], [1], [7], [2]], chosen=[7, 2, 9, 4])
-    assert cache.resident() == {7, 2}  # 9 has not been used, and 4 is beyond the three slots
+    assert cache.resident() == {7, 2}  # 9 was not used, and 4 is beyond the three slots
     assert cache.evictions == 0
 
 
@@ -103,7 +105,7 @@ def engine_of(store, budget="400kB", cache="lru", **options):
 
 
 def zipf(store, calls, layer=0, T=1, k=3):
-    """Calls of a router with favourites, which changes its mind slowly, as trained ones do."""
+    """Calls of a router with favourites that change slowly, like a trained router's."""
     make = torch.Generator().manual_seed(0)
     E = store.num_experts(layer)
     share = 1 / torch.arange(1, E + 1).float() ** 1.5
@@ -125,7 +127,7 @@ def test_a_cache_changes_no_bit_and_the_same_calls_give_the_same_hits(store, cac
     assert (found[0][0] > 0) == (cache != "none")
 
 
-def test_a_cache_smaller_than_a_call_needs_goes_in_waves(store):
+def test_a_cache_smaller_than_a_call_computes_in_waves(store):
     x, ids, weights = next(zipf(store, 1, T=6, k=12))
     with Engine(store, device="cpu") as plain:
         wanted = plain(0, x, ids, weights)
@@ -136,7 +138,7 @@ def test_a_cache_smaller_than_a_call_needs_goes_in_waves(store):
             assert torch.equal(engine(0, x, ids, weights), wanted)
 
 
-def test_what_is_used_again_is_a_hit_from_the_next_call_on(store):
+def test_an_admitted_expert_is_a_hit_from_the_next_call_on(store):
     call = next(zipf(store, 1))
     with engine_of(store, budget="1MiB") as engine:
         for _ in range(4):
@@ -175,7 +177,7 @@ def test_a_profile_counts_calls_and_not_tokens(store):
     assert counts["1"] == [0, 0, 0, 0, 3, 0, 0, 3, 0, 0, 0, 0] and sum(counts["0"]) == 0
 
 
-def test_evictions_are_those_of_the_calls_that_are_counted(store):
+def test_reset_stats_also_resets_evictions(store):
     block = store.expert_nbytes(0)
     with Engine(store, device="cpu", gpu_budget=7 * block, lanes="cached") as engine:
         slots = engine.spending.cache[0]
@@ -200,8 +202,8 @@ def assigned(store, counts, tokens, prefill="auto", held=(), **changes):
     return assign(counts, tokens, cache, asked, spending, stores.costs(store, **changes))
 
 
-def test_a_call_of_few_tokens_goes_as_the_plan_says(store):
-    """Which is looked up by the numbers of tokens alone, in another order than the experts'."""
+def test_a_call_of_few_tokens_follows_the_plan(store):
+    """The plan is looked up by token counts alone, in another order than the experts'."""
     make = torch.Generator().manual_seed(0)
     for round in range(200):
         counts = (torch.randint(0, 4, (12,), generator=make) * torch.randint(0, 2, (12,), generator=make)).tolist()
@@ -214,7 +216,7 @@ def test_a_call_of_few_tokens_goes_as_the_plan_says(store):
         assert found.limiting == wanted.limiting or found.times[found.limiting] == found.times[wanted.limiting]
 
 
-def test_forced_lanes_take_what_their_names_say(store):
+def test_forced_lanes_compute_the_experts_of_their_names(store):
     counts = [1, 5, 2, 9, 0, 5, 1, 0, 0, 3, 0, 7]
     used = tuple(e for e, n in enumerate(counts) if n)
     asked = dict(device="cpu", gpu_budget="4MiB", cache="lru", prefill="auto", guard="raise", threads=1, adaptive=False)
@@ -225,14 +227,14 @@ def test_forced_lanes_take_what_their_names_say(store):
         made = assign(counts, 33, Cache("lru", slots(12), 12), given, spending, None)
         found[lanes] = made.cpu, made.copied, made.cached
     assert found["cpu"] == (used, (), ()) and found["cached"] == ((), (), used)
-    assert found["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, of equal ones the lower id
-    assert found["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # an expert's number mod 3
+    assert found["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, ties by the lower id
+    assert found["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # expert number mod 3
 
 
-def test_misses_are_split_between_cpu_and_link_and_what_is_cached_stays_there(store):
+def test_misses_are_split_between_cpu_and_link_and_hits_stay_on_the_device(store):
     given = assigned(store, [1] * 8 + [0] * 4, 1, held=[0, 1])
     assert given.cached == (0, 1)
-    assert len(given.copied) == len(given.cpu) == 3  # a CPU and a link that are alike
+    assert len(given.copied) == len(given.cpu) == 3  # a CPU and a link of the same speed
     assert given.limiting == "link" and not given.streamed
 
 
@@ -245,8 +247,8 @@ def test_uploads_take_the_slack_of_the_link_and_no_more(store):
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
-def test_a_call_for_which_it_is_not_worth_asking_the_device_stays_on_the_cpu(store, tokens, count):
-    """Not even what is cached goes there, and nothing is brought there for later."""
+def test_a_call_too_small_for_the_device_stays_on_the_cpu(store, tokens, count):
+    """Neither cached experts nor uploads go to the device."""
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
     given = assigned(store, counts, tokens, held=[0, 1], device_latency=1.0)
     assert (given.cached, given.copied, given.cpu, given.uploads) == ((), (), used, ())
@@ -254,18 +256,18 @@ def test_a_call_for_which_it_is_not_worth_asking_the_device_stays_on_the_cpu(sto
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
-def test_where_only_the_split_is_dear_experts_are_brought_until_all_are_there(store, tokens, count):
+def test_when_only_the_split_costs_experts_are_uploaded_until_all_are_cached(store, tokens, count):
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
     given = assigned(store, counts, tokens, "split", held=[0, 1], split_latency=1.0, link_latency=1.0)
     assert (given.cached, given.copied, given.cpu) == ((), (), used)
-    assert given.uploads == (2, 3)  # 0 and 1 are there
+    assert given.uploads == (2, 3)  # 0 and 1 are cached
     given = assigned(store, counts, tokens, "split", held=used, split_latency=1.0, link_latency=1.0)
     assert (given.cached, given.cpu) == (used, ())
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
 @pytest.mark.parametrize("prefill", ["auto", "split", 1000])
-def test_where_the_device_is_the_cpu_the_short_way_is_that_of_the_plan(store, monkeypatch, tokens, count, prefill):
+def test_the_shortcut_for_device_cpu_agrees_with_the_plan(store, monkeypatch, tokens, count, prefill):
     same = dict(device_bytes_per_s=1e9, device_flops=1e11, cpu_latency=1e-5, device_latency=2e-5, shared=True)
     counts = [0, *[count] * 7, count + 1, 0, 0, 1]
     given = assigned(store, counts, tokens, prefill, held=[1, 2], **same)
@@ -275,7 +277,7 @@ def test_where_the_device_is_the_cpu_the_short_way_is_that_of_the_plan(store, mo
     assert given.cpu == (*range(1, 9), 11) and not given.uploads
 
 
-def test_a_device_is_only_the_cpu_once_more_where_it_is_quicker_for_no_count(store):
+def test_the_shortcut_applies_only_if_the_device_is_never_quicker(store):
     curve = ((1.0, 1e-5), (24.0, 4e-5), (240.0, 2e-4))
     same = stores.costs(store, cpu_curve=curve, device_curve=curve, shared=True)
     assert assignment._cpu_is_all(same)
@@ -288,19 +290,19 @@ def test_a_device_is_only_the_cpu_once_more_where_it_is_quicker_for_no_count(sto
         assert not assignment._cpu_is_all(replace(same, device_curve=quicker))
 
 
-def test_what_is_brought_meanwhile_takes_no_slot_of_an_expert_that_the_call_uses():
-    # 3 is not used, and may leave for 2; what has come for this call stays, too: 2 is not pushed out by 4
+def test_uploads_never_evict_an_expert_that_the_call_uses():
+    # 3 is not used and may be evicted for 2; what was copied for this call also stays, so 2 does not evict 4
     for held, wanted, there in (((0, 1), (2,), {0, 1}), ((0, 3), (2,), {0, 2}), ((0, 3), (2, 4), {0, 2})):
         cache = filled("lru", [held], count=2)
         given = Assignment(cached=tuple(e for e in held if e < 2), cpu=wanted, uploads=wanted)
         x = torch.zeros(3, 1)
         call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, given, cache, Counts())
-        filling = Filling(call, Ring(slots(2)), Inline(), lambda *of: None, keep=True)
+        filling = SlotFilling(call, SlotRing(slots(2)), Inline(), lambda *of: None, keep=True)
         assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(given.cached)]
         assert cache.resident() == there
 
 
-def test_experts_that_are_brought_meanwhile_change_no_bit(store):
+def test_uploads_change_no_bit(store):
     dear = stores.calibration(store, split_latency=1.0, link_latency=1.0)
     with Engine(store, device="cpu", gpu_budget="4MiB", calibration=dear) as engine, Engine(store, device="cpu") as cpu:
         for call in zipf(store, 40):
@@ -313,7 +315,7 @@ def test_experts_that_are_brought_meanwhile_change_no_bit(store):
     ("auto", 400, True), ("auto", 16, False), ("stream", 17, True), ("stream", 16, False), ("cpu", 400, False),
     ("split", 400, False), (100, 99, False), (100, 100, True), (1, 1, True),
 ])  # fmt: skip
-def test_prompts_are_streamed_when_it_pays_or_when_it_is_asked_for(store, prefill, tokens, streamed):
+def test_prompts_are_streamed_if_it_pays_or_on_request(store, prefill, tokens, streamed):
     given = assigned(store, [max(1, tokens // 4)] * 12, tokens, prefill, cpu_flops=1e8, dram_bytes_per_s=1e12)
     assert given.streamed == streamed
     if prefill == "cpu":
@@ -323,28 +325,28 @@ def test_prompts_are_streamed_when_it_pays_or_when_it_is_asked_for(store, prefil
 @pytest.mark.parametrize("changes, limiting", [
     ({}, "link"), ({"dram_bytes_per_s": 5e8}, "dram"), ({"device_flops": 1e8}, "device"),
 ])  # fmt: skip
-def test_a_streamed_prompt_is_limited_by_what_takes_longest(store, changes, limiting):
+def test_a_streamed_prompt_is_limited_by_its_slowest_lane(store, changes, limiting):
     given = assigned(store, [100] * 12, 400, "stream", held=[0, 5], **changes)
     assert given.streamed and given.limiting == limiting and given.predicted == max(given.times.values())
     assert given.cached == (0, 5) and given.predicted == given.times[limiting]
 
 
 @pytest.mark.parametrize("prefill", ["stream", "split", "cpu", "auto"])
-def test_a_prompt_gives_the_same_bits_whichever_way_it_goes(store, prefill):
+def test_a_prompt_gives_the_same_bits_with_every_prefill(store, prefill):
     calls = list(zipf(store, 6, T=60))
     with Engine(store, device="cpu") as plain, engine_of(store, "2MiB", prefill=prefill) as engine:
-        for _ in range(2):  # the layers in order, twice: the next one's copy is begun while this one is computed
+        for _ in range(2):  # the layers in order, twice: the next layer's copy begins while this one is computed
             for layer in (0, 1, 2):
                 assert torch.equal(engine(layer, *calls[layer]), plain(layer, *calls[layer]))
         if prefill == "stream":
             assert engine.spending.arenas == 2 and engine.stats().experts_copied > 0
 
 
-def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
+def test_the_next_layers_copies_begin_while_this_one_is_computed(store):
     calls = list(zipf(store, 3, T=60))
     with engine_of(store, "2MiB", prefill="stream", cache="none") as engine:
         copy = engine._lanes._copy
-        engine._lanes._copy = lambda *of: (time.sleep(0.002), copy(*of))  # `flush` waits for what is under way
+        engine._lanes._copy = lambda *of: (time.sleep(0.002), copy(*of))  # `flush` waits for work under way
         engine(0, *calls[0])
         engine.flush()
         copied = engine.stats().layers[1].bytes_h2d
@@ -354,25 +356,25 @@ def test_the_next_layers_copies_are_begun_while_this_one_is_computed(store):
         assert engine.stats().layers[1].bytes_h2d == copied
 
 
-def test_adaptive_costs_follow_the_lanes_and_others_stay(store):
-    from goldsmith.offload.adapting import Adapting
+def test_adaptive_costs_follow_the_lanes_and_other_costs_stay(store):
+    from goldsmith.offload.planning.adaptation import AdaptiveCosts
 
     given = stores.costs(store)
-    adapting = Adapting(given)
-    for _ in range(100):  # a CPU that takes three times as long, and a link that takes half
+    adapting = AdaptiveCosts(given)
+    for _ in range(100):  # a CPU three times as slow, and a link twice as slow as calibrated
         expected = 1e-3 * given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s
         adapting.learn(expected, 3e-3, 4, 2 * given.expert_bytes / given.link_bytes_per_s)
     assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
     assert adapting.costs.link_bytes_per_s / given.link_bytes_per_s == pytest.approx(2, rel=0.01)
     curves = dict(cpu_curve=[(1, 1e-5), (24, 4e-5)], cpu_beside_curve=[(1, 2e-5), (24, 6e-5)])
-    adapting = Adapting(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
+    adapting = AdaptiveCosts(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
     for _ in range(100):
         adapting.learn(adapting.costs.cpu_curve[0][1], 3e-5, 4, 2 * given.expert_bytes / given.link_bytes_per_s * 4)
     assert [t for _, t in adapting.costs.cpu_curve] == pytest.approx([3e-5, 12e-5], rel=0.01)
     assert [t for _, t in adapting.costs.cpu_beside_curve] == pytest.approx([6e-5, 18e-5], rel=0.01)
     assert adapting.costs.link_bytes_per_s / adapting.costs.link_beside_bytes_per_s == pytest.approx(2)
-    adapting = Adapting(given)
-    for _ in range(200):  # a machine that slept, and a clock that did not move: no more than an eighth, or eight times
+    adapting = AdaptiveCosts(given)
+    for _ in range(200):  # a machine that slept, and a clock that did not move: at most a factor of 8 either way
         adapting.learn(1e-6, 3600.0, 1, 3600.0)
     assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(8)
     assert given.link_bytes_per_s / adapting.costs.link_bytes_per_s == pytest.approx(8)

@@ -1,4 +1,4 @@
-"""Calibration: what is measured, how long that takes, and where it is kept."""
+"""Calibration: what is measured, how long that takes, and where the result is cached."""
 
 import inspect
 import json
@@ -10,10 +10,11 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from goldsmith.offload import Calibration, calibrate, measure, others, overhead, plan
-from goldsmith.offload.assign import assign
-from goldsmith.offload.call import Assignment
+from goldsmith.offload import Calibration, calibrate, plan
+from goldsmith.offload.calibration import benches, call_overhead
 from goldsmith.offload.engine import Engine
+from goldsmith.offload.observe import processor_load
+from goldsmith.offload.planning.assignment import Assignment, assign
 from offload.stores import build, call
 from offload.test_device import Simulation
 
@@ -21,26 +22,26 @@ from offload.test_device import Simulation
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measure, "last_level_cache", lambda: 1 << 20)  # quick; on a real machine up to 384 MB are read
-    monkeypatch.setattr(others.Others, "__exit__", lambda self, *_: setattr(self, "share", 0.0))  # nobody else is here
+    monkeypatch.setattr(benches, "last_level_cache", lambda: 1 << 20)  # quick; on a real machine up to 384 MB are read
+    monkeypatch.setattr(processor_load.ProcessorLoad, "__exit__", lambda self, *_: setattr(self, "share", 0.0))
     with build(tmp_path / "s.experts", E=5) as opened:
         yield opened
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The same measurements, too short to be worth anything."""
-    times, both = measure._times, measure.HostBench.together_with
-    monkeypatch.setattr(measure, "_times", lambda run, seconds: times(run, seconds / 50))
-    monkeypatch.setattr(measure.HostBench, "together_with", lambda self, copy, s, *n: both(self, copy, s / 50, *n))
+    """The same measurements, too short to be accurate."""
+    times, both = benches._times, benches.HostBench.together_with
+    monkeypatch.setattr(benches, "_times", lambda run, seconds: times(run, seconds / 50))
+    monkeypatch.setattr(benches.HostBench, "together_with", lambda self, copy, s, *n: both(self, copy, s / 50, *n))
 
 
 def kept(tmp_path):
     return list((tmp_path / "cache" / "calibration").iterdir())
 
 
-def test_it_takes_at_most_five_seconds_and_a_second_time_nothing(store, tmp_path):
-    Engine(store, device="cpu").close()  # the first of a process imports torch's compiler
+def test_it_takes_at_most_five_seconds_and_is_cached_afterwards(store, tmp_path):
+    Engine(store, device="cpu").close()  # the first call of a process imports torch's compiler
     begin = time.perf_counter()
     first = calibrate(store, device="cpu")
     assert time.perf_counter() - begin < 5
@@ -60,43 +61,41 @@ def test_its_costs_are_those_of_the_store_and_plan_takes_them(store, quick):
     assert costs.dram_bytes_per_s >= max(costs.cpu_bytes_per_s, costs.link_bytes_per_s)
     assert (costs.device_bytes_per_s, costs.device_flops) == (costs.cpu_bytes_per_s, costs.cpu_flops)
     assert {"cpu_1", "cpu_4", "cpu_24", "cpu_240", "copy", "together", "cpu_latency"} <= set(found.measured)
-    assert [n for n, _ in costs.cpu_curve] == list(measure.COUNTS) and costs.device_curve == costs.cpu_curve
+    assert [n for n, _ in costs.cpu_curve] == list(benches.COUNTS) and costs.device_curve == costs.cpu_curve
     assert plan([1] * 5, (), costs).predicted > 0
 
 
-def test_what_a_call_takes_beside_its_lanes_is_what_they_leave_of_it(store, monkeypatch):
-    """On lanes of a GPU that is simulated."""
-    monkeypatch.setattr(overhead, "Engine", Simulation)
-    monkeypatch.setattr(overhead, "_CALLS", 1)
-    monkeypatch.setattr(overhead, "_LEAST", 1)
-    monkeypatch.setattr(overhead, "free_on_host", lambda: 1 << 26)
+def test_overheads_are_the_time_of_a_call_minus_its_lanes(store, monkeypatch):
+    """On the lanes of a simulated GPU."""
+    monkeypatch.setattr(call_overhead, "_CALLS", 1)
+    monkeypatch.setattr(call_overhead, "_LEAST", 1)
+    monkeypatch.setattr(call_overhead, "free_on_host", lambda: 1 << 26)
     begin = time.perf_counter()
-    found = overhead.overheads(store, torch.device("cpu"), 1, 0.0, 1e-3)
+    found = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.0, 1e-3)
     spent = time.perf_counter() - begin
     assert set(found) == {"cpu", "link", "device", "split"}
-    assert all(0 < seconds * overhead._CALLS * overhead._LEAST < spent for seconds in found.values())
-    monkeypatch.setattr(overhead, "Engine", Engine)
-    monkeypatch.setattr(overhead, "free_on_host", lambda: 1 << 12)
-    assert overhead.overheads(store, torch.device("cpu"), 1, 0.0, 1e-3) == {}  # no room for slots
+    assert all(0 < seconds * call_overhead._CALLS * call_overhead._LEAST < spent for seconds in found.values())
+    monkeypatch.setattr(call_overhead, "free_on_host", lambda: 1 << 12)
+    assert call_overhead.overheads(store, Engine, torch.device("cpu"), 1, 0.0, 1e-3) == {}  # no room for slots
 
 
-def test_what_a_route_of_a_prompt_takes_is_what_more_tokens_take_beside_the_kernel(store, monkeypatch):
-    monkeypatch.setattr(overhead, "_PROMPTS", (70, 200))
+def test_the_overhead_of_a_route_is_the_slope_over_tokens_minus_the_kernel(store, monkeypatch):
+    monkeypatch.setattr(call_overhead, "_PROMPTS", (70, 200))
     beside = {1: [4.0, 5.0, 6.0], 70: [3.0, 1.0, 2.0], 200: [9.0, 3.6]}
-    monkeypatch.setattr(overhead, "_beside", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens])
-    given = store, torch.device("cpu"), 1, 1.0, 1e-3
-    assert "route" not in overhead.overheads(*given) and "route" not in overhead.overheads(*given, 1e-2)
-    found = overhead.overheads(*given, 1e-6)
+    monkeypatch.setattr(call_overhead, "_beside", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens])
+    given = store, Engine, torch.device("cpu"), 1, 1.0, 1e-3
+    assert "route" not in call_overhead.overheads(*given) and "route" not in call_overhead.overheads(*given, 1e-2)
+    found = call_overhead.overheads(*given, 1e-6)
     assert found["route"] == pytest.approx((3.6 - 1.0) / 130) and found["cpu"] == 5.0
 
 
-def test_of_two_experts_none_is_split(tmp_path):
+def test_a_layer_of_two_experts_measures_no_split(tmp_path):
     with build(tmp_path / "two.experts", E=2) as two:
-        assert set(overhead.overheads(two, torch.device("cpu"), 1, 0.0, 1e-3)) == {"cpu", "link", "device"}
+        assert set(call_overhead.overheads(two, Engine, torch.device("cpu"), 1, 0.0, 1e-3)) == {"cpu", "link", "device"}
 
 
 def test_where_the_device_is_the_cpu_nothing_is_copied_to_it(store, quick):
-    """Whatever was measured: it would be done by the same kernel, later, and by way of a slot."""
+    """Whatever the measurements: the device would run the same kernel later, after a copy to a slot."""
     found = calibrate(store, device="cpu")
     costs = found.costs
     assert costs.shared and costs.split_latency == found.measured["call_split"] > 0
@@ -113,7 +112,7 @@ def test_where_the_device_is_the_cpu_nothing_is_copied_to_it(store, quick):
             engine(1, x[:T], ids[:T], weights[:T])
         stats = engine.stats()
         assert stats.experts_cpu and not (stats.experts_copied or stats.experts_cached or stats.uploads)
-        assert "the CPU alone is the quickest way" in str(engine.explain())
+        assert "the CPU alone is quickest" in str(engine.explain())
 
 
 def test_another_number_of_threads_or_another_store_is_measured_by_itself(store, tmp_path, quick):
@@ -125,7 +124,7 @@ def test_another_number_of_threads_or_another_store_is_measured_by_itself(store,
 
 
 @pytest.mark.parametrize("what", ["damaged", "of another machine", "of an older version", "rates of zero"])
-def test_a_file_that_does_not_fit_is_made_anew(store, tmp_path, what, quick):
+def test_a_damaged_or_foreign_file_is_measured_again(store, tmp_path, what, quick):
     calibrate(store, device="cpu")
     (path,) = kept(tmp_path)
     content = json.loads(path.read_text())
@@ -149,23 +148,23 @@ def test_force_measures_again(store, monkeypatch, quick):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine on which others take this share of the processors' time."""
+    """A machine on which other programs take this share of the processors' time."""
 
     def of(share):
-        monkeypatch.setattr(others.Others, "__exit__", lambda self, *_: setattr(self, "share", share))
+        monkeypatch.setattr(processor_load.ProcessorLoad, "__exit__", lambda self, *_: setattr(self, "share", share))
 
     return of
 
 
-def test_a_calibration_of_a_busy_machine_says_so_and_is_made_anew_on_a_quiet_one(store, tmp_path, quick, machine):
+def test_a_calibration_of_a_busy_machine_warns_and_is_repeated_on_a_quiet_one(store, tmp_path, quick, machine):
     machine(0.4)
     with pytest.warns(RuntimeWarning, match="others took 40% of the processors' time"):
         first = calibrate(store, device="cpu")
     assert first.busy and Calibration.load(kept(tmp_path)[0]) == first
     with pytest.warns(RuntimeWarning, match="force=True"):
-        assert calibrate(store, device="cpu") == first  # still busy: no better one is to be had
+        assert calibrate(store, device="cpu") == first  # still busy, so measuring again would not help
     with Engine(store, device="cpu", gpu_budget="1MiB", calibration=first) as engine:
-        assert "made on a busy machine: others took 40%" in str(engine.explain())
+        assert "measured on a busy machine: others took 40%" in str(engine.explain())
     machine(0.01)
     with warnings.catch_warnings(action="error"):
         second = calibrate(store, device="cpu")
@@ -175,12 +174,12 @@ def test_a_calibration_of_a_busy_machine_says_so_and_is_made_anew_on_a_quiet_one
         assert "busy machine" not in str(engine.explain())
 
 
-def test_what_others_take_is_neither_idle_nor_ours(tmp_path, monkeypatch):
+def test_the_load_of_others_is_neither_idle_time_nor_ours(tmp_path, monkeypatch):
     (tmp_path / "proc").mkdir()
     stat, ours = tmp_path / "proc/stat", [10.0]
-    monkeypatch.setattr(others, "allowed", lambda: (1, 2))
-    monkeypatch.setattr(others.os, "times", lambda: (ours[0], 0.0, 0.0, 0.0, 0.0))
-    tick = others.os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(processor_load, "allowed", lambda: (1, 2))
+    monkeypatch.setattr(processor_load.os, "times", lambda: (ours[0], 0.0, 0.0, 0.0, 0.0))
+    tick = processor_load.os.sysconf("SC_CLK_TCK")
 
     def now(first, second, third):
         """user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice of three processors, in seconds"""
@@ -189,11 +188,11 @@ def test_what_others_take_is_neither_idle_nor_ours(tmp_path, monkeypatch):
 
     idle = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     now(idle, idle, idle)
-    with others.Others(tmp_path) as seen:
+    with processor_load.ProcessorLoad(tmp_path) as seen:
         now((100, 0, 0, 0, 0, 0, 0, 0, 0, 0), (3, 1, 1, 3, 1, 0, 0, 1, 3, 1), (2, 0, 0, 8, 0, 0, 0, 0, 0, 0))
         ours[0] = 14.0
-    assert seen.share == pytest.approx((6 + 2 - 4) / 20)  # of processors 1 and 2 alone
-    with others.Others(tmp_path / "nowhere") as seen:
+    assert seen.share == pytest.approx((6 + 2 - 4) / 20)  # only processors 1 and 2
+    with processor_load.ProcessorLoad(tmp_path / "nowhere") as seen:
         pass
     assert seen.share is None
 
@@ -207,7 +206,7 @@ def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
         Calibration.load(tmp_path / "no.json")
     old = {**found.to_dict(), "key": {**found.key, "version": 5}}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it is of version 5, .*make it anew"):
+    with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it has version 5, "):
         Calibration.load(tmp_path / "old.json")
     with pytest.raises(FileNotFoundError):
         Calibration.load(tmp_path / "none.json")
@@ -215,17 +214,17 @@ def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
         found.save(tmp_path / "nowhere" / "mine.json")
 
 
-def test_where_nothing_can_be_kept_it_is_measured_and_said(store, quick, monkeypatch, tmp_path):
+def test_without_a_writable_cache_it_measures_and_warns(store, quick, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "file"))
-    with pytest.warns(RuntimeWarning, match=r"could not be kept \(Not a directory: .*every start measures again"):
+    with pytest.warns(RuntimeWarning, match=r"could not be saved \(Not a directory: .*every start measures again"):
         assert calibrate(store, device="cpu").costs.cpu_flops > 0
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     calibrate(store, device="cpu")
     (there,) = kept(tmp_path)
     there.unlink()
-    there.mkdir()  # as good as a file of somebody else's that may not be read
-    with pytest.warns(RuntimeWarning, match=r"could not be kept \(Is a directory"):
+    there.mkdir()  # stands for a file of another user that may not be read
+    with pytest.warns(RuntimeWarning, match=r"could not be saved \(Is a directory"):
         assert calibrate(store, device="cpu").costs.cpu_flops > 0
 
 
@@ -234,15 +233,15 @@ def test_a_device_that_is_no_gpu_is_refused(store):
         calibrate(store, device="meta")
 
 
-def test_more_blocks_are_read_in_turn_than_the_cache_holds(store):
-    blocks = measure.beyond_cache(store)
+def test_the_benches_read_more_blocks_than_the_cache_holds(store):
+    blocks = benches.blocks_beyond_cache(store)
     assert blocks.numel() >= 2 * (1 << 20) and blocks.shape[1] == store.blocks.stride
     assert torch.equal(blocks[6], store.raw(store.layers[0], 6 % 4))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_its_measurements_have_five_seconds_together(store, device, monkeypatch):
-    """What they are given; a clock around them would tell of whoever else computes, and of compiling."""
+def test_its_measurements_take_at_most_five_seconds_in_total(store, device, monkeypatch):
+    """Replaces the time limits by fixed ones: a clock would also measure other load and compilation."""
     given = []
 
     def noting(whole):
@@ -254,7 +253,7 @@ def test_its_measurements_have_five_seconds_together(store, device, monkeypatch)
 
         return noted
 
-    for place, name in ((measure, "_times"), (measure.HostBench, "together_with"), (overhead, "_beside")):
+    for place, name in ((benches, "_times"), (benches.HostBench, "together_with"), (call_overhead, "_beside")):
         monkeypatch.setattr(place, name, noting(getattr(place, name)))
     first = calibrate(store, device=device)
     assert len(given) > 5 and 0 < sum(given) <= 5

@@ -1,6 +1,5 @@
-"""From a calibration to a plan: on a machine that takes what it is told to, the calibrated plan finds the best cut."""
+"""From calibration to plan: on a simulated machine with known times, the calibrated plan finds the best cut."""
 
-import importlib
 import threading
 import time
 from dataclasses import replace
@@ -9,17 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import measure, plan
-from goldsmith.offload.plan import on_cpu
+from goldsmith.offload import plan
+from goldsmith.offload.calibration import benches, calibration
+from goldsmith.offload.engine import Engine
+from goldsmith.offload.planning.plan import on_cpu
 from offload.stores import build
-
-calibration = importlib.import_module("goldsmith.offload.calibrate")
 
 LATENCY = {"cpu": 143e-6, "link": 157e-6, "device": 155e-6, "split": 300e-6}
 
 
 class Machine:
-    """An H100 beside 15 threads, about: an expert of so many tokens takes t(n), and t(n) + extra while copies run."""
+    """About an H100 with 15 threads: an expert of n tokens takes t(n) seconds, and t(n) + extra while copies run."""
 
     copy, slow_copy, device = 186e-6, 200e-6, 4e-6
 
@@ -27,14 +26,14 @@ class Machine:
         self.each, self.extra = each, extra
 
     def t(self, n):
-        """80 us for its weights, and for its tokens half as stairs of 16 rows, but for a few."""
+        """80 us for the weights, plus time for the tokens, half of it in steps of 16 rows."""
         return 80e-6 + self.each * (n if n <= 4 else (n + 16 * -(-n // 16)) / 2)
 
     def g(self, n):
         return self.device + 1e-8 * n
 
     def truth(self, counts, copied):
-        """Seconds of a call, in steps of an expert: the CPU's go on beside copies, and the last ones without."""
+        """Simulated seconds of a call, expert by expert: the CPU's run while copies last, then without them."""
         cpu = [n for e, n in enumerate(counts) if n and e not in copied]
         copies, worked, left = 0.0, 0.0, float(len(copied))
         for n in cpu:
@@ -54,7 +53,7 @@ class Machine:
 
 
 class Device:
-    """What DeviceBench measures of it."""
+    """What DeviceBench measures on this machine."""
 
     together, transport = 8, SimpleNamespace(why="told")
 
@@ -78,15 +77,15 @@ class Device:
     def copier(self):
         return lambda: 1
 
-    def give_way(self):
+    def free_arena(self):
         pass
 
-    close = give_way
+    close = free_arena
 
 
 @pytest.fixture
 def calibrated(tmp_path, monkeypatch):
-    """Costs of such a machine, as `calibrate` makes them."""
+    """Costs of this machine, as `calibrate` derives them."""
 
     def of(machine, route=0.0):
         def call(self, tokens, experts):
@@ -95,28 +94,28 @@ def calibrated(tmp_path, monkeypatch):
         def beside(self, copy, seconds, tokens=1, each=0.0):
             return machine.t(tokens) + machine.extra, machine.slow_copy
 
-        monkeypatch.setattr(measure, "_times", lambda run, seconds: [run()])
-        monkeypatch.setattr(measure.HostBench, "call", call)
-        monkeypatch.setattr(measure.HostBench, "together_with", beside)
+        monkeypatch.setattr(benches, "_times", lambda run, seconds: [run()])
+        monkeypatch.setattr(benches.HostBench, "call", call)
+        monkeypatch.setattr(benches.HostBench, "together_with", beside)
         monkeypatch.setattr(calibration, "DeviceBench", lambda *_: Device(machine))
-        # what a call takes that has one expert, of which the lane's own part is measured apart
+        # the overhead of a call with one expert, measured apart from the lane's own work
         spent = LATENCY | {"cpu": LATENCY["cpu"] - 7e-6, "link": LATENCY["link"] + machine.device, "route": route}
         monkeypatch.setattr(calibration, "overheads", lambda *_: spent)
         with build(tmp_path / f"{route}.experts", E=5) as store:
-            return calibration._measured(store, torch.device("cuda"), 15, {}).costs
+            return calibration._measured(store, torch.device("cuda"), 15, {}, Engine).costs
 
     return of
 
 
 def routed(tokens, k=8, experts=128):
-    """Tokens of each expert, of a router without habits."""
+    """Random tokens of each expert, from a router without favourites."""
     scores = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens))
     return torch.bincount(scores.topk(k).indices.view(-1), minlength=experts).tolist()
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 64, 256, 512, 1024, 2048, 4096])
 @pytest.mark.parametrize("each, extra", [(2e-6, 60e-6), (6e-6, 0.0), (5e-7, 80e-6)])
-def test_the_plan_is_the_best_cut_and_takes_what_was_promised(calibrated, each, extra, tokens):
+def test_the_plan_is_the_best_cut_and_its_prediction_holds(calibrated, each, extra, tokens):
     machine, counts = Machine(each, extra), routed(tokens)
     costs = calibrated(machine)
     found = plan(counts, (), costs)
@@ -127,8 +126,8 @@ def test_the_plan_is_the_best_cut_and_takes_what_was_promised(calibrated, each, 
     assert alone.predicted == pytest.approx(machine.truth(counts, set()), rel=0.1)
 
 
-def test_rates_of_bytes_and_operations_alone_promise_what_no_lane_keeps(calibrated):
-    """32 tokens an expert: too few for the rate of operations that 64 give, and too many for that of bytes."""
+def test_rates_alone_predict_times_that_no_lane_reaches(calibrated):
+    """32 tokens per expert: too few for the rate of operations at 64, and too many for the rate of bytes."""
     machine, counts = Machine(6e-6, 60e-6), routed(512)
     costs = calibrated(machine)
     rates = replace(
@@ -141,7 +140,7 @@ def test_rates_of_bytes_and_operations_alone_promise_what_no_lane_keeps(calibrat
     assert taken < 0.9 * was and len(now.cpu) < len(before.cpu)
 
 
-def test_what_a_route_takes_on_its_way_is_the_cpus(calibrated):
+def test_the_overhead_of_a_route_is_added_to_the_cpus_curve(calibrated):
     machine = Machine(2e-6, 60e-6)
     without, costs = calibrated(machine), calibrated(machine, 1e-6)
     for curve in ("cpu_curve", "cpu_beside_curve"):
@@ -156,30 +155,30 @@ def test_what_a_route_takes_on_its_way_is_the_cpus(calibrated):
     ({1: 3.0, 4: 2.0, 16: 1.0, 32: 5.0}, [2.0, 2.0, 2.0, 5.0]),
     ({4: 1.0, 1: 3.0, 16: 4.0, 32: 2.0}, [2.0, 2.0, 3.0, 3.0]),
 ])  # fmt: skip
-def test_times_that_fall_become_their_mean(times, wanted):
+def test_decreasing_times_become_their_mean(times, wanted):
     assert calibration._rising(times) == tuple((float(n), t) for n, t in zip(sorted(times), wanted, strict=True))
 
 
-# -- what is measured of a real kernel
+# -- measurements of a real kernel
 
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "last_level_cache", lambda: 1 << 20)
+    monkeypatch.setattr(benches, "last_level_cache", lambda: 1 << 20)
     with build(tmp_path / "s.experts", E=5) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("lane", [False, True])
-def test_an_expert_of_more_tokens_takes_longer_in_the_lanes_own_thread_too(store, lane):
+def test_more_tokens_take_longer_in_the_lanes_own_thread_too(store, lane):
     threads = threading.active_count()
-    host = measure.HostBench(store, 1, lane=lane)
+    host = benches.HostBench(store, 1, lane=lane)
     found = host.curve(0.02)
-    assert list(found) == list(measure.COUNTS) and min(found.values()) > 0
+    assert list(found) == list(benches.COUNTS) and min(found.values()) > 0
     assert found[240] > found[1]
     x, seen = torch.randn(3, store.hidden_size).bfloat16(), []
     host._kernels.rows = lambda x, ids, *_: seen.append((x.shape[0], tuple(ids.shape)))
-    if lane:  # each route by itself, sorted by expert, as the engine gives them
+    if lane:  # each route by itself, sorted by expert, as in the engine
         host._lane.begin = lambda x, ids, *_: seen.append((x.shape[0], tuple(ids.shape), ids[:4, 0].tolist()))
         host._lane.end = lambda: (1.0, 3.5)
         assert host.call(4, 2)() == 2.5 and seen[-1][:2] == (8, (8, 1)) and len(set(seen[-1][2])) == 1
@@ -192,14 +191,14 @@ def test_an_expert_of_more_tokens_takes_longer_in_the_lanes_own_thread_too(store
 
 
 def test_counts_that_take_too_long_are_left_out(store, monkeypatch):
-    host = measure.HostBench(store, 1)
-    monkeypatch.setattr(measure.HostBench, "call", lambda self, tokens, experts: lambda: experts * tokens * 0.01)
-    monkeypatch.setattr(measure, "_times", lambda run, seconds: [run()])
+    host = benches.HostBench(store, 1)
+    monkeypatch.setattr(benches.HostBench, "call", lambda self, tokens, experts: lambda: experts * tokens * 0.01)
+    monkeypatch.setattr(benches, "_times", lambda run, seconds: [run()])
     assert host.curve(0.2) == pytest.approx({1: 0.01, 4: 0.04, 12: 0.12})
 
 
-def test_side_by_side_copies_are_made_in_another_thread_and_counted(store):
-    host, threads = measure.HostBench(store, 1), set()
+def test_parallel_copies_run_in_another_thread_and_are_counted(store):
+    host, threads = benches.HostBench(store, 1), set()
 
     def copies():
         threads.add(threading.get_ident())

@@ -1,4 +1,4 @@
-"""The lanes of a GPU on a machine without one: kernels through Triton's interpreter, copies in a thread."""
+"""The lanes of a GPU on a machine without one: kernels in Triton's interpreter, copies in a thread."""
 
 import json
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.offload import machine
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
+from goldsmith.offload.memory import machine
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target
@@ -19,14 +19,14 @@ LANES = ("cpu", "copied", "cached", "mixed")
 
 
 class Simulation(Engine):
-    """An Engine whose lanes are a GPU's."""
+    """An Engine with the lanes of a simulated GPU."""
 
     def _machine(self):
         reason = interpreter()
         if reason is not None:
             pytest.skip(f"a GPU's lanes are simulated by Triton's interpreter: {reason}")
         self._deferred = True
-        return machine.Simulated()
+        return machine.SimulatedMachine()
 
     def _row_bytes(self):
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
@@ -57,10 +57,10 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lanes, dtype", [("cpu", torch.float32), ("mixed", torch.float32), ("mixed", torch.float16)])
-def test_a_token_alone_gives_the_bits_that_it_gives_among_others(small, lanes, dtype):
-    """The CPU begins before all else is known then, and the merge reads its rows where they are. No expert has more
-    rows than the native library multiplies a row at a time at any level (two with AVX2): past that, sums are ordered
-    otherwise."""
+def test_a_token_alone_has_the_same_bits_as_among_others(small, lanes, dtype):
+    """Here the CPU begins first, and the merge reads its rows in host memory. No expert has more rows than the native
+    library multiplies one at a time at any level (two with AVX2); beyond that, sums have another order.
+    """
     x, ids, weights = stores.call(small, 0, 4, 2, dtype=dtype)
     ids[0], ids[1], ids[2] = torch.tensor([2, 0]), torch.tensor([-1, 0]), torch.tensor([1, 1])
     ids[3] = torch.tensor([2, -1])
@@ -86,7 +86,7 @@ def test_every_lane_passes_all_probes(store, lanes):
         assay.check(target(store, engine, torch.float32, [*decode, *some]))
 
 
-def test_weights_in_another_dtype_are_used_as_they_are(small):
+def test_weights_in_another_dtype_are_not_rounded(small):
     x, ids, weights = stores.call(small, 0, 2, 2, dtype=torch.float32)
     with engine_of(small) as engine:
         wanted = engine(0, x, ids, weights.bfloat16().float())
@@ -94,7 +94,7 @@ def test_weights_in_another_dtype_are_used_as_they_are(small):
 
 
 @pytest.mark.parametrize("ids", [[[2, 0, 1]], [[1, 1, 0]], [[2, -1, 3]], [[0, 2, 2], [1, 0, -1]]])
-def test_the_cpus_rows_are_those_of_an_engine_without_a_gpu(small, ids):
+def test_the_cpu_lane_computes_the_same_rows_as_without_a_gpu(small, ids):
     ids = torch.tensor(ids)
     x, weights = torch.randn(len(ids), small.hidden_size), torch.rand(ids.shape)
     with engine_of(small, "cpu") as one, Engine(small, device="cpu", lanes="cpu") as other:
@@ -103,9 +103,9 @@ def test_the_cpus_rows_are_those_of_an_engine_without_a_gpu(small, ids):
 
 
 def test_a_prompt_wakes_none_of_torchs_threads(small):
-    """They stay awake on the cores of the CPU's lane: 512 tokens took 18 ms with a gather of torch, 13 without."""
+    """Woken threads take cores from the CPU lane: 512 tokens took 18 ms with a gather of torch, 13 without."""
     x, ids, weights = stores.call(small, 0, 70, 2, dtype=torch.float32)
-    ids[3, 1] = 3  # a slot that is skipped
+    ids[3, 1] = 3  # a skipped slot
     with engine_of(small) as engine:
         wanted = engine(0, x, ids, weights)
         with Seen() as seen:
@@ -114,7 +114,7 @@ def test_a_prompt_wakes_none_of_torchs_threads(small):
 
 
 def test_a_call_in_pieces_is_the_same_calls_one_after_the_other(small):
-    """Each piece has its own counts: where an expert's rows begin is another matter in each."""
+    """Each piece has its own counts, so an expert's rows begin elsewhere in each."""
     x, ids, weights = stores.call(small, 0, 7, 2, dtype=torch.float32)
     ids[:3], ids[5] = torch.tensor([2, 2]), -1
     for lanes in ("cpu", "copied"):
@@ -126,7 +126,7 @@ def test_a_call_in_pieces_is_the_same_calls_one_after_the_other(small):
             assert (engine.stats().calls, engine.stats().tokens) == (1, 7)
 
 
-def test_what_a_failed_call_has_launched_is_waited_for(small, monkeypatch):
+def test_the_launched_work_of_a_failed_call_is_waited_for(small, monkeypatch):
     x, ids, weights = stores.call(small, 0, 3, 2, dtype=torch.float32)
     with engine_of(small) as engine:
         wanted = engine(0, x, ids, weights)
@@ -139,7 +139,7 @@ def test_what_a_failed_call_has_launched_is_waited_for(small, monkeypatch):
         assert torch.equal(engine(0, x, ids, weights), wanted)
 
 
-def test_faults_are_told_one_call_later(store):
+def test_faults_are_raised_one_call_later(store):
     x, ids, weights = stores.call(store, 0, 3, 2, dtype=torch.float32)
     with engine_of(store) as engine:
         clean = engine(0, x, ids, weights)
@@ -157,8 +157,8 @@ def test_faults_are_told_one_call_later(store):
         assert (report.layer, report.cause, report.experts) == (2, "transfer", (int(ids[0, 0]),))
 
 
-def test_a_transfer_that_fails_is_told_of_a_token_alone_too(small):
-    """Whose rows the merge reads where the CPU made them, but for faults on their way."""
+def test_a_failed_transfer_is_also_found_for_a_single_token(small):
+    """The merge reads these rows in host memory, unless faults are planted in the transfer."""
     x, ids, weights = stores.call(small, 0, 1, 2, dtype=torch.float32)
     with engine_of(small, "cpu") as engine:
         clean = engine(0, x, ids, weights)
@@ -168,11 +168,11 @@ def test_a_transfer_that_fails_is_told_of_a_token_alone_too(small):
                 engine.end_forward()
         report = raised.value.report
         assert (report.stage, report.cause, report.experts) == ("transfer", "transfer", (int(ids[0, 1]),))
-        assert "were finite on the CPU, and are not on the device" in report.evidence[0]
+        assert "were finite on the CPU, but are not on the device" in report.evidence[0]
         assert torch.equal(engine(0, x, ids, weights), clean)
 
 
-def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_are_filled(store, monkeypatch):
+def test_cpu_work_of_a_failed_call_ends_before_its_buffers_are_reused(store, monkeypatch):
     x, ids, weights = stores.call(store, 0, 1, 4, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         clean = engine(0, x, ids, weights)
@@ -190,18 +190,18 @@ def test_what_the_cpu_began_for_a_call_that_raised_is_over_before_its_buffers_ar
         assert beside.x._buffers[beside.x._at].data_ptr() != read
 
 
-def test_15_a_capture_is_refused_before_anything_is_done(small, monkeypatch):
+def test_15_a_graph_capture_is_refused_before_any_work(small, monkeypatch):
     x, ids, weights = stores.call(small, 0, 2, 2, dtype=torch.float32)
     with engine_of(small) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(engine, "device", torch.device("cuda", 0))
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-            with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph: .* between the calls"):
+            with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph, .* between the calls"):
                 engine(0, x, ids, weights)
         assert engine.stats().calls == 0 and torch.isfinite(engine(0, x, ids, weights)).all()
 
 
-def test_times_and_spans_are_told_by_lane(store, tmp_path):
+def test_times_and_spans_are_reported_by_lane(store, tmp_path):
     x, ids, weights = stores.call(store, 0, 1, 6, dtype=torch.float32)
     with engine_of(store) as engine, engine.trace(tmp_path / "t.json"):
         engine(0, x, ids, weights)

@@ -1,8 +1,8 @@
-"""Hazards 1, 2, 3 and 5 without a GPU: its lanes over streams that do everything as late as their events allow.
+"""Hazards 1, 2, 3 and 5 without a GPU: the device lanes over streams that delay everything as long as events allow.
 
-Copies and launches are put into queues, one for each stream, and a queue moves only when somebody waits for an event
-in it, or at random moments. What reads a buffer before its copy, fills one again before it was read, or lets a stream
-run ahead of another, has other numbers then.
+Copies and launches go into one queue per stream. A queue advances only when a thread waits for an event in it, or at
+random moments. Code that reads a buffer before its copy, refills one before it is read, or lets a stream overtake
+another then computes other numbers.
 """
 
 import random
@@ -12,19 +12,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import beside, device
-from goldsmith.offload.budget import SPARE
-from goldsmith.offload.machine import Simulated, until_word
-from goldsmith.offload.streams import DONE
+from goldsmith.offload.lanes import cpu_beside_gpu, device_lanes
+from goldsmith.offload.memory.budget import SPARE
+from goldsmith.offload.memory.machine import SimulatedMachine, until_word
+from goldsmith.offload.memory.streams import DONE
 from offload import stores
 from offload.processes import interpreter
 from offload.test_device import Simulation
 
-LAUNCHED = ("panels_forward", "fetch", "gather")  # what goes to the stream that is current
+LAUNCHED = ("panels_forward", "fetch", "gather")  # work for the current stream
 
 
 class Queue:
-    """A stream whose work is done when it is waited for; `eager`: the chance that some is done before."""
+    """A stream that does its work when it is waited for; `eager`: the chance that some work is done earlier."""
 
     def __init__(self, chance, eager, handle=None):
         self._todo, self._done, self._count = deque(), 0, 0
@@ -60,16 +60,16 @@ class Moment:
         self._queue, self._count = queue, queue._count
 
     def synchronize(self):
-        if self._queue is not None:  # one that was not set has happened, says CUDA
+        if self._queue is not None:  # CUDA: an event that was never recorded has happened
             self._queue.until(self._count)
 
 
-class Late(Simulated):
-    """A GPU that is in no hurry; it has as many streams of the callers as are asked for, which take turns."""
+class Late(SimulatedMachine):
+    """A slow GPU with as many caller streams as requested, used in turn."""
 
     def __init__(self, seed, eager, streams):
         chance = random.Random(seed)
-        self.way = ("memory", "late")
+        self.mode_and_reason = ("memory", "late")
         self.copies = Queue(chance, eager)
         self._streams, self._at = [Queue(chance, eager, i) for i in range(streams)], 0
 
@@ -80,12 +80,12 @@ class Late(Simulated):
         self._at = (self._at + 1) % len(self._streams)
 
     def host(self, nbytes):
-        return torch.full((nbytes,), 0x7F, dtype=torch.uint8)  # large numbers, and ids that nobody has
+        return torch.full((nbytes,), 0x7F, dtype=torch.uint8)  # large numbers, and invalid ids
 
     def move(self, source, into, stream):
         stream.run(lambda: into.copy_(source))
 
-    def behind(self, word, number, stream):
+    def wait_for_word(self, word, number, stream):
         stream.run(lambda: until_word(word, number))
 
     def mark(self, stream):
@@ -94,7 +94,7 @@ class Late(Simulated):
     def wait(self, stream):
         stream.all()
 
-    def unset(self):
+    def new_mark(self):
         return Moment()
 
     def set(self, mark, stream):
@@ -106,7 +106,7 @@ class Late(Simulated):
     def happened(self, mark):
         return True
 
-    def when(self, mark):
+    def time_of(self, mark):
         return 0.0
 
     def settle(self):
@@ -116,7 +116,7 @@ class Late(Simulated):
         self.settle()
 
     def launched(self, module):
-        """The module with its launches in the stream that is current."""
+        """The kernel module, with its launches in the current stream."""
         found = {name: getattr(module, name) for name in dir(module)}
         for name in LAUNCHED:
             if name in found:
@@ -145,7 +145,7 @@ def engine_of(store, late=None, **options):
     budget = 4 * (SPARE + slots * store.expert_nbytes(0)) // 3 + 1000  # a quarter is for rows
     kind = Simulation if late is None else type("Engine", (LateEngine,), {"late": late})
     engine = kind(store, device="cpu", gpu_budget=budget, **options)
-    engine._lanes.small.size = 3  # longer lists of tiles go another way
+    engine._lanes.small.size = 3  # longer lists of tiles use another buffer
     return engine
 
 
@@ -165,19 +165,19 @@ def calls_of(store, tokens):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Every path of the lanes with few tokens, which Triton's interpreter is through with soon."""
-    monkeypatch.setattr(beside, "EARLY", 3)
+    """Every path of the lanes, with few tokens to keep Triton's interpreter quick."""
+    monkeypatch.setattr(cpu_beside_gpu, "EARLY", 3)
 
 
 def lately(monkeypatch, late):
-    for module in (device, beside):
-        plain = module.loaded
-        monkeypatch.setattr(module, "loaded", lambda name, plain=plain: late.launched(plain(name)))
+    for module in (device_lanes, cpu_beside_gpu):
+        plain = module.kernel_module
+        monkeypatch.setattr(module, "kernel_module", lambda name, plain=plain: late.launched(plain(name)))
 
 
 @pytest.mark.parametrize("eager", [0.0, 0.5])
 @pytest.mark.parametrize("lanes, streams", [("cpu", 1), ("copied", 1), ("cached", 1), ("mixed", 1), ("mixed", 2)])
-def test_however_late_a_gpu_is_the_numbers_are_the_same(store, small, monkeypatch, lanes, streams, eager):
+def test_a_delayed_gpu_gives_the_same_numbers(store, small, monkeypatch, lanes, streams, eager):
     calls = list(calls_of(store, (1, 1, 3, 5, 5, 1, 40, 3)))
     with engine_of(store, lanes=lanes) as engine:
         assert engine.spending.staging == 2 and (lanes == "cpu" or set(engine.spending.cache.values()) <= {0, 2})
@@ -196,8 +196,8 @@ def test_however_late_a_gpu_is_the_numbers_are_the_same(store, small, monkeypatc
 
 
 @pytest.mark.parametrize("tokens, size", [(6, 1024), (33, 2)], ids=["short lists", "long lists"])
-def test_lists_of_many_waves_are_each_read_before_their_buffer_holds_another(tmp_path, monkeypatch, tokens, size):
-    """Twelve waves of one expert, whose tiles go to the device one list after the other through eight buffers."""
+def test_each_waves_list_is_read_before_its_buffer_is_reused(tmp_path, monkeypatch, tokens, size):
+    """Twelve waves of one expert, whose tiles are sent list by list through eight buffers."""
     with stores.build(tmp_path / "a.store", layers=(0,), format="fp32", E=12, H=32, I=16) as store:
         x, _, weights = stores.call(store, 0, tokens, 2, dtype=torch.float32)
         ids = torch.arange(2 * tokens).view(tokens, 2) % 12
@@ -213,7 +213,7 @@ def test_lists_of_many_waves_are_each_read_before_their_buffer_holds_another(tmp
         assert torch.equal(*found)
 
 
-def test_a_prompt_that_is_streamed_is_the_same_however_late(store, small, monkeypatch):
+def test_a_streamed_prompt_gives_the_same_numbers_with_any_delay(store, small, monkeypatch):
     costs = stores.calibration(store)
     calls = [call for _ in range(2) for call in calls_of(store, (20, 20))]
     options = dict(prefill="stream", calibration=costs, cache="none")
@@ -229,8 +229,8 @@ def test_a_prompt_that_is_streamed_is_the_same_however_late(store, small, monkey
     assert all(torch.equal(*pair) for pair in zip(found, wanted))
 
 
-def test_the_guard_reads_its_flags_when_they_are_there(store, small, monkeypatch):
-    from goldsmith.offload.report import NumericsError
+def test_the_guard_reads_its_flags_only_after_they_arrive(store, small, monkeypatch):
+    from goldsmith.offload.guard.report import NumericsError
 
     late = Late(0, 0.0, 1)
     lately(monkeypatch, late)

@@ -1,4 +1,4 @@
-"""The Engine's border: what it is told, what it is given, and what it says when that cannot be."""
+"""The Engine's interface: keywords, arguments of calls, and errors for invalid ones."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def engine(store):
     ("6GiB", 6 << 30), ("6GB", 6 * 10**9), ("500MiB", 500 << 20), ("1.5 GiB", 3 << 29), ("12", 12), (0, 0), (7, 7),
     ("auto", None), ("500mib", 500 << 20), ("2kB", 2000),
 ])  # fmt: skip
-def test_budgets_that_are_amounts(text, nbytes):
+def test_valid_budgets_are_parsed(text, nbytes):
     assert parse_budget(text) == nbytes
 
 
@@ -38,48 +38,48 @@ def test_budgets_that_are_amounts(text, nbytes):
     ["", "six", "-1", "6 GiB more", "GiB", -1, 1.5, None, True, "1e9", "6Gi", "9" * 400, 2**63],
     ids=lambda value: str(value)[:20],
 )
-def test_budgets_that_are_none(store, value):
-    with pytest.raises(ValueError, match="gpu_budget=.* is no amount of memory; give 'auto', bytes, or '6GiB'"):
+def test_invalid_budgets_are_refused(store, value):
+    with pytest.raises(ValueError, match="gpu_budget=.* is not an amount of memory; give 'auto', bytes, or '6GiB'"):
         Engine(store, device="cpu", gpu_budget=value)
 
 
 @pytest.mark.parametrize("options, error, text", [
-    ({"device": "tpu"}, ValueError, "device='tpu' is no device"),
-    ({"device": "meta"}, ValueError, "device='meta': experts are computed on 'cpu' and 'cuda' alone"),
+    ({"device": "tpu"}, ValueError, "device='tpu' is not a device"),
+    ({"device": "meta"}, ValueError, "device='meta': experts are computed only on 'cpu'"),
     ({"cache": "fifo"}, ValueError, "cache='fifo' is unknown; choose one of: 'lru'"),
     ({"guard": "quiet"}, ValueError, "guard='quiet' is unknown"),
     ({"lanes": "gpu"}, ValueError, "lanes='gpu' is unknown"),
     ({"prefill": "fast"}, ValueError, "prefill='fast' is unknown"),
-    ({"prefill": 0}, ValueError, "prefill=0, wanted a count of at least 1"),
+    ({"prefill": 0}, ValueError, "prefill=0, wanted at least 1"),
     ({"prefill": 1.5}, TypeError, "prefill=1.5"),
     ({"threads": 0}, ValueError, "threads=0, wanted a number from 1"),
     ({"threads": "all"}, TypeError, "threads='all'"),
     ({"adaptive": 1}, TypeError, "adaptive=1, wanted True or False"),
     ({"calibration": 3}, TypeError, "calibration=3, wanted a Calibration, the path of one, or None"),
     ({"cache": "static"}, ValueError, "cache='static' needs profile="),
-    ({"profile": {"counts": {}}}, ValueError, "profile= is for cache='static'"),
-    ({"cache": "static", "profile": {"counts": {"1": [1] * 6}}}, ValueError, "the profile says nothing of layer 2"),
-    ({"cache": "static", "profile": {"counts": {"1": [1] * 8, "2": [1] * 6}}}, ValueError, "is another model's"),
-    ({"cache": "static", "profile": {"counts": {"1": "abcdef", "2": [1] * 6}}}, ValueError, "no list of 6 whole"),
+    ({"profile": {"counts": {}}}, ValueError, "profile= is only for cache='static'"),
+    ({"cache": "static", "profile": {"counts": {"1": [1] * 6}}}, ValueError, "the profile lacks layer 2"),
+    ({"cache": "static", "profile": {"counts": {"1": [1] * 8, "2": [1] * 6}}}, ValueError, "belongs to another model"),
+    ({"cache": "static", "profile": {"counts": {"1": "abcdef", "2": [1] * 6}}}, ValueError, "not a list of 6 whole"),
     ({"exact": "no"}, TypeError, "exact='no', wanted True or False"),
     ({"cache": "static", "profile": "/nowhere.json"}, ValueError, "profile='/nowhere.json' cannot be read"),
     ({"lanes": "copied", "gpu_budget": 0}, ValueError, "lanes='copied' cannot run: gpu_budget=0: everything is"),
-    ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers beside 2"),
+    ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers besides 2"),
     ({"lanes": "mixed", "gpu_budget": "20kB"}, ValueError, "20000 bytes are too little for two slots"),
 ])  # fmt: skip
-def test_keywords_that_cannot_be_are_refused(store, options, error, text):
+def test_invalid_keywords_are_refused(store, options, error, text):
     with pytest.raises(error, match="offload.Engine") as raised:
         Engine(store, **{"device": "cpu"} | options)
     assert text in str(raised.value)
 
 
-def test_a_path_is_no_store(store):
+def test_a_path_is_refused_as_a_store(store):
     with pytest.raises(TypeError, match=r"store is a str, wanted an ExpertStore: ExpertStore.open\(path\)"):
         Engine(str(store.path), device="cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there(store):
+def test_a_missing_gpu_is_refused(store):
     with pytest.raises(ValueError, match="device='cuda', but torch sees no CUDA device; give 'cpu', or 'auto'"):
         Engine(store, device="cuda")
 
@@ -92,7 +92,7 @@ def test_a_lossy_store_needs_exact_false(tmp_path):
 
 
 @pytest.mark.parametrize("budget", [0, "1kB", "20kB"])
-def test_too_little_for_two_slots_is_the_same_as_nothing_and_is_said(store, budget):
+def test_a_budget_below_two_slots_counts_as_none_and_says_so(store, budget):
     x, ids, weights = stores.call(store, 1, 4, 2)
     with Engine(store, device="cpu", gpu_budget=budget) as small, Engine(store, device="cpu", gpu_budget=0) as none:
         assert torch.equal(small(1, x, ids, weights), none(1, x, ids, weights))
@@ -107,7 +107,7 @@ def test_no_more_is_allocated_than_the_budget(store, budget):
         assert held == engine.spending.total <= budget
 
 
-# -- what a call is given
+# -- arguments of a call
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -121,9 +121,9 @@ def test_an_id_out_of_range_is_named_before_any_lane_starts(engine, store, value
     assert engine.stats().calls == 0 and engine.stats().bytes_h2d == 0
 
 
-def test_an_id_beyond_32_bits_is_not_cut_off(engine, store):
+def test_an_id_beyond_32_bits_is_not_truncated(engine, store):
     x, ids, weights = stores.call(store, 1, 4, 2)
-    ids[0, 0] = 2**32 + 1  # 1, if it lost its upper half
+    ids[0, 0] = 2**32 + 1  # 1, if its upper half was lost
     with pytest.raises(RoutingError, match=rf"is {2**32 + 1}"):
         engine(1, x, ids, weights)
 
@@ -141,7 +141,7 @@ def test_skipped_slots_are_not_read(engine, store):
 
 
 @pytest.mark.parametrize("lanes", ["cpu", "mixed"])
-def test_numbers_that_torch_negates_as_it_reads_them_are_read_so(store, lanes):
+def test_tensors_with_the_negative_bit_are_read_correctly(store, lanes):
     x, ids, weights = stores.call(store, 1, 5, 2)
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes) as engine:
         wanted = engine(1, x, ids, weights)
@@ -165,16 +165,16 @@ def test_a_weight_of_zero_is_computed(store):
     (lambda x, i, w: (x, i, w.long()), TypeError, "top_k_weights is int64"),
     (lambda x, i, w: (x, i.tolist(), w), TypeError, "top_k_index is a list, wanted a torch.Tensor"),
     (lambda x, i, w: (x.to("meta"), i, w), ValueError, "x is on meta, but the engine is on cpu; move it there"),
-    (lambda x, i, w: (x.float().requires_grad_(), i, w), ValueError, "x requires grad, and the engine is for"),
+    (lambda x, i, w: (x.float().requires_grad_(), i, w), ValueError, "x requires grad, but the engine is for"),
     (lambda x, i, w: (x, i, w.requires_grad_()), ValueError, "top_k_weights requires grad"),
 ])  # fmt: skip
-def test_arguments_that_cannot_be_are_refused(engine, store, change, error, text):
+def test_invalid_arguments_are_refused(engine, store, change, error, text):
     with pytest.raises(error) as raised:
         engine(1, *change(*stores.call(store, 1, 4, 2)))
     assert text in str(raised.value) and "offload.Engine" in str(raised.value)
 
 
-def test_grad_is_fine_where_none_is_asked_for(engine, store):
+def test_grad_mode_is_fine_if_no_input_requires_grad(engine, store):
     x, ids, weights = stores.call(store, 1, 4, 2)
     with torch.no_grad():
         y = engine(1, x.float().requires_grad_(), ids, weights)
@@ -184,7 +184,7 @@ def test_grad_is_fine_where_none_is_asked_for(engine, store):
     assert torch.equal(inside, y) and torch.equal(engine(1, x.float(), ids, weights), y)
 
 
-def test_a_layer_that_is_not_there(engine, store):
+def test_an_unknown_layer_is_refused(engine, store):
     with pytest.raises(KeyError, match="there is no layer 0; the layers are 1, 2"):
         engine(0, *stores.call(store, 1, 4, 2))
 
@@ -205,10 +205,10 @@ def test_integer_ids_and_float32_weights_keep_every_bit(store):
     assert torch.equal(y, (rows * weights).bfloat16())
 
 
-# -- its life
+# -- lifetime
 
 
-def test_a_closed_engine_says_so_and_closing_twice_is_once(store):
+def test_a_closed_engine_says_so_and_may_be_closed_twice(store):
     engine = Engine(store, device="cpu", gpu_budget="1MiB", lanes="copied")
     engine(1, *stores.call(store, 1, 4, 2))
     engine.close()
@@ -226,7 +226,7 @@ def test_two_engines_share_a_store(store):
         assert torch.isfinite(one(1, *call)).all()
 
 
-def test_calls_from_many_threads_are_done_one_by_one(store):
+def test_calls_from_many_threads_run_one_at_a_time(store):
     calls = [stores.call(store, 1, 8, 2, seed=i) for i in range(8)]
     with Engine(store, device="cpu", gpu_budget="100kB", lanes="mixed") as engine:
         wanted = [engine(1, *call) for call in calls]
@@ -246,7 +246,7 @@ def test_calls_from_many_threads_are_done_one_by_one(store):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_is_told_that_it_is_one(store):
+def test_a_fork_gets_an_error_that_says_so(store):
     call = stores.call(store, 1, 4, 2)
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes="copied") as engine:
         engine(1, *call)
@@ -254,7 +254,7 @@ def test_a_fork_is_told_that_it_is_one(store):
         child = os.fork()
         if not child:
             text = "nothing"
-            signal.alarm(20)  # it would wait for a thread that the fork does not have, and its parent for it
+            signal.alarm(20)  # it would wait for a thread that the fork does not have, and its parent would wait for it
             try:
                 engine(1, *call)
             except BaseException as error:  # noqa: BLE001  the parent reads it
@@ -283,7 +283,7 @@ def test_the_dense_part_around_a_call_can_be_compiled(store):
 
 @pytest.mark.parametrize("lanes", ["cpu", "mixed"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, None], ids=str)
-def test_what_a_program_sets_as_default_dtype_or_device_changes_nothing(store, lanes, dtype):
+def test_default_dtype_and_device_change_nothing(store, lanes, dtype):
     call = stores.call(store, 1, T=9, k=3)
 
     def run():

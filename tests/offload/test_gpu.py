@@ -1,4 +1,4 @@
-"""The lanes on a GPU: the golden, and the hazards of streams with work that is made late on purpose."""
+"""The lanes on a GPU: the golden, and the hazards of streams with deliberately delayed work."""
 
 import threading
 import time
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from goldsmith import assay
-from goldsmith.offload import lane
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
+from goldsmith.offload.lanes import cpu_lane
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.goldens import decode, inputs, target
@@ -98,8 +98,8 @@ def test_the_same_calls_give_the_same_bits(store_of):
     assert all(torch.equal(y, found[0]) for y in found)
 
 
-def test_a_late_compute_stream_reads_and_hands_out_nothing_early(store_of):
-    """Hazards 1, 2 and 3: x arrives late on the CPU, slots are read late and may not be filled anew before that."""
+def test_a_late_compute_stream_reads_and_releases_nothing_early(store_of):
+    """Hazards 1, 2 and 3: x arrives late on the CPU; slots are read late and must not be refilled before."""
     store = store_of()
     call = call_of(store)
     with engine_of(store) as engine:
@@ -148,14 +148,14 @@ def test_a_late_cpu_is_waited_for_by_the_stream_and_not_by_the_caller(store_of, 
         assert engine.runs_ahead
         clean = engine(0, *call)
         engine.flush()
-        library = lane.native.library()
+        library = cpu_lane.native.library()
 
         def late(*given):
             threading.Timer(0.3, library.gs_lane_begin, given).start()
             return 0
 
         slow = SimpleNamespace(gs_lane_begin=late, gs_lane_end=library.gs_lane_end, gs_lane_ready=library.gs_lane_ready)
-        monkeypatch.setattr(lane, "native", SimpleNamespace(library=lambda: slow, check=lane.native.check))
+        monkeypatch.setattr(cpu_lane, "native", SimpleNamespace(library=lambda: slow, check=cpu_lane.native.check))
         began = time.perf_counter()
         out = engine(0, *call)
         returned = time.perf_counter() - began
@@ -167,7 +167,7 @@ def test_a_late_cpu_is_waited_for_by_the_stream_and_not_by_the_caller(store_of, 
         assert engine.stats().t_wall > 0.3
 
 
-def test_it_runs_in_a_stream_and_in_a_thread_of_the_callers(store_of):
+def test_it_runs_in_the_callers_stream_and_thread(store_of):
     call = call_of(store_of())
     with engine_of(store_of()) as engine:
         wanted = engine(0, *call)
@@ -187,7 +187,7 @@ def test_it_runs_in_a_stream_and_in_a_thread_of_the_callers(store_of):
         assert torch.equal(found[0], wanted)
 
 
-def test_the_budget_is_all_that_is_taken(store_of):
+def test_the_engine_takes_no_more_than_its_budget(store_of):
     store, call = store_of("bf16", H=256, I=128), None
     call = call_of(store, T=64)
     before = torch.cuda.memory_allocated()
@@ -202,7 +202,7 @@ def test_the_budget_is_all_that_is_taken(store_of):
         assert steady == 0
 
 
-def test_a_gpu_that_is_full_in_the_middle_is_told_and_nothing_is_lost(store_of):
+def test_a_gpu_out_of_memory_in_a_call_raises_and_nothing_is_lost(store_of):
     store, few = store_of(), call_of(store_of())
     many = call_of(store, T=400_000)
     with engine_of(store) as engine:
@@ -220,7 +220,7 @@ def test_a_gpu_that_is_full_in_the_middle_is_told_and_nothing_is_lost(store_of):
         store.verify()
 
 
-def test_capture_is_refused(store_of):
+def test_a_graph_capture_is_refused(store_of):
     call = call_of(store_of())
     with engine_of(store_of()) as engine:
         engine(0, *call)
@@ -240,7 +240,7 @@ def test_float16_does_not_overflow_inside(store_of):
 
 
 @pytest.mark.parametrize("stage", ["weights", "input", "routing", "gate_up", "down", "transfer", "race"])
-def test_a_fault_is_told_at_the_next_call(store_of, stage):
+def test_a_fault_is_raised_at_the_next_call(store_of, stage):
     call = call_of(store_of())
     expert = int(call[1][0, 0])
     where = {"rows": [0]} if stage in ("input", "routing") else {"expert": expert}
@@ -255,7 +255,7 @@ def test_a_fault_is_told_at_the_next_call(store_of, stage):
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_a_nan_is_told_whatever_piece_of_a_prompt_it_is_in(store_of, lanes):
+def test_a_nan_is_found_in_any_piece_of_a_prompt(store_of, lanes):
     x, ids, weights = call_of(store_of(), T=96)
     with engine_of(store_of(), lanes) as engine:
         engine._lanes.most_rows = 96  # three pieces of 32 tokens
@@ -278,7 +278,7 @@ def test_a_nan_is_told_whatever_piece_of_a_prompt_it_is_in(store_of, lanes):
 
 
 @pytest.mark.parametrize("how", ["close", "block"])
-def test_a_nan_of_the_last_call_is_told_at_the_end(store_of, how):
+def test_a_nan_of_the_last_call_is_raised_at_the_end(store_of, how):
     x, ids, weights = call_of(store_of())
     x[1] = float("nan")
     engine = engine_of(store_of())
@@ -293,10 +293,10 @@ def test_a_nan_of_the_last_call_is_told_at_the_end(store_of, how):
 
 
 @pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
-def test_bytes_reach_the_device_in_any_way(store_of, monkeypatch, mode):
+def test_bytes_reach_the_device_in_every_transport_mode(store_of, monkeypatch, mode):
     import functools
 
-    from goldsmith.offload import transport
+    from goldsmith.offload.memory import transport
 
     call = call_of(store_of())
     with engine_of(store_of(), "copied") as engine:

@@ -1,4 +1,4 @@
-"""KernelFault's M32 on a GPU: weights copied on a stream of their own, and a product that does not wait for them."""
+"""KernelFault's M32 on a GPU: weights copied on their own stream, and a product that does not wait for them."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def golden(x, w):
 
 
 def expert(*, waits):
-    """x w^T of weights that come over the link, on a side stream, and late."""
+    """x w^T with weights that arrive late, on a side stream."""
 
     def forward(x, w):
         source, slot = w.detach().cpu().pin_memory(), torch.empty_like(w)
@@ -36,7 +36,7 @@ def expert(*, waits):
     return assay.Target(forward, golden, cases=tokens, name="copied", backward=None, dtypes=(torch.float32,))
 
 
-def test_a_copy_that_is_waited_for_holds():
+def test_a_copy_that_is_waited_for_passes():
     assay.check(expert(waits=True), device="cuda", probes=["values", "second_call"])
 
 
@@ -45,9 +45,9 @@ def found():
     return assay.diagnose(expert(waits=False), device="cuda", budget_s=20)
 
 
-def test_a_copy_that_nobody_waits_for_is_found_at_the_stage_that_reads_it(found):
+def test_a_copy_without_a_wait_is_found_at_the_stage_that_reads_it(found):
     assert found.verdict == "fail" and found.first_wrong_stage == "staged"
 
 
-def test_its_cause_is_the_missing_synchronisation(found):
+def test_the_cause_is_a_missing_synchronisation(found):
     assert found.causes[0].id == "missing_sync"

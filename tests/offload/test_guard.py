@@ -1,4 +1,4 @@
-"""The guard: each suspected cause, planted or real, is named with its stage, its experts and its rows."""
+"""The guard names each cause, planted or real, with its stage, its experts and its rows."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import torch
 
 from goldsmith.offload import ExpertStore
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError, NumericsReport, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsReport, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 
@@ -37,7 +37,7 @@ def told(engine, *call):
 
 @pytest.mark.parametrize("lanes", ["cpu", "copied", "cached"])
 @pytest.mark.parametrize("stage", CAUSES)
-def test_a_fault_that_is_planted_is_named(store, stage, lanes):
+def test_a_planted_fault_is_named(store, stage, lanes):
     x, ids, weights = stores.call(store, 3, 9, 2)
     e = int(ids[4, 0])
     hit = sorted((ids == e).any(1).nonzero()[:, 0].tolist())
@@ -48,7 +48,7 @@ def test_a_fault_that_is_planted_is_named(store, stage, lanes):
                 report = told(engine, 3, x, ids, weights)
             assert (report.experts, report.rows, report.lane) == ((), (4,), None)
         else:
-            engine._caches[3].clear()  # a slot that is filled already is not filled again
+            engine._caches[3].clear()  # a slot that is already filled is not filled again
             with inject(engine, stage, layer=3, expert=e):
                 report = told(engine, 3, x, ids, weights)
             assert (report.experts, list(report.rows), report.lane) == ((e,), hit, lanes)
@@ -57,11 +57,11 @@ def test_a_fault_that_is_planted_is_named(store, stage, lanes):
         assert report.first and report.num_rows == len(report.rows) and report.call == 2
         assert f"layer 3, stage {wanted!r}" in str(report) and report.evidence and report.advice
         engine._caches[3].clear()
-        assert torch.equal(engine(3, x, ids, weights), clean)  # one call had it
+        assert torch.equal(engine(3, x, ids, weights), clean)  # only one call had it
 
 
 @pytest.mark.parametrize("stage", ["gate_up", "race"])
-def test_a_slot_that_was_filled_anew_since_is_not_taken_for_a_broken_transfer(store, stage):
+def test_a_refilled_slot_is_not_mistaken_for_a_broken_transfer(store, stage):
     x = torch.randn(9, store.hidden_size, generator=torch.Generator().manual_seed(0)).bfloat16()
     ids = torch.arange(18).view(9, 2) % 6
     size = store.expert_nbytes(3)
@@ -74,10 +74,10 @@ def test_a_slot_that_was_filled_anew_since_is_not_taken_for_a_broken_transfer(st
 
 
 @pytest.mark.parametrize("left", ["cpu", "device"])
-def test_a_lane_that_writes_nothing_is_told_and_no_old_row_is_taken(store, left, monkeypatch):
+def test_a_lane_that_writes_nothing_is_found_and_no_stale_row_is_used(store, left, monkeypatch):
     x, ids, weights = stores.call(store, 3, 9, 6)
     with engine_of(store) as engine:
-        engine(3, x, ids, weights)  # its rows are there still, and finite
+        engine(3, x, ids, weights)  # its stale rows are still there, and finite
         lanes = engine._lanes
         place = lanes._place
         monkeypatch.setattr(lanes, "_place", lambda *of: None if of[-1] == left else place(*of))
@@ -86,13 +86,13 @@ def test_a_lane_that_writes_nothing_is_told_and_no_old_row_is_taken(store, left,
     assert report.experts and {e % 3 == 0 for e in report.experts} == {left == "cpu"}
 
 
-def test_an_infinity_is_called_so(store):
+def test_an_infinity_is_reported_as_inf(store):
     x, ids, weights = stores.call(store, 1, 3, 2)
     with engine_of(store) as engine, inject(engine, "input", layer=1, rows=[1], value=math.inf):
         assert told(engine, 1, x, ids, weights).kind in ("nan", "inf")
 
 
-def test_weights_that_were_nan_in_the_checkpoint(tmp_path):
+def test_nan_weights_in_the_checkpoint_are_named(tmp_path):
     source = {0: stores.weights()}
     source[0]["down"][2, 5, 7] = math.nan
     store = ExpertStore.build(source, tmp_path / "a.store", allow_nonfinite=True)
@@ -100,13 +100,13 @@ def test_weights_that_were_nan_in_the_checkpoint(tmp_path):
     with engine_of(store) as engine:
         report = told(engine, 0, x, ids, weights)
     assert (report.stage, report.cause, report.experts, report.lane) == ("weights", "weights", (2,), "cached")
-    assert "was so in the checkpoint" in report.evidence[0]
+    assert "its checksum matches" in report.evidence[0]
 
 
-def test_weights_that_were_damaged_since(tmp_path):
+def test_weights_damaged_after_the_build_are_named(tmp_path):
     path = tmp_path / "a.store"
     store = stores.build(path, layers=(0,))
-    with open(path, "r+b") as file:  # a page of the file changes under the mapping, as a bad disk would have it
+    with open(path, "r+b") as file:  # a page of the file changes under the mapping, as on a bad disk
         at = store.raw(0, 4).data_ptr() - store._bytes.data_ptr()
         file.seek(at)
         file.write(b"\xff" * 64)
@@ -115,11 +115,11 @@ def test_weights_that_were_damaged_since(tmp_path):
         report = told(engine, 0, x, ids, weights)
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
     assert "is not finite, and its bytes" in report.evidence[0] or "is finite in the store, but" in report.evidence[0]
-    assert "not those that were written (section gate): damaged since" in report.evidence[0]
+    assert "not those that were written (section gate)" in report.evidence[0]
 
 
 def scaled(path, **factors):
-    """A store in float32 whose tensors are multiplied."""
+    """A float32 store whose tensors are scaled."""
     source = stores.weights(dtype=torch.float32)
     for name, factor in factors.items():
         source[name] = source[name] * factor
@@ -136,10 +136,10 @@ def test_a_real_overflow_is_found_in_the_stage_where_it_happens(tmp_path, stage,
     with engine_of(store) as engine:
         report = told(engine, 0, x * x_scale, ids, weights)
     assert (report.stage, report.cause) == (stage, "overflow")
-    assert "a replay shows it again" in report.evidence[0] and "max |" in report.evidence[0]
+    assert "a replay reproduces it" in report.evidence[0] and "max |" in report.evidence[0]
 
 
-def test_sums_that_do_not_fit_the_dtype(tmp_path):
+def test_sums_beyond_the_dtype_are_an_overflow_of_the_merge(tmp_path):
     store = ExpertStore.build({0: stores.weights(dtype=torch.float32, scale=30.0)}, tmp_path / "a.store")
     x, ids, weights = stores.call(store, 0, 5, 2, dtype=torch.float16)
     with engine_of(store) as engine:
@@ -155,7 +155,7 @@ def test_nan_in_a_router_names_the_input_and_no_expert(store):
     with engine_of(store) as engine:
         report = told(engine, 1, x, ids, weights)
     assert (report.stage, report.cause, report.rows, report.experts) == ("routing", "input", (2,), ())
-    assert "the router is at fault. They came so; there is no layer" in str(report)
+    assert "the router is at fault. They arrived like this; there is no layer" in str(report)
 
 
 def test_nothing_is_masked_with_warn_and_off(store):
@@ -170,14 +170,14 @@ def test_nothing_is_masked_with_warn_and_off(store):
         assert isinstance(warned[0].message.report, NumericsReport)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            engine(1, x, ids, weights)  # once a layer and cause
+            engine(1, x, ids, weights)  # once per layer and cause
         with pytest.warns(NumericsWarning, match="layer 3"):
             engine(3, x, ids, weights)
     assert torch.isnan(off[3]).all() and not torch.isnan(off[:3]).any()
     assert torch.equal(off.isnan(), warn.isnan()) and torch.equal(off[:3], warn[:3])
 
 
-def test_a_later_layer_says_whether_the_one_before_was_clean(store):
+def test_a_report_says_whether_the_layer_before_was_clean(store):
     x, ids, weights = stores.call(store, 1, 4, 2)
     bad = x.clone()
     bad[1] = math.nan
@@ -194,7 +194,7 @@ def test_a_later_layer_says_whether_the_one_before_was_clean(store):
     assert report.first and "layer 1, the experts before this one, was clean" in report.evidence[0]
 
 
-def test_positions_are_told_where_they_are_known(store):
+def test_positions_are_reported_if_known(store):
     x, ids, weights = stores.call(store, 1, 6, 2)
     x[4, 1] = math.nan
     with engine_of(store) as engine:
@@ -233,7 +233,7 @@ def test_the_rows_of_a_piece_are_counted_from_the_whole_call(store):
     ({"stage": "gate"}, "stage='gate' is unknown"), ({"expert": 99}, "expert=99, but layer 1 has 0..5"),
     ({"times": 0}, "times=0"),
 ])  # fmt: skip
-def test_what_cannot_be_planted_is_refused(store, wrong, text):
+def test_invalid_faults_are_refused(store, wrong, text):
     with engine_of(store) as engine, pytest.raises(ValueError, match=text.replace("[", r"\[")):
         with inject(engine, **{"stage": "input", "layer": 1} | wrong):
             pass

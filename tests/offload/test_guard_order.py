@@ -1,4 +1,4 @@
-"""The guard, where more than one thing is wrong or what is wrong is old: the earliest is named, and all who have it."""
+"""The guard with several errors, or old ones: it names the earliest, with every expert that has it."""
 
 import math
 import warnings
@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.replay import stages
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.replay import stages
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 
@@ -38,12 +38,12 @@ def told(engine, *call):
 @pytest.mark.parametrize("first, second, wanted, experts", [
     (("down", 0), ("gate_up", 4), ("gate_up", "overflow"), (4,)),  # the earlier stage, though its expert comes later
     (("product", 1), ("down", 5), ("product", "overflow"), (1,)),
-    (("race", 0), ("down", 4), ("down", "overflow"), (4,)),  # what a replay shows, before what it does not
+    (("race", 0), ("down", 4), ("down", "overflow"), (4,)),  # a reproducible error comes before another
     (("down", 2), ("down", 5), ("down", "overflow"), (2, 5)),
     (("race", 1), ("race", 3), ("down", "race"), (1, 3)),
     (("weights", 4), ("gate_up", 0), ("weights", "weights"), (4,)),
 ], ids=lambda value: "-".join(map(str, value)))  # fmt: skip
-def test_of_two_faults_the_earlier_is_named_with_all_experts_that_have_it(store, first, second, wanted, experts):
+def test_the_earlier_of_two_faults_is_named_with_all_its_experts(store, first, second, wanted, experts):
     with engine_of(store, "cpu") as engine:
         with inject(engine, first[0], layer=1, expert=first[1]), inject(engine, second[0], layer=1, expert=second[1]):
             report = told(engine, 1, *given(store))
@@ -52,7 +52,7 @@ def test_of_two_faults_the_earlier_is_named_with_all_experts_that_have_it(store,
     assert list(report.rows) == hit.tolist() and f"expert {experts[0]}" in report.evidence[0]
 
 
-def test_the_lane_is_that_of_the_expert_that_is_named_first_and_long_lists_are_cut(store):
+def test_the_lane_is_the_first_experts_and_long_lists_are_shortened(store):
     x, ids, weights = given(store)
     with engine_of(store) as engine:  # 0 and 3 on the CPU, 1 and 4 copied, 2 and 5 cached
         for experts, lane in (((0, 5), "cpu"), ((4, 5), "copied"), ((2, 3), "cached")):
@@ -69,17 +69,17 @@ def test_the_lane_is_that_of_the_expert_that_is_named_first_and_long_lists_are_c
     ("gate_up", "max |x| = "), ("activation", "max |gate_up| = "), ("product", "max |activation| = "),
     ("down", "max |product| = "),
 ])  # fmt: skip
-def test_the_largest_number_before_the_stage_is_told(store, stage, before):
+def test_the_largest_number_before_the_stage_is_reported(store, stage, before):
     with engine_of(store, "cpu") as engine, inject(engine, stage, layer=1, expert=2):
         report = told(engine, 1, *given(store))
     x = given(store)[0][(IDS == 2).any(1)]
     numbers = dict(stages(x, store.dequantize(1, 2), store.options)) | {"x": x.float()}
     most = numbers[before.split("|")[1]].abs().max()
     assert report.evidence[0].startswith(f"{before}{most:.3g}")
-    assert report.advice.startswith("Numbers outgrow their dtype")
+    assert report.advice.startswith("Numbers exceed their dtype")
 
 
-def test_a_row_that_nobody_asked_for_is_not_blamed(store):
+def test_a_skipped_row_is_not_blamed(store):
     x, ids, weights = given(store)
     x, ids = x.clone(), ids.clone()
     x[3], ids[3] = math.nan, -1
@@ -90,8 +90,8 @@ def test_a_row_that_nobody_asked_for_is_not_blamed(store):
     assert (report.stage, report.experts) == ("down", (0,)) and 3 not in report.rows
 
 
-def test_bytes_that_changed_to_large_numbers_are_the_weights_fault_and_no_overflow(tmp_path):
-    """3.3e38 is finite: only the checksum knows that it was not written so."""
+def test_bytes_damaged_to_large_numbers_are_a_weights_fault_not_an_overflow(tmp_path):
+    """3.3e38 is finite: only the checksum shows that the byte changed."""
     path = tmp_path / "a.store"
     store = stores.build(path, layers=(1,))
     large = torch.full((64,), 3.3e38).bfloat16().view(torch.uint8).numpy().tobytes()
@@ -104,12 +104,12 @@ def test_bytes_that_changed_to_large_numbers_are_the_weights_fault_and_no_overfl
         report = told(engine, 1, x, IDS, torch.full((9, 2), 1e6))
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
     assert "is finite in the store, but its bytes" in report.evidence[0]
-    assert "(section down): damaged since" in report.evidence[0] and report.advice.startswith("The checkpoint or")
+    assert "(section down)" in report.evidence[0] and report.advice.startswith("The checkpoint or")
 
 
-def test_rows_that_were_finite_on_the_cpu_alone_are_a_transfer_and_others_a_race(store):
-    """What a GPU's lanes keep of the CPU's rows tells a bad bus from a race."""
-    from goldsmith.offload.call import Outcome
+def test_rows_finite_only_on_the_cpu_are_a_transfer_and_others_a_race(store):
+    """The CPU's rows kept in host memory distinguish a bad transfer from a race."""
+    from goldsmith.offload.planning.call import Outcome
 
     x, ids, weights = given(store)
     with engine_of(store, "cpu") as engine:
@@ -129,7 +129,7 @@ def test_rows_that_were_finite_on_the_cpu_alone_are_a_transfer_and_others_a_race
             assert ((report.stage, report.cause), report.experts) == (wanted, (2,))
 
 
-# -- one pass through the layers and the next
+# -- a pass over the layers, and the next one
 
 
 def warned(engine, *call):
@@ -144,7 +144,7 @@ def bad_x(store):
     return x * math.nan, ids, weights
 
 
-def test_a_layer_that_comes_again_begins_another_pass(store):
+def test_a_repeated_layer_begins_a_new_pass(store):
     with engine_of(store, guard="warn") as engine:
         assert warned(engine, 3, *bad_x(store))[0].first
         engine(1, *given(store))
@@ -154,14 +154,14 @@ def test_a_layer_that_comes_again_begins_another_pass(store):
         assert warned(engine, 1, *bad_x(store))[0].first and warned(engine, 1, *given(store))[0].first
 
 
-def test_the_layer_before_is_that_of_the_next_lower_number_whatever_the_stores_order(tmp_path):
+def test_the_layer_before_has_the_next_lower_number_in_any_store_order(tmp_path):
     with stores.build(tmp_path / "a.store", layers=(4, 0, 7)) as mixed, engine_of(mixed, guard="warn") as engine:
         assert warned(engine, 4, *bad_x(mixed))
         (report,) = warned(engine, 7, *bad_x(mixed))
         assert "layer 4, the experts before this one, was not clean" in report.evidence[0] and not report.first
 
 
-def test_positions_are_those_of_the_forward_that_is_under_way(store):
+def test_positions_belong_to_the_current_forward(store):
     x, ids, weights = given(store, 6)
     x[5, 1] = math.nan
     with engine_of(store) as engine:
@@ -171,7 +171,7 @@ def test_positions_are_those_of_the_forward_that_is_under_way(store):
         assert told(engine, 1, x, ids, weights).positions == ()
 
 
-def test_what_comes_after_the_last_experts_is_told_once_and_only_where_they_are_clean(store):
+def test_a_nan_after_the_last_experts_is_reported_once_and_only_if_they_are_clean(store):
     def after(engine, *values):
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -188,7 +188,7 @@ def test_what_comes_after_the_last_experts_is_told_once_and_only_where_they_are_
     with engine_of(store, guard="warn") as engine:
         engine.begin_forward(9, 1)
         assert warned(engine, 1, *bad_x(store))
-        assert after(engine, nan) == []  # it came from there, and was told
+        assert after(engine, nan) == []  # it originated there, and was reported
         engine.begin_forward(9, 1)
         (report,) = after(engine, nan, inf)
         assert report.kind == "nan" and report.rows == (0, 1)
@@ -197,17 +197,17 @@ def test_what_comes_after_the_last_experts_is_told_once_and_only_where_they_are_
     with engine_of(store) as engine:
         told(engine, 3, *bad_x(store))
         with pytest.raises(NumericsError, match="after the last layer of experts"):
-            engine.end_forward(torch.tensor([nan]))  # what was raised is over
+            engine.end_forward(torch.tensor([nan]))  # the raised pass is over
 
 
-# -- the replay is the computation
+# -- the replay equals the computation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("options", [
     {}, {"bias": True, "activation": "swiglu_oai", "limit": 0.5}, {"activation": "gelu_tanh"},
 ], ids=["silu", "gpt_oss", "gelu"])  # fmt: skip
-def test_a_replay_gives_the_rows_of_the_lanes(tmp_path, options, dtype):
+def test_a_replay_computes_the_rows_of_the_lanes(tmp_path, options, dtype):
     store = stores.build(tmp_path / "a.store", layers=(0,), **options)
     x = torch.randn(5, store.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     with Engine(store, device="cpu") as engine:
@@ -218,7 +218,7 @@ def test_a_replay_gives_the_rows_of_the_lanes(tmp_path, options, dtype):
 
 
 def test_a_replay_rounds_where_the_kernels_do():
-    """Of bfloat16 g, u and h are bfloat16, whose largest number is 3.39e38; of float16 they are not float16."""
+    """For bfloat16, g, u and h are bfloat16, whose largest number is 3.39e38; for float16 they are not float16."""
     options = {"activation": "relu2", "alpha": 1.0, "limit": None}
     for dtype, finite in ((torch.bfloat16, False), (torch.float32, True)):
         weights = {"gate_up": torch.tensor([[3.4e38], [1.0]]), "down": torch.tensor([[1.0]])}
@@ -229,9 +229,9 @@ def test_a_replay_rounds_where_the_kernels_do():
     assert found["product"].item() == 90000.0 and found["down"].item() == pytest.approx(90.0)
 
 
-def test_flags_that_are_found_out_late_are_those_of_the_rows_that_count():
-    from goldsmith.offload.call import Outcome
+def test_flags_computed_late_cover_only_the_rows_in_use():
+    from goldsmith.offload.planning.call import Outcome
 
     rows = torch.tensor([[math.nan], [1.0], [math.inf]])
-    late = Outcome(rows, None, rows, place=[1, -1, 2, 1])  # the second route is skipped, and reads no row
+    late = Outcome(rows, None, rows, place=[1, -1, 2, 1])  # the second route is skipped, so no row is read for it
     assert late.known_flags().tolist() == [0, 0, 1, 0]

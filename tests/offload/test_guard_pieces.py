@@ -1,4 +1,4 @@
-"""The guard over a call that is computed in pieces: each of them is looked at, and what is told is the first's."""
+"""The guard over a call that is computed in pieces: each is checked, and the report is about the first bad one."""
 
 import math
 import warnings
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from goldsmith.offload.engine import Engine
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.test_device import engine_of as simulated
@@ -26,7 +26,7 @@ def on_a_cpu(store, lanes="mixed", guard="raise"):
 
 @pytest.fixture(params=[on_a_cpu, simulated], ids=["on a CPU", "simulated"])
 def make(request, store):
-    """An engine whose calls are in pieces, and the arguments of one."""
+    """An engine whose calls run in pieces, and the arguments of one call."""
 
     def made(*given, **options):
         engine = request.param(store, *given, **options)
@@ -48,7 +48,7 @@ def reports(warned):
 
 
 @pytest.mark.parametrize("lanes", ["cpu", "copied", "cached", "mixed"])
-def test_a_nan_is_told_whatever_piece_it_is_in(make, lanes):
+def test_a_nan_is_found_in_any_piece(make, lanes):
     engine, x, ids, weights = make(lanes)
     with engine:
         clean = engine(0, x, ids, weights)
@@ -61,7 +61,7 @@ def test_a_nan_is_told_whatever_piece_it_is_in(make, lanes):
 
 
 @pytest.mark.parametrize("stage", ["down", "race", "weights", "transfer"])
-def test_where_it_was_born_is_told_of_the_first_piece_as_of_the_last(make, stage):
+def test_the_origin_is_found_in_the_first_and_the_last_piece(make, stage):
     engine, x, ids, weights = make("copied")
     e = int(ids[1, 0])
     piece = [row for row in range(4) if e in ids[row]]
@@ -82,8 +82,8 @@ def test_rows_of_a_fault_are_counted_from_the_first_token_of_the_call(make):
     assert torch.isnan(out[5]).any() and torch.equal(out[rest], clean[rest])
 
 
-def test_the_layer_after_says_that_the_one_before_was_not_clean(make):
-    """A clean piece behind the one that was not does not make its layer clean."""
+def test_the_next_layer_says_that_the_one_before_was_not_clean(make):
+    """A clean later piece does not make the layer clean."""
     engine, x, ids, weights = make(guard="warn")
     x[0] = math.nan
     with engine, warnings.catch_warnings(record=True) as seen:
@@ -96,7 +96,7 @@ def test_the_layer_after_says_that_the_one_before_was_not_clean(make):
     assert "layer 0, the experts before this one, was not clean" in later.evidence[0]
 
 
-def test_another_cause_in_a_later_piece_of_the_same_call_is_told_too(make):
+def test_another_cause_in_a_later_piece_is_reported_too(make):
     engine, x, ids, weights = make("cpu", guard="warn")
     x[10] = math.nan
     with engine, warnings.catch_warnings(record=True) as seen:
@@ -110,11 +110,11 @@ def test_another_cause_in_a_later_piece_of_the_same_call_is_told_too(make):
 
 
 class Waits:
-    """How often what the device does was waited for."""
+    """Counts the waits for the device."""
 
     def __init__(self, lanes):
         self.count = 0
-        lanes.machine.unset, self._unset = self._marked, lanes.machine.unset
+        lanes.machine.new_mark, self._unset = self._marked, lanes.machine.new_mark
 
     def _marked(self):
         mark = self._unset()
@@ -126,7 +126,7 @@ class Waits:
 
 
 @pytest.mark.parametrize("guard, rows, waits", [("raise", 24, 0), ("raise", 12, 1), ("off", 12, 0)])
-def test_a_call_is_waited_for_between_its_pieces_alone_and_for_the_guard(store, guard, rows, waits):
+def test_the_device_is_waited_for_only_between_pieces_and_only_for_the_guard(store, guard, rows, waits):
     x, ids, weights = stores.call(store, 0, T, K, dtype=torch.float32)
     with simulated(store, "copied", guard=guard) as engine:
         engine._lanes.most_rows = rows

@@ -1,7 +1,7 @@
-"""The hazards of experts on several lanes, each provoked: numbers in the tests' names are those of `HAZARDS`.
+"""The hazards of experts on several lanes, each provoked; the numbers in test names are those of `HAZARDS`.
 
-Those of streams are provoked on a GPU by work that is made late on purpose (test_gpu.py), and on a CPU by streams that
-do everything as late as their events allow (test_device_late.py).
+Hazards of streams are provoked on a GPU by deliberately delayed work (test_gpu.py), and on a CPU by streams that delay
+everything as long as events allow (test_device_late.py).
 """
 
 import subprocess
@@ -16,22 +16,22 @@ import torch
 from goldsmith.offload.engine import Engine
 from offload import stores
 
-_LATE, _ALL = "test_device_late", "however_late_a_gpu_is_the_numbers_are_the_same"
-# number -> what goes wrong, and where it is provoked: what stands in test_gpu needs one, the rest does not
+_LATE, _ALL = "test_device_late", "a_delayed_gpu_gives_the_same_numbers"
+# number -> the hazard, and the tests that provoke it; only those in test_gpu need a GPU
 HAZARDS = {
     1: ("rows are read before their copy from the device ends", ("test_gpu", "a_late_compute_stream"),
         (_LATE, _ALL)),
     2: ("a host buffer is filled again before its copy ended", ("test_gpu", "a_late_compute_stream"),
-        ("test_slots", "2_a_buffer_is_handed_out_again_only"), (_LATE, "lists_of_many_waves")),
+        ("test_slots", "2_a_buffer_is_reused_only"), (_LATE, "each_waves_list_is_read")),
     3: ("a slot is overwritten while it is read", ("test_gpu", "a_late_copy_into_a_slot"), (_LATE, _ALL),
         ("test_slots", "3_a_slot_is_not_written_before_its_last_reader")),
-    4: ("a tensor is freed on another stream", ("test_gpu", "the_budget_is_all_that_is_taken"),
+    4: ("a tensor is freed on another stream", ("test_gpu", "the_engine_takes_no_more_than_its_budget"),
         ("test_hazards", "4_the_arenas_are_allocated_once")),
-    5: ("stream and device belong to a thread", ("test_gpu", "it_runs_in_a_stream_and_in_a_thread_of_the_callers"),
+    5: ("stream and device belong to a thread", ("test_gpu", "it_runs_in_the_callers_stream_and_thread"),
         (_LATE, _ALL), ("test_engine", "calls_from_many_threads")),
-    6: ("copies from pageable memory block", ("test_gpu", "bytes_reach_the_device_in_any_way"),
-        ("test_transport", "the_way_is_the_first_that_can_be_had")),
-    7: ("memory is read that nobody wrote", ("test_hazards", "7_nothing_is_read_that_was_not_written"),
+    6: ("copies from pageable memory block", ("test_gpu", "bytes_reach_the_device_in_every_transport_mode"),
+        ("test_transport", "the_mode_is_the_first_that_works")),
+    7: ("memory is read that nobody wrote", ("test_hazards", "7_unwritten_memory_is_never_read"),
         ("test_store_publish", "a_builder_killed_at_any_byte")),
     8: ("groups are padded", ("test_hazards", "8_an_expert_with_one_token_beside_one_with_a_thousand")),
     9: ("ids are out of range", ("test_engine", "an_id_out_of_range_is_named_before_any_lane_starts")),
@@ -42,10 +42,10 @@ HAZARDS = {
          ("test_slots", "12_buffers_hold_bytes")),
     13: ("symptoms are masked", ("test_guard", "nothing_is_masked_with_warn_and_off")),
     14: ("forks, dead workers, endless queues", ("test_hazards", "14_an_exception_in_a_worker_is_raised_by_the_call"),
-         ("test_engine", "a_fork_is_told_that_it_is_one"), ("test_turns", "a_fork_answers_or_says_what_it_is")),
-    15: ("a CUDA graph captures the call", ("test_gpu", "capture_is_refused"),
-         ("test_device", "15_a_capture_is_refused")),
-    16: ("more threads than processors", ("test_hazards", "16_two_engines_at_once_take_no_longer")),
+         ("test_engine", "a_fork_gets_an_error_that_says_so"), ("test_engine_lock", "a_fork_answers_or_raises")),
+    15: ("a CUDA graph captures the call", ("test_gpu", "a_graph_capture_is_refused"),
+         ("test_device", "15_a_graph_capture_is_refused")),
+    16: ("more threads than processors", ("test_hazards", "16_two_engines_in_parallel_take_no_longer")),
 }  # fmt: skip
 LANES = ("cpu", "copied", "cached", "mixed")
 
@@ -55,7 +55,7 @@ def test_every_hazard_has_its_test(number):
     _, *tests = HAZARDS[number]
     for file, name in tests:
         assert f"\ndef test_{name}" in (Path(__file__).parent / f"{file}.py").read_text(), (file, name)
-    assert any(file != "test_gpu" for file, _ in tests)  # each is provoked on a machine without a GPU, too
+    assert any(file != "test_gpu" for file, _ in tests)  # each is also provoked without a GPU
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def plain(store, layer, *call):
 
 
 def late(engine, seconds):
-    """Every copy begins late: what does not wait for it computes with what was there before."""
+    """Delays every copy, so that code that does not wait computes with old bytes."""
     copy = engine._lanes._copy
 
     def slowly(*arguments):
@@ -84,7 +84,7 @@ def late(engine, seconds):
 
 
 def poison(engine):
-    """NaN, or what is not finite as a scale, in everything that the engine owns."""
+    """Fills everything that the engine owns with NaN, or with bytes that are not finite as scales."""
     for arena in engine._arenas:
         arena.data.fill_(255)
     for rows in engine._lanes._rows:
@@ -92,7 +92,7 @@ def poison(engine):
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_2_3_slots_that_are_filled_late_are_waited_for_and_not_handed_out_early(store, lanes):
+def test_2_3_late_slots_are_waited_for_and_not_reused_early(store, lanes):
     calls = [stores.call(store, i % 2, 4, 6, seed=i) for i in range(6)]
     with engine_of(store, lanes) as engine:
         poison(engine)
@@ -122,7 +122,7 @@ def test_4_the_arenas_are_allocated_once(store):
 
 
 @pytest.mark.parametrize("lanes", LANES)
-def test_7_nothing_is_read_that_was_not_written(store, lanes):
+def test_7_unwritten_memory_is_never_read(store, lanes):
     call = stores.call(store, 0, 9, 6)
     call[1][3] = -1
     wanted = plain(store, 0, *call)
@@ -196,7 +196,7 @@ def test_14_a_copy_that_fails_in_a_prompt_leaves_nothing_behind(store):
             assert torch.equal(engine(0, *call), wanted)
 
 
-def test_a_device_that_runs_out_of_memory_says_what_to_do_and_goes_on(store, monkeypatch):
+def test_running_out_of_device_memory_says_what_to_do_and_the_engine_goes_on(store, monkeypatch):
     call = stores.call(store, 0, 4, 6)
     with engine_of(store) as engine:
         wanted = engine(0, *call)
@@ -211,7 +211,7 @@ def test_a_device_that_runs_out_of_memory_says_what_to_do_and_goes_on(store, mon
         assert torch.equal(engine(0, *call), wanted)
 
 
-def test_14_a_program_that_closes_nothing_ends(store):
+def test_14_a_program_that_closes_nothing_still_exits(store):
     program = f"""
         import torch
         from goldsmith.offload import ExpertStore
@@ -226,7 +226,7 @@ def test_14_a_program_that_closes_nothing_ends(store):
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
 
 
-def test_14_an_engine_that_is_forgotten_takes_its_threads_along(store):
+def test_14_an_unreferenced_engine_ends_its_threads(store):
     import gc
     import threading
 
@@ -241,8 +241,8 @@ def test_14_an_engine_that_is_forgotten_takes_its_threads_along(store):
     assert not any(thread.is_alive() for thread in mine)
 
 
-def test_16_two_engines_at_once_take_no_longer_than_one_after_the_other(store):
-    """One pool: their calls queue instead of fighting for the cores."""
+def test_16_two_engines_in_parallel_take_no_longer_than_in_sequence(store):
+    """One thread pool: their calls queue instead of competing for cores."""
     import threading
 
     call = stores.call(store, 0, 256, 6)

@@ -1,13 +1,13 @@
-"""The CPU's lane beside a GPU: a thread of the library, or one of Python, that makes a call at a time."""
+"""The CPU lane beside a GPU: a thread of the library, or a Python thread, that computes one call at a time."""
 
 import os
 
 import pytest
 import torch
 
-from goldsmith.experts._native_abi import Call
-from goldsmith.offload import lane
-from goldsmith.offload.kernel import Kernels
+from goldsmith.experts._native_abi import NativeCall
+from goldsmith.offload.lanes import cpu_lane
+from goldsmith.offload.lanes.kernels import Kernels
 from offload import stores
 
 
@@ -19,8 +19,8 @@ def store(tmp_path_factory):
 @pytest.fixture(params=["native", "python"])
 def cpu(request, monkeypatch, store):
     if request.param == "python":
-        monkeypatch.setattr(lane, "_made", lambda: None)
-    found = lane.Lane(store.options, 1)
+        monkeypatch.setattr(cpu_lane, "_native_lane", lambda: None)
+    found = cpu_lane.CpuLane(store.options, 1)
     if request.param == "native" and found._native is None:
         pytest.skip("the native library is not there, or is an older one")
     yield found
@@ -39,7 +39,7 @@ def wanted(store, x, ids, base, rows, flags):
     return found
 
 
-def test_what_was_begun_is_there_at_the_end_with_its_times(cpu, store):
+def test_end_returns_the_times_and_the_rows_are_there(cpu, store):
     call = given(store)
     for _ in range(20):
         call[3].fill_(9.0)
@@ -48,7 +48,7 @@ def test_what_was_begun_is_there_at_the_end_with_its_times(cpu, store):
         assert torch.equal(call[3], wanted(store, *call)) and begin < end
 
 
-def test_the_same_buffers_may_hold_another_call(cpu, store):
+def test_buffers_can_be_reused_for_another_call(cpu, store):
     x, ids, base, rows, flags = given(store)
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
@@ -59,13 +59,15 @@ def test_the_same_buffers_may_hold_another_call(cpu, store):
 
 
 @pytest.mark.parametrize("T", [3, 100])
-def test_what_the_other_thread_reads_is_kept_until_the_end(cpu, store, T):
-    """Also the arguments of a call with many routes, which nobody else has."""
+def test_the_lane_keeps_its_inputs_alive_until_the_end(cpu, store, T):
+    """Also the arguments of a call with many routes, which no cache holds."""
     call = given(store, T)
     if cpu._native is None:
         pytest.skip("the thread of Python holds what it is given")
     cpu.begin(*call)
-    assert isinstance(cpu._busy[0], Call) and all(mine is its for mine, its in zip(call, cpu._busy[1:], strict=True))
+    assert isinstance(cpu._busy[0], NativeCall) and all(
+        mine is its for mine, its in zip(call, cpu._busy[1:], strict=True)
+    )
     cpu.end()
     assert cpu._busy is None and torch.equal(call[3], wanted(store, *call))
 
@@ -82,7 +84,7 @@ def test_an_error_is_raised_at_the_end_and_the_next_call_is_right(cpu, store):
     assert torch.equal(rows, wanted(store, x, ids, base, rows, flags))
 
 
-def test_a_call_that_was_given_up_is_waited_for(cpu, store):
+def test_an_abandoned_call_is_waited_for(cpu, store):
     x, ids, base, rows, flags = given(store)
     cpu.begin(x, torch.full_like(ids, 99), base, rows, flags)
     cpu.begin(x, ids, base, rows, flags)

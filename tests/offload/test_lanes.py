@@ -1,4 +1,4 @@
-"""The lanes on a CPU: one answer, that of the golden, whichever way an expert takes."""
+"""The lanes on a CPU: one result, the golden's, whichever lane computes an expert."""
 
 import json
 
@@ -17,7 +17,7 @@ FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
 
 @pytest.fixture(scope="module")
 def store_of(tmp_path_factory):
-    """A store of each format, built when it is first asked for."""
+    """A store of each format, built on first use."""
     built = {}
 
     def of(format="bf16", **options):
@@ -89,12 +89,12 @@ def test_the_four_lanes_give_the_same_bits(store_of, format, T):
     for lanes in LANES:
         with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, exact=False) as engine:
             found[lanes] = engine(0, x, ids, weights)
-            assert torch.equal(engine(0, x, ids, weights), found[lanes])  # out of a cache that is filled by now
+            assert torch.equal(engine(0, x, ids, weights), found[lanes])  # from a cache that is full by now
     assert all(torch.equal(y, found["cpu"]) for y in found.values())
 
 
-def test_what_a_token_has_in_the_cache_is_computed_with_what_is_copied_for_it(store_of, tmp_path):
-    """One wave and not two; with more tokens what is there goes ahead of the copies."""
+def test_a_tokens_cached_and_copied_experts_are_computed_together(store_of, tmp_path):
+    """One wave instead of two; with more tokens, cached experts run ahead of the copies."""
     store = store_of("bf16")
     x, _, weights = stores.call(store, 0, 2, 4)
     ids = torch.tensor([[1, 2, 4, 0], [5, 2, 1, 4]])  # copied: 1 and 4, cached: 2 and 5, on the CPU: 0
@@ -130,7 +130,7 @@ def test_strides_and_integer_widths_change_nothing(store_of):
         out = engine(0, *given)
         assert all(torch.equal(a, b) for a, b in zip(given, (x, ids, weights)))
         out.zero_()
-        assert torch.equal(engine(0, x, ids, weights), y)  # a result is the caller's own
+        assert torch.equal(engine(0, x, ids, weights), y)  # the result is a fresh tensor
 
 
 def test_the_merge_adds_in_the_order_of_the_slots(store_of):

@@ -1,4 +1,4 @@
-"""The merge and the arguments of the CPU's kernels: done in few steps where there is little to do, and nothing else."""
+"""The merge and the cached arguments of the CPU's kernels: shortcuts for small calls give the same results."""
 
 import warnings
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from goldsmith.core import native
-from goldsmith.offload import merge
-from goldsmith.offload.kernel import Kernels
+from goldsmith.offload.guard import finiteness
+from goldsmith.offload.lanes import merge
+from goldsmith.offload.lanes.kernels import Kernels
 from offload import stores
 
 native_only = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
@@ -25,19 +26,20 @@ def test_few_numbers_have_the_bits_of_many(monkeypatch, T, k, H, dtype):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("few", [-1, 1 << 15])
-def test_what_is_not_finite_passes_in_silence_and_is_found(monkeypatch, value, few):
+def test_nonfinite_numbers_pass_without_warnings_and_are_detected(monkeypatch, value, few):
     monkeypatch.setattr(merge, "FEW", few)
+    monkeypatch.setattr(finiteness, "FEW", few)
     rows, weights = torch.ones(4, 3), torch.ones(2, 2)
     rows[2, 1], rows[3, 1] = value, -value
     with warnings.catch_warnings(action="error"):
         out = merge.merge(rows, weights, torch.bfloat16)
-        assert merge.finite(out[:1]) and not merge.finite(out)
-        assert not merge.finite(torch.tensor([value], dtype=torch.bfloat16))
+        assert finiteness.finite(out[:1]) and not finiteness.finite(out)
+        assert not finiteness.finite(torch.tensor([value], dtype=torch.bfloat16))
     assert torch.isfinite(out).tolist() == [[True] * 3, [True, False, True]]
 
 
 @native_only
-def test_arguments_that_are_kept_are_those_of_this_call(tmp_path):
+def test_cached_arguments_are_updated_for_each_call(tmp_path):
     """The same sizes at other addresses, in other orders, of another layer."""
     with stores.build(tmp_path / "a.store") as store:
         kept, makes = Kernels(store.options, 2), 0

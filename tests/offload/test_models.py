@@ -1,4 +1,4 @@
-"""offload and from_pretrained: a model of every family says what it said before, whichever lane an expert takes."""
+"""offload and from_pretrained: a model of every family gives its former results, whichever lane computes an expert."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldsmith.hf.offload.budget import automatic, cache_bytes
 from goldsmith.offload import attach
-from goldsmith.offload.report import NumericsError, NumericsWarning
+from goldsmith.offload.guard.report import NumericsError, NumericsWarning
 from hf import checkpoints, models
 from offload.whole_models import (
     CALIBRATION,
@@ -31,7 +31,7 @@ from offload.whole_models import (
 )
 from repo.tree import ROOT
 
-# the lanes are bit-identical on a CPU alone; the GPU has a test of its own below
+# the lanes are bit-identical only on a CPU; the GPU has its own test below
 offload, from_pretrained = (functools.partial(make, device="cpu") for make in (attach.offload, attach.from_pretrained))
 ONE = torch.tensor([1])
 LANES = ("cpu", "copied", "cached", "mixed", "auto")
@@ -47,12 +47,12 @@ CALLS = {
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory, monkeypatch):
-    """Stores that nobody gives a path are this run's."""
+    """The cache folder of this test run."""
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_held_to_the_plain_model_in_float64_and_every_lane_gives_the_same_bits(family):
+def test_logits_match_the_plain_model_in_float64_and_every_lane_gives_the_same_bits(family):
     plain = models.model(family)
     ids, mask = padded()
     with offload(copy.deepcopy(plain), lanes="cpu") as held:
@@ -71,7 +71,7 @@ def test_logits_are_held_to_the_plain_model_in_float64_and_every_lane_gives_the_
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_in_bfloat16_says_the_same_from_memory_and_from_its_folder_and_comes_back_bit_for_bit(family, tmp_path):
+def test_a_bfloat16_model_generates_the_same_from_memory_and_folder_and_detaches_bit_for_bit(family, tmp_path):
     models.model(family, dtype=torch.bfloat16).save_pretrained(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     plain.set_experts_implementation("eager")
@@ -96,7 +96,7 @@ def test_a_model_in_bfloat16_says_the_same_from_memory_and_from_its_folder_and_c
 
 
 @pytest.mark.parametrize("how", CALLS)
-def test_generate_does_what_it_did(how):
+def test_generate_works_as_before(how):
     plain = models.model("qwen3_moe", mlp_only_layers=[])
     options = dict(CALLS[how])
     ids, mask = padded() if options.pop("padded", False) else (models.tokens(), None)
@@ -104,7 +104,7 @@ def test_generate_does_what_it_did(how):
         assert_same_text(plain, held.model, ids, **options, **({} if mask is None else {"attention_mask": mask}))
 
 
-def test_sampling_draws_the_same_and_inference_mode_and_a_plain_call_give_the_same_bits():
+def test_sampling_inference_mode_and_plain_calls_give_the_same_bits():
     plain = models.model("olmoe")
     ids = models.tokens()
     with offload(copy.deepcopy(plain)) as held:
@@ -113,7 +113,7 @@ def test_sampling_draws_the_same_and_inference_mode_and_a_plain_call_give_the_sa
             torch.manual_seed(5)
             texts.append(model.generate(ids, max_new_tokens=8, do_sample=True, top_k=0, pad_token_id=0))
         assert torch.equal(*texts)
-        logits = held.model(ids).logits  # the experts have no gradient, and nothing here asks for one
+        logits = held.model(ids).logits  # the experts have no gradient, and no test here needs one
         with torch.inference_mode():
             assert torch.equal(held.model(ids).logits, logits)
 
@@ -140,13 +140,13 @@ def test_any_budget_gives_the_same_bits(count, cache, tmp_path):
         assert all(map(torch.equal, wanted, greedy(held.model, ids)))
 
 
-def test_a_quantised_format_is_the_model_of_its_own_numbers_and_has_to_be_asked_for():
+def test_a_quantised_format_matches_its_own_numbers_and_needs_exact_false():
     plain = models.model("mixtral")
     with pytest.raises(ValueError, match='cpu_format="int8" does not hold .*exact=False.*cpu_format="auto"'):
         offload(plain, cpu_format="int8")
     assert not any(p.is_meta for p in plain.parameters())
     held = offload(copy.deepcopy(plain), cpu_format="int8", exact=False)
-    with pytest.raises(ValueError, match="int8, which is not exactly what they were"):
+    with pytest.raises(ValueError, match="int8, which rounded their weights"):
         held.detach()
     experts = models.experts_of(plain)
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, tmp_path):
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("stored, asked, format", [("float32", "bfloat16", "bf16"), ("bfloat16", "float32", "bf16")])
-def test_another_dtype_than_the_files_is_what_transformers_makes_of_it(family, stored, asked, format, tmp_path):
+def test_another_dtype_than_the_files_converts_as_in_transformers(family, stored, asked, format, tmp_path):
     models.model(family, dtype=getattr(torch, stored)).save_pretrained(tmp_path)
     dtype = getattr(torch, asked)
     with from_pretrained(tmp_path, dtype=dtype) as held:
@@ -202,7 +202,7 @@ def test_keys_by_expert_in_several_shards_are_the_same_store_as_one_fused_tensor
 @pytest.mark.parametrize(
     "wrong, text",
     [
-        ({"gpu_budget": "lots"}, "gpu_budget='lots' is no amount of memory"),
+        ({"gpu_budget": "lots"}, "gpu_budget='lots' is not an amount of memory"),
         ({"device": "nosuch"}, "nosuch"),
         ({"cashe": "lru"}, "unknown keyword 'cashe'; the Engine's are .*cache"),
         ({"lanes": "copied"}, "lanes='copied' cannot run"),
@@ -215,7 +215,7 @@ def test_a_wrong_keyword_leaves_the_model_as_it_was(wrong, text, tmp_path):
         before = model(models.tokens()).logits
     with pytest.raises((ValueError, TypeError), match=text):
         offload(model, store=tmp_path / "s", **wrong)
-    if wrong.keys() & {"gpu_budget", "device", "cashe"}:  # said before the store is built
+    if wrong.keys() & {"gpu_budget", "device", "cashe"}:  # reported before the store is built
         assert not (tmp_path / "s").exists()
     with torch.no_grad():
         assert torch.equal(model(models.tokens()).logits, before)
@@ -223,12 +223,12 @@ def test_a_wrong_keyword_leaves_the_model_as_it_was(wrong, text, tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_memory_that_is_kept_for_keys_and_values_is_enough(family):
+def test_the_memory_reserved_for_keys_and_values_is_sufficient(family):
     model = models.model(family)
     kept = model(models.tokens(1, 6), use_cache=True).past_key_values
     taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept.layers)
     reckoned = cache_bytes(model, 6)
-    assert taken == reckoned or (taken < reckoned and "deepseek" in family)  # latent attention may keep latents alone
+    assert taken == reckoned or (taken < reckoned and "deepseek" in family)  # latent attention may keep only latents
     model.generation_config.max_length = 24
     assert cache_bytes(model) == 4 * reckoned and cache_bytes(model, 6, rows=3) == 3 * reckoned
 
@@ -248,7 +248,7 @@ def test_a_batch_and_its_length_leave_less_of_the_gpu_to_experts(monkeypatch):
             offload(model, **wrong)
 
 
-def test_progress_is_told_of_what_is_no_expert_and_of_the_experts(tmp_path):
+def test_progress_covers_experts_and_all_other_weights(tmp_path):
     models.model("mixtral").save_pretrained(tmp_path / "m")
     told = []
     from_pretrained(tmp_path / "m", store=tmp_path / "s", progress=lambda *said: told.append(said)).close()
@@ -261,7 +261,7 @@ def test_progress_is_told_of_what_is_no_expert_and_of_the_experts(tmp_path):
 @pytest.mark.parametrize("lanes", LANES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_on_a_gpu_a_model_says_the_same_through_every_lane_and_comes_back(family, dtype, lanes):
+def test_on_a_gpu_a_model_generates_the_same_through_every_lane_and_detaches(family, dtype, lanes):
     plain = models.model(family, dtype=dtype)
     ids, mask = (tensor.cuda() for tensor in padded())
     given = {"lanes": lanes, "gpu_budget": "64MiB", "calibration": CALIBRATION, "device": "cuda"}
@@ -275,7 +275,7 @@ def test_on_a_gpu_a_model_says_the_same_through_every_lane_and_comes_back(family
 
 
 @pytest.mark.gpu
-def test_a_model_that_is_on_the_gpu_already_gives_its_experts_away_and_gets_them_back(tmp_path):
+def test_a_model_already_on_the_gpu_is_offloaded_and_detached(tmp_path):
     plain = models.model("gpt_oss", dtype=torch.bfloat16).cuda()
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
     with attach.offload(plain, store=tmp_path / "s", device="cuda", gpu_budget=0) as held:
@@ -285,7 +285,7 @@ def test_a_model_that_is_on_the_gpu_already_gives_its_experts_away_and_gets_them
     assert all(value.is_cuda and torch.equal(value, weights[name]) for name, value in back.items())
 
 
-def test_the_small_checkpoint_says_the_same_through_every_lane():
+def test_the_small_checkpoint_generates_the_same_through_every_lane():
     folder = ROOT / "examples" / "shakespeare-moe"
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     plain.set_experts_implementation("eager")
@@ -302,7 +302,7 @@ def test_the_small_checkpoint_says_the_same_through_every_lane():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lanes", LANES)
-def test_on_a_gpu_the_small_checkpoint_says_the_same_through_every_lane(lanes):
+def test_on_a_gpu_the_small_checkpoint_generates_the_same_through_every_lane(lanes):
     folder = ROOT / "examples" / "shakespeare-moe"
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval().cuda()
     plain.set_experts_implementation("eager")
@@ -315,7 +315,7 @@ def test_on_a_gpu_the_small_checkpoint_says_the_same_through_every_lane(lanes):
 
 
 @pytest.mark.parametrize("where, value", [("model.norm.weight", math.nan), ("lm_head.weight", math.inf)])
-def test_what_is_not_finite_after_the_last_experts_is_told_too(where, value):
+def test_a_nan_after_the_last_experts_is_reported_too(where, value):
     ids, broken = padded()[0], models.model("qwen3_moe")
     broken.get_parameter(where).data.fill_(value)
     with offload(copy.deepcopy(broken)) as held, torch.no_grad():
@@ -329,10 +329,10 @@ def test_what_is_not_finite_after_the_last_experts_is_told_too(where, value):
             held.model(ids)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            held.model(ids)  # it has been said
+            held.model(ids)  # it has been reported
 
 
-def test_a_head_may_mask_words_with_infinity():
+def test_a_head_may_mask_words_with_minus_infinity():
     with offload(models.model("qwen3_moe")) as held, torch.no_grad():
         held.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
         assert held.model(padded()[0]).logits.isneginf().any()

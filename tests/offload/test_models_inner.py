@@ -1,4 +1,4 @@
-"""A part of an offloaded model, called alone, over a GPU's lanes, which are heard of later: nothing is left unsaid."""
+"""A part of an offloaded model, called alone over a GPU's lanes, which report late: no error is lost."""
 
 import sys
 
@@ -10,7 +10,7 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 
 from goldsmith.offload import attach
-from goldsmith.offload.report import NumericsError
+from goldsmith.offload.guard.report import NumericsError
 from goldsmith.offload.testing import inject
 from hf import models
 from offload.test_device import Simulation
@@ -20,7 +20,7 @@ from offload.test_device import Simulation
 def held(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     model = models.model("qwen3_moe", dtype=torch.float32)
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.attach"], "Engine", Simulation)
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.attachment"], "Engine", Simulation)
     with torch.no_grad(), attach.offload(model, device="cpu", gpu_budget="24MiB", lanes="mixed") as held:
         yield held
 
@@ -29,7 +29,7 @@ def last_of(held):
     return held.engine.store.layers[-1]
 
 
-def test_a_nan_of_the_last_layer_is_told_by_the_base_model_too(held):
+def test_a_nan_of_the_last_layer_is_raised_by_the_base_model_too(held):
     ids = models.tokens()
     clean = held.model.model(ids).last_hidden_state
     for _ in range(2):
@@ -45,12 +45,12 @@ def test_the_whole_model_waits_for_its_experts_once(held, monkeypatch):
     end = held.engine.end_forward
     monkeypatch.setattr(held.engine, "end_forward", lambda *made: ends.append(held.engine._positions) or end(*made))
     held.model(ids)
-    assert ends == [ids.shape[1]]  # the head's work is launched before anybody waits
+    assert ends == [ids.shape[1]]  # the head's work is launched before any wait
     held.model.model(ids)
     assert ends == 2 * [ids.shape[1]]
 
 
-def test_a_forward_that_was_broken_off_leaves_the_hooks_as_they_were(held):
+def test_an_interrupted_forward_leaves_the_hooks_unchanged(held):
     ids = models.tokens()
 
     def broken(*_):
@@ -64,7 +64,7 @@ def test_a_forward_that_was_broken_off_leaves_the_hooks_as_they_were(held):
         held.model.model(ids)
 
 
-def test_a_nan_that_nobody_was_told_of_is_raised_before_a_model_is_given_back(held):
+def test_a_pending_nan_is_raised_before_detach(held):
     x = torch.full((1, held.engine.store.hidden_size), torch.nan)
     layer = last_of(held)
     held.engine(layer, x, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))

@@ -1,4 +1,4 @@
-"""Models that offload does not take: each refusal names the class and the property, and changes nothing."""
+"""Models that offload refuses: each refusal names the class and the property, and changes nothing."""
 
 import functools
 import importlib
@@ -32,7 +32,7 @@ def _cache(tmp_path, monkeypatch):
 
 
 def in_place_of_experts(cls):
-    """A Mixtral whose experts are of this class."""
+    """A Mixtral whose experts have this class."""
     model = models.model("mixtral")
     for layer in model.model.layers:
         layer.mlp.experts = cls(model.config)
@@ -40,7 +40,7 @@ def in_place_of_experts(cls):
 
 
 class Fused(nn.Module):
-    """Experts of the common interface: silu(g) * u, weighed and summed."""
+    """Experts of the common interface: silu(g) * u, weighted and summed."""
 
     def __init__(self, config):
         super().__init__()
@@ -62,12 +62,12 @@ class Fused(nn.Module):
 
 @use_experts_implementation
 class OwnExperts(Fused):
-    """Somebody's own, which compute what the flags say."""
+    """Custom experts that compute what the flags say."""
 
 
 @use_experts_implementation
 class ScaledExperts(Fused):
-    """A factor of its own, which no flag tells."""
+    """Custom experts with a factor that no flag declares."""
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         return 2.5 * super().forward(hidden_states, top_k_index, top_k_weights)
@@ -85,7 +85,7 @@ class PreActivated(Fused):
         return torch.tanh(gate) * up
 
 
-def test_another_class_of_the_same_interface_is_taken_after_a_trial():
+def test_another_class_with_the_same_interface_is_accepted_after_a_trial():
     model = in_place_of_experts(OwnExperts)
     ids = models.tokens()
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_another_class_of_the_same_interface_is_taken_after_a_trial():
 @pytest.mark.parametrize(
     "cls, text",
     [
-        (ScaledExperts, "ScaledExperts computes something else than silu experts"),
+        (ScaledExperts, "ScaledExperts does not compute a weighted sum of silu"),
         (UngatedExperts, "UngatedExperts cannot be computed here: has_gate=False"),
         (PreActivated, "PreActivated cannot be computed here: _apply_gate is overridden"),
     ],
@@ -118,7 +118,7 @@ def test_a_model_without_experts_or_with_one_module_for_each_is_refused():
         offload(transformers.LlamaForCausalLM(config))
 
 
-def test_what_others_have_put_into_a_model_is_refused_with_what_to_do():
+def test_foreign_changes_to_a_model_are_refused_with_advice():
     converted = hf.convert(models.model("mixtral"))
     with pytest.raises(UnsupportedModel, match="MixtralForCausalLM are packed by goldsmith.hf.convert"):
         offload(converted)
@@ -145,14 +145,14 @@ def test_two_experts_modules_in_a_layer_or_no_number_are_refused():
     with pytest.raises(UnsupportedModel, match="two experts modules in layer 0"):
         layers_of(model)
     bare = models.experts_of(models.model("mixtral"))
-    with pytest.raises(UnsupportedModel, match="ModuleDict: experts names 0 numbers, wanted one"):
+    with pytest.raises(UnsupportedModel, match="ModuleDict: experts contains 0 numbers, wanted one"):
         layers_of(nn.ModuleDict({"experts": bare}))
 
 
-def test_a_folder_that_is_none_or_lacks_a_tensor_says_which(tmp_path):
+def test_an_invalid_folder_or_a_missing_tensor_is_named(tmp_path):
     for name, text in (
         (tmp_path / "nosuch", "there is no folder"),
-        ("nobody/nothing", "no copy of a model of this name"),
+        ("nobody/nothing", "no copy of a hub model"),
         (tmp_path, "no config.json"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -180,12 +180,12 @@ def test_without_transformers_one_paragraph_names_the_extra(monkeypatch):
     importlib.import_module("goldsmith.hf.offload")
 
 
-def test_a_gpu_too_small_for_what_is_no_expert_is_said_before_anything_is_built(monkeypatch, tmp_path):
+def test_a_gpu_too_small_for_the_rest_of_the_model_is_refused_before_the_build(monkeypatch, tmp_path):
     model, device = models.model("mixtral"), torch.device("cuda")
     needed = dense_bytes(model)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 80 * 2**30))
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.load"], "chosen_device", lambda given: device)
-    with pytest.raises(ValueError, match='what is no expert takes .* GiB free: give device="cpu", or a GPU with more'):
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.loading"], "chosen_device", lambda given: device)
+    with pytest.raises(ValueError, match='everything but the experts .* GiB free: give device="cpu"'):
         offload(model, store=tmp_path / "s", device="cuda")
     assert not (tmp_path / "s").exists() and not any(p.is_meta for p in model.parameters())
     experts = sum(p.nbytes for name, p in model.named_parameters() if ".experts." in name)
@@ -194,10 +194,10 @@ def test_a_gpu_too_small_for_what_is_no_expert_is_said_before_anything_is_built(
     check_fits(model, device)
 
 
-def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_path):
+def test_a_cache_folder_that_cannot_be_created_names_the_variable(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="folder for stores cannot be made.*: set GOLDSMITH_CACHE, or give store="):
+    with pytest.raises(OSError, match="folder for stores cannot be created.*: set GOLDSMITH_CACHE, or give store="):
         offload(models.model("mixtral"))
     with pytest.raises(IsADirectoryError, match="path is a folder, wanted a store's file"):
         offload(models.model("mixtral"), store=tmp_path)
@@ -206,7 +206,7 @@ def test_a_cache_folder_that_cannot_be_made_names_the_variable(monkeypatch, tmp_
 def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     model = models.model("mixtral")
     for wrong, kind, text in (
-        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted the folder of a model"),
+        (lambda: from_pretrained(None), TypeError, "path is a NoneType, wanted a model's folder"),
         (lambda: from_pretrained(""), ValueError, "there is no folder ''"),
         (lambda: from_pretrained(tmp_path, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
         (lambda: offload(model, store=3), TypeError, "store is an int, wanted an ExpertStore, the path"),
@@ -217,12 +217,12 @@ def test_arguments_of_the_wrong_kind_are_named(tmp_path):
     assert not any(p.is_meta for p in model.parameters())
 
 
-def test_what_is_no_model_or_is_offloaded_already_is_refused():
+def test_a_non_model_and_an_already_offloaded_model_are_refused():
     with pytest.raises(TypeError, match="model is a MixtralConfig, wanted a model of transformers"):
         offload(models.config("mixtral"))
     model = models.model("mixtral")
     with offload(model):
-        with pytest.raises(ValueError, match="experts are in a store already: detach"):
+        with pytest.raises(ValueError, match="experts are already in a store: detach"):
             offload(model)
     for wrong, text in (
         ({"cpu_format": "q4"}, "cpu_format='q4' is unknown; choose one of: 'auto', 'fp32'"),

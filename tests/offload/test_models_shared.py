@@ -1,4 +1,4 @@
-"""What a model whose experts went to a store shares, and with whom: memory, configurations, stores, and a move."""
+"""What an offloaded model shares with others: memory, configurations, stores, and moves between devices."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ import torch
 
 from goldsmith.offload import attach
 from goldsmith.offload.errors import StoreMismatch
-from goldsmith.offload.store import ExpertStore
+from goldsmith.offload.store.expert_store import ExpertStore
 from hf import models
 from offload.whole_models import assert_same_text, expert_parameters, padded
 
@@ -28,7 +28,7 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
 
 
-def test_experts_leave_the_memory_and_the_store_is_found_again():
+def test_experts_leave_memory_and_the_store_is_reused():
     plain = models.model("qwen3_moe", mlp_only_layers=[], seed=9)
     dying = [weakref.ref(p) for p in expert_parameters(plain).values()]
     told = []
@@ -56,14 +56,14 @@ def test_two_models_with_one_config_do_not_touch_each_other_nor_a_third():
     with offload(first) as one, offload(other) as two:
         with torch.no_grad():
             assert torch.equal(third(ids).logits, wanted[2])  # its implementation is still its own
-        first.set_experts_implementation("eager")  # and the offloaded model's cannot be taken from it by a word
+        first.set_experts_implementation("eager")  # and changing this one does not affect the offloaded model's
         for held, plain in ((one, models.model("qwen3_moe")), (two, models.model("qwen3_moe", seed=1))):
             assert_same_text(plain, held.model, ids)
             assert held.stats().calls > 0
         assert one.engine is not two.engine and one.engine.store.path != two.engine.store.path
 
 
-def test_a_store_that_is_given_is_opened_or_built_checked_and_left_open(tmp_path):
+def test_a_given_store_is_opened_or_built_and_checked_and_left_open(tmp_path):
     path = tmp_path / "mine.experts"
     with offload(models.model("olmoe"), store=path) as held:
         assert held.engine.store.path == path
@@ -78,7 +78,7 @@ def test_a_store_that_is_given_is_opened_or_built_checked_and_left_open(tmp_path
     assert not any(p.is_meta for p in other.parameters()) and all(p.requires_grad for p in other.parameters())
 
 
-def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
+def test_moving_the_rest_of_a_model_leaves_the_experts_in_place():
     ids = padded()[0]
     with offload(models.model("qwen3_moe")) as held, torch.no_grad():
         before = held.model(ids).logits
@@ -91,7 +91,7 @@ def test_the_rest_of_a_model_may_be_moved_and_experts_stay_where_they_are():
     assert plain.to(torch.float64)(ids).logits.dtype == torch.float64
 
 
-def test_parameters_that_layers_share_are_shared_again_after_detach():
+def test_shared_parameters_are_shared_again_after_detach():
     model = models.model("qwen3_moe", mlp_only_layers=[])
     first, second, *_ = (m for name, m in model.named_modules() if name.endswith("mlp.experts"))
     second.gate_up_proj = first.gate_up_proj
@@ -104,12 +104,12 @@ def test_parameters_that_layers_share_are_shared_again_after_detach():
     assert found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def test_an_offloaded_model_is_not_pickled_and_says_what_to_do():
+def test_pickling_an_offloaded_model_fails_and_says_what_to_do():
     with offload(models.model("qwen3_moe")) as held:
         experts = next(m for name, m in held.model.named_modules() if name.endswith("mlp.experts"))
         for what in (held, held.model, experts):
             for send in (pickle.dumps, lambda what: torch.save(what, io.BytesIO())):
-                with pytest.raises(TypeError, match=r"cannot be pickled, nor the model .* detach\(\)"):
+                with pytest.raises(TypeError, match=r"cannot be pickled, .* detach\(\)"):
                     send(what)
         plain = held.detach()
     assert torch.equal(pickle.loads(pickle.dumps(plain))(models.tokens()).logits, plain(models.tokens()).logits)

@@ -1,4 +1,4 @@
-"""The GPU's kernels over packed panels: every format is decoded as the reference has it."""
+"""The GPU's kernels over packed panels: every format decodes as in the reference."""
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ FORMATS = ("fp32", "bf16", "int8", "int4", "int4_asym", "mxfp4", "fp8_block")
 
 
 def target(store, most=None):
-    """Rows [T, K, H] of an arena in which the experts lie in another order; most: what the kernels are picked for."""
+    """Rows [T, K, H] of an arena whose experts have another order; most: the token count for which kernels are
+    picked.
+    """
     numbers = [store.dequantize(0, e) for e in range(E)]
     stacked = {name: torch.stack([n[name] for n in numbers]).to(DEVICE) for name in numbers[0]}
     arena = store.raw_layer(0).flip(0).to(DEVICE)
@@ -64,7 +66,7 @@ def test_every_format_holds_to_the_golden(tmp_path, format, most):
 @kernels
 @pytest.mark.parametrize("format, group", [("int8", 8), ("int4_asym", 48)])
 def test_a_prompt_has_groups_of_any_size(tmp_path, format, group):
-    """Of 8: too few to be multiplied together. Of 48: 16 at a time."""
+    """Tiles of 8 rows are too few for tensor cores; tiles of 48 multiply 16 at a time."""
     store = stores.build(tmp_path / "a.store", (0,), format=format, group_size=group, E=E, H=96, I=48)
     for dtype in (torch.float32, torch.float16):
         assert panels._product(store.blocks.layout, dtype)["PARTS"] == (group > 8 and dtype == torch.float16)
@@ -79,7 +81,7 @@ def test_every_activation_holds_to_the_golden(tmp_path, activation):
 
 
 @on_a_cpu
-def test_a_row_has_the_same_bits_whatever_the_rows_of_a_tile(tmp_path):
+def test_a_row_has_the_same_bits_for_every_tile_size(tmp_path):
     store = stores.build(tmp_path / "a.store", (0,), E=E, H=35, I=19)
     x, ids, _ = stores.call(store, 0, 5, K, dtype=torch.bfloat16)
     one, two, four = (target(store, most).candidate(x, ids) for most in (1, 2, 4))

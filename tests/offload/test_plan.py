@@ -1,4 +1,4 @@
-"""The scheduler: its formulas, its ties, its refusals, and how far the best cut is from the best of all splits."""
+"""The scheduler: its formulas, its ties, its errors, and the distance of the best cut from the best of all splits."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from goldsmith.offload import Costs, plan, predict_stream
-from goldsmith.offload.plan import on_cpu, quickest
+from goldsmith.offload.planning.plan import on_cpu, quickest
 
 QWEN3 = dict(  # an expert of Qwen3-30B in bfloat16, with rates near those of an H100 and 16 cores
     expert_bytes=9_437_184, flops_per_token=9_437_184, cpu_bytes_per_s=104e9, cpu_flops=2e12, link_bytes_per_s=50e9,
@@ -26,7 +26,7 @@ def costs(**other):
 
 
 def seconds(tokens, curve, bytes_per_s, flops, c):
-    """Of an expert: the line through the points beside `tokens`, or without points what bytes and operations take."""
+    """Seconds of an expert: interpolation between points, or without points the roofline of bytes and operations."""
     if not curve:
         return max(c.expert_bytes / bytes_per_s, c.flops_per_token * tokens / flops)
     if tokens <= curve[0][0] or len(curve) == 1:
@@ -36,7 +36,7 @@ def seconds(tokens, curve, bytes_per_s, flops, c):
 
 
 def lanes(n, cached, copied, c):
-    """T_cpu, T_link, T_dram, T_dev and, where costs have it, T_both: a formula at a time."""
+    """T_cpu, T_link, T_dram, T_dev and, if the costs have it, T_both: one formula each."""
     S = c.expert_bytes
 
     def g(tokens):
@@ -51,7 +51,7 @@ def lanes(n, cached, copied, c):
     alone, beside = (sum(t(n[e], curve) for e in cpu) for curve in (c.cpu_curve, c.cpu_beside_curve or c.cpu_curve))
     copies, slow_copies = (len(copied) * S / (rate or c.link_bytes_per_s) for rate in (None, c.link_beside_bytes_per_s))
     work, link = alone, copies
-    if cpu and copied:  # both are slow until one of them is done; then the other goes on as if it were alone
+    if cpu and copied:  # both are slow until one of them finishes; then the other goes on as if alone
         if beside <= slow_copies:
             work, link = beside, beside + copies * (1 - beside / slow_copies)
         else:
@@ -81,7 +81,7 @@ def powers(low, high):
 
 @st.composite
 def machines(draw, device_is_free=False):
-    """A CPU, and a device of at least 5 times its bytes and 10 times its operations a second."""
+    """A CPU, and a device with at least 5 times its bytes and 10 times its operations per second."""
     cpu, flops, link = draw(powers(9.5, 11.3)), draw(powers(10.5, 13)), draw(powers(9.7, 11))
     many, much = (math.inf, math.inf) if device_is_free else (draw(powers(0.7, 2)), draw(powers(1, 2.5)))
     return Costs(
@@ -94,7 +94,7 @@ def machines(draw, device_is_free=False):
 
 @st.composite
 def curves(draw):
-    """Points (n, seconds) that rise somehow, in steps and with flat parts as well, and often not convex."""
+    """Random increasing points (n, seconds), with steps and flat parts, often not convex."""
     n = sorted(draw(st.sets(st.sampled_from([1, 2, 4, 16, 32, 64, 128, 256]), min_size=1, max_size=5)))
     rises = draw(st.lists(st.one_of(st.just(0.0), powers(-6, -3)), min_size=len(n), max_size=len(n)))
     return tuple(zip(n, itertools.accumulate(rises, initial=draw(powers(-5, -3.5))), strict=False))
@@ -102,7 +102,7 @@ def curves(draw):
 
 @st.composite
 def measured(draw, device_is_free=False):
-    """A machine whose lanes have curves, and slow each other down: the device needs at most a tenth of the CPU's t."""
+    """A machine whose lanes have curves and slow each other down; the device needs at most a tenth of the CPU's t."""
     c, cpu = draw(machines(device_is_free)), draw(curves())
     more = itertools.accumulate(draw(st.lists(powers(-7, -4), min_size=len(cpu), max_size=len(cpu))))
     share = draw(powers(-3, -1))
@@ -118,12 +118,12 @@ TOKENS = st.lists(st.one_of(st.sampled_from([0, 1, 2, 5, 30, 300]), st.integers(
 
 
 def splitting(c, data):
-    """The same machine where a split takes something by itself, or the device is the CPU."""
+    """The same machine where a split costs extra, or the device is the CPU."""
     return replace(c, split_latency=data.draw(powers(-6, -3)), shared=data.draw(st.booleans()))
 
 
 @given(TOKENS, st.data(), ANY)
-def test_where_a_split_takes_something_by_itself_it_is_no_worse_than_one_lane(n, data, c):
+def test_a_split_with_its_own_cost_is_no_worse_than_one_lane(n, data, c):
     c = splitting(c, data)
     found = plan(n, (), c)
     missing = [e for e in range(len(n)) if n[e]]
@@ -134,7 +134,7 @@ def test_where_a_split_takes_something_by_itself_it_is_no_worse_than_one_lane(n,
 
 
 @given(TOKENS, st.data(), ANY)
-def test_a_call_is_on_the_cpu_where_that_is_quicker_than_what_is_cached(n, data, c):
+def test_a_call_runs_on_the_cpu_if_that_beats_the_cached_experts(n, data, c):
     c = splitting(c, data)
     cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
     split, alone, found = plan(n, cached, c), on_cpu(n, c), quickest(n, cached, c)
@@ -144,7 +144,7 @@ def test_a_call_is_on_the_cpu_where_that_is_quicker_than_what_is_cached(n, data,
 
 
 @given(TOKENS, st.data(), ANY)
-def test_the_prediction_is_what_the_formulas_say_of_the_split(n, data, c):
+def test_the_prediction_equals_the_formulas(n, data, c):
     cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
     found = plan(n, cached, c)
     wanted = lanes(n, cached, found.copied, c)
@@ -167,7 +167,7 @@ def test_it_is_within_a_tenth_of_the_best_of_all_splits(n, data, c):
 
 
 @given(TOKENS, st.data(), FREE)
-def test_it_is_the_best_of_all_splits_where_the_device_takes_no_time(n, data, c):
+def test_it_is_the_best_of_all_splits_if_the_device_takes_no_time(n, data, c):
     cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
     assert plan(n, cached, c).predicted == pytest.approx(best_of_all(n, cached, c), rel=1e-12)
 
@@ -187,10 +187,10 @@ def test_of_equal_splits_the_one_with_the_fewest_copies_is_taken():
     free = dict(cpu_latency=0.0, link_latency=0.0, device_latency=0.0, device_bytes_per_s=math.inf)
     even = dict(cpu_bytes_per_s=1e9, link_bytes_per_s=1e9, dram_bytes_per_s=1e9, cpu_flops=math.inf)
     found = plan([1] * 4, (), costs(**free, **even, device_flops=math.inf))
-    assert (found.copied, found.limiting) == ((), "cpu")  # DRAM takes as long whatever is done
+    assert (found.copied, found.limiting) == ((), "cpu")  # DRAM takes equally long for every split
 
 
-def test_a_cached_expert_stays_on_the_device_and_one_without_tokens_is_nowhere():
+def test_a_cached_expert_stays_on_the_device_and_unused_experts_are_in_no_lane():
     found = plan([0, 3, 0, 1], [0, 1], costs())
     assert found.cached == (1,) and 0 not in found.copied + found.cpu and 2 not in found.copied + found.cpu
 
@@ -215,14 +215,14 @@ def test_streaming_pays_when_one_expert_on_the_cpu_takes_longer_than_all_copies(
     layer = 128 * QWEN3["expert_bytes"] / 50e9
     assert predict_stream(few, (), costs()) == pytest.approx(layer + 1e-5)
     assert predict_stream(few, range(128), costs()) == plan(few, range(128), costs()).predicted
-    slow = costs(dram_bytes_per_s=10e9)  # a memory that is slower than the link
+    slow = costs(dram_bytes_per_s=10e9)  # memory slower than the link
     assert predict_stream(few, range(28), slow) == pytest.approx(100 * QWEN3["expert_bytes"] / 10e9)
     assert predict_stream([0] * 8, (), costs()) > 0 == predict_stream([0] * 8, range(8), costs())
 
 
 WRONG = {
     "negative": ([1, -2], (), ValueError, r"counts\[1\] is -2, wanted a number of tokens, at least 0"),
-    "fractions": ([0.5], (), TypeError, "float64 numbers, wanted E whole numbers"),
+    "fractions": ([0.5], (), TypeError, "dtype float64, wanted E whole numbers"),
     "two dimensions": ([[1]], (), TypeError, r"the shape \[1, 1\]"),
     "beyond": ([1, 1], [2], ValueError, r"cached has the expert 2, wanted 0\.\.1"),
     "below": ([1, 1], [-1], ValueError, r"cached has the expert -1, wanted 0\.\.1"),
@@ -230,44 +230,44 @@ WRONG = {
 
 
 @pytest.mark.parametrize("counts, cached, kind, text", WRONG.values(), ids=list(WRONG))
-def test_what_is_no_count_or_no_expert_is_refused(counts, cached, kind, text):
+def test_invalid_counts_and_experts_are_refused(counts, cached, kind, text):
     with pytest.raises(kind, match=text):
         plan(counts, cached, costs())
 
 
 @pytest.mark.parametrize("name", [name for name in QWEN3 if "per_s" in name or name.endswith("_flops")])
-def test_a_rate_is_above_zero(name):
+def test_rates_must_be_above_zero(name):
     for value in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"{name}={value}, wanted a rate above 0"):
             costs(**{name: value})
 
 
 WRONG_CURVES = {
-    "falls": ([(1, 2e-4), (4, 1e-4)], ValueError, r"point \(4, 0.0001\) behind \(1, 0.0002\)"),
-    "no time": ([(1, 0.0)], ValueError, "seconds are above 0"),
-    "twice": ([(4, 1e-4), (4, 1e-4)], ValueError, "tokens are above 0 and rise"),
+    "falls": ([(1, 2e-4), (4, 1e-4)], ValueError, r"point \(4, 0.0001\) after \(1, 0.0002\)"),
+    "no time": ([(1, 0.0)], ValueError, "seconds must be above 0"),
+    "twice": ([(4, 1e-4), (4, 1e-4)], ValueError, "tokens must be above 0 and increase"),
     "endless": ([(1, math.inf)], ValueError, "point"),
     "no pairs": ([1, 2], TypeError, r"wanted pairs \(tokens, seconds\)"),
 }
 
 
 @pytest.mark.parametrize("curve, kind, text", WRONG_CURVES.values(), ids=list(WRONG_CURVES))
-def test_a_curve_rises(curve, kind, text):
+def test_curves_must_not_decrease(curve, kind, text):
     for name in ("cpu_curve", "device_curve"):
         with pytest.raises(kind, match=f"{name}.*{text}"):
             costs(**{name: curve})
 
 
-def test_nothing_is_quicker_beside_something_else():
-    with pytest.raises(ValueError, match="nothing is quicker beside something else"):
+def test_costs_that_are_quicker_in_parallel_are_refused():
+    with pytest.raises(ValueError, match="the CPU cannot be faster while copies run"):
         costs(cpu_curve=[(1, 2e-4), (64, 4e-4)], cpu_beside_curve=[(1, 2e-4), (64, 3e-4)])
-    with pytest.raises(ValueError, match="nothing is quicker beside something else"):
+    with pytest.raises(ValueError, match="a copy cannot be faster while the CPU computes"):
         costs(link_beside_bytes_per_s=60e9)
-    with pytest.raises(ValueError, match="cpu_beside_curve without cpu_curve"):
+    with pytest.raises(ValueError, match="cpu_beside_curve needs cpu_curve"):
         costs(cpu_beside_curve=[(1, 2e-4)])
 
 
-def test_the_tokens_of_which_copy_and_cpu_take_as_long():
+def test_break_even_is_where_copy_and_cpu_take_equally_long():
     assert costs().break_even() == pytest.approx(2e12 / 50e9)
     copy = QWEN3["expert_bytes"] / 50e9
     assert costs(cpu_curve=[(1, copy / 2), (9, copy), (10, 2 * copy)]).break_even() == pytest.approx(9)
@@ -277,7 +277,7 @@ def test_the_tokens_of_which_copy_and_cpu_take_as_long():
 
 
 @pytest.mark.parametrize("name", ["expert_bytes", "flops_per_token", "cpu_latency", "link_latency", "device_latency"])
-def test_a_time_or_a_size_is_at_least_zero(name):
+def test_times_and_sizes_must_be_at_least_zero(name):
     for value in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"{name}={value}, wanted a finite number of at least 0"):
             costs(**{name: value})
@@ -285,7 +285,7 @@ def test_a_time_or_a_size_is_at_least_zero(name):
         costs(**{name: "fast"})
 
 
-def test_costs_are_keywords_and_all_of_them():
+def test_costs_are_keyword_only_and_required():
     with pytest.raises(TypeError):
         Costs(1.0)
     with pytest.raises(TypeError, match="device_latency"):
@@ -293,7 +293,7 @@ def test_costs_are_keywords_and_all_of_them():
 
 
 def calls_of(experts):
-    """How many functions a plan of so many experts calls, Python's and C's; once before, for what is remembered."""
+    """How many functions, of Python and of C, a plan of so many experts calls; run once before to fill caches."""
     cpu = [(n, 8e-5 + 2e-6 * n) for n in (1, 4, 16, 32, 64, 128, 256)]
     beside, device = [(n, 2 * t) for n, t in cpu], [(n, t / 50) for n, t in cpu]
     c = costs(cpu_curve=cpu, cpu_beside_curve=beside, device_curve=device, link_beside_bytes_per_s=45e9)
@@ -312,6 +312,6 @@ def calls_of(experts):
     return seen[0]
 
 
-def test_a_plan_is_as_many_calls_for_256_experts_as_for_16():
-    """50 us leave room for some 80 calls, of whole arrays: `python benchmarks/promises.py plan` times them."""
+def test_a_plan_makes_as_many_calls_for_256_experts_as_for_16():
+    """50 us leave room for some 80 calls on whole arrays: `python benchmarks/promises.py plan` times them."""
     assert calls_of(16) == calls_of(64) == calls_of(256) == calls_of(1024) < 100

@@ -1,10 +1,10 @@
-"""Routes in the order of the lanes: few are sorted in Python, many by numpy, and both alike."""
+"""Routes in the order of the lanes: few are sorted in Python, many by numpy, with the same result."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from goldsmith.offload import routes, routing
+from goldsmith.offload.lanes import call_checks, route_order
 
 
 @pytest.mark.parametrize("T, k", [(0, 2), (1, 8), (9, 3), (20, 8)])
@@ -12,11 +12,11 @@ def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
     ids = torch.randint(-1, 13, (T, k))
     found = []
     for few in (10**9, 0):
-        monkeypatch.setattr(routes, "FEW", few)
-        monkeypatch.setattr(routing, "FEW", few)
-        counts, skips = routing.counted(0, ids, 12)
+        monkeypatch.setattr(route_order, "FEW", few)
+        monkeypatch.setattr(call_checks, "FEW", few)
+        counts, skips = call_checks.count_tokens(0, ids, 12)
         kept = ids.masked_fill(ids == 12, -1)
-        found.append((counts, skips, routes.sort_routes(kept, counts, [e for e in (7, 2) if counts[e]])))
+        found.append((counts, skips, route_order.sort_routes(kept, counts, [e for e in (7, 2) if counts[e]])))
     (counts, skips, one), (others, also, two) = found
     assert counts == others and skips == also == bool(((ids < 0) | (ids == 12)).any())
     order, place = torch.as_tensor(two.order, dtype=torch.int64), torch.as_tensor(two.place)
@@ -30,7 +30,7 @@ def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
 
 
 class Seen(TorchDispatchMode):
-    """The names of torch's operations; `detach` is how numpy sees a tensor's memory."""
+    """The names of torch's operations; `detach` is how numpy accesses a tensor's memory."""
 
     def __init__(self):
         super().__init__()
@@ -43,13 +43,13 @@ class Seen(TorchDispatchMode):
 
 
 def test_a_prompts_routes_are_sorted_without_torchs_threads():
-    """They stay awake for 12 ms after an operation of theirs, on the cores that the CPU's lane is about to use."""
+    """Torch's threads stay awake for 12 ms after an operation, on cores that the CPU lane is about to use."""
     ids = torch.stack([torch.randperm(12)[:8] for _ in range(600)])
     with Seen() as seen:
-        counts, _ = routing.counted(0, ids, 12)
-        routes.sort_routes(ids, counts, [3, 5])
+        counts, _ = call_checks.count_tokens(0, ids, 12)
+        route_order.sort_routes(ids, counts, [3, 5])
         assert not seen.names
         ids[0, 0] = 12  # and one that skips its slot
     seen.names.clear()
     with seen:
-        assert routing.counted(0, ids, 12)[1] and not seen.names
+        assert call_checks.count_tokens(0, ids, 12)[1] and not seen.names

@@ -1,4 +1,4 @@
-"""Calls that return before the CPU's lane is through with them: nothing is lost, and times are those of the work."""
+"""Calls that return before the CPU lane has finished: nothing is lost, and times are those of the work."""
 
 import json
 import os
@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from goldsmith.core import native
-from goldsmith.offload import lane, overhead
+from goldsmith.offload.calibration import call_overhead
+from goldsmith.offload.lanes import cpu_lane
 from goldsmith.offload.testing import inject
 from offload import stores
 from offload.test_device import Simulation, engine_of
@@ -30,7 +31,7 @@ def store(tmp_path_factory):
 
 
 def failing(lanes, patch):
-    """The CPU's lane: what it was at is over, and it says that it failed."""
+    """Makes the CPU lane fail after its work is done."""
     end = lanes.cpu.lane.end
 
     def failed():
@@ -41,11 +42,11 @@ def failing(lanes, patch):
 
 
 class Watched:
-    """How often the CPU's lane was waited for, and how often a stream was told to wait for it."""
+    """Counts waits for the CPU lane, and streams that were made to wait for it."""
 
     def __init__(self, monkeypatch, lanes, most=0):
         self.ends, self.follows, cpu = 0, 0, lanes.cpu
-        end, follow = cpu.end, cpu.follow
+        end, follow = cpu.end, cpu.make_stream_wait
 
         def ended():
             self.ends += 1
@@ -57,11 +58,11 @@ class Watched:
             follow(stream)
 
         monkeypatch.setattr(cpu, "end", ended)
-        monkeypatch.setattr(cpu, "follow", followed)
+        monkeypatch.setattr(cpu, "make_stream_wait", followed)
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_a_call_does_not_wait_for_the_cpu_and_is_counted_at_the_next(store, monkeypatch, tokens):
+def test_a_call_does_not_wait_for_the_cpu_and_is_counted_in_the_next(store, monkeypatch, tokens):
     x, ids, weights = stores.call(store, 0, tokens, 3, dtype=torch.float32)
     with engine_of(store) as engine:
         assert engine.runs_ahead
@@ -79,7 +80,7 @@ def test_a_call_does_not_wait_for_the_cpu_and_is_counted_at_the_next(store, monk
         assert stats.calls == 3 and stats.experts_cpu and stats.t_cpu <= stats.t_wall
 
 
-def test_the_time_of_a_call_lasts_until_the_cpu_is_through(store, monkeypatch):
+def test_the_time_of_a_call_lasts_until_the_cpu_has_finished(store, monkeypatch):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         engine(0, x, ids, weights)
@@ -100,24 +101,24 @@ def test_each_piece_of_a_call_is_counted(store, monkeypatch):
         assert engine.stats().bytes_store_read == experts * store.expert_nbytes(0)
 
 
-def test_what_goes_wrong_in_the_cpus_lane_is_told_by_the_next_call_and_blames_nobody_else(store, monkeypatch):
+def test_an_error_of_the_cpu_lane_is_raised_by_the_next_call_with_the_right_call_named(store, monkeypatch):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store) as engine:
         clean = engine(0, x, ids, weights)
         for tell in (lambda: engine(0, x, ids, weights), engine.flush, engine.stats, engine.end_forward):
             engine(2, x, ids, weights)
-            engine._lanes._pending[1].rows.fill_(torch.nan)  # as rows are that were never written
+            engine._lanes._pending[1].rows.fill_(torch.nan)  # like rows that were never written
             engine._lanes._dirty[0] = 1
             with monkeypatch.context() as patch:
                 failing(engine._lanes, patch)
-                with pytest.raises(MemoryError, match=f"in the call before, of 1 tokens in layer 2: {FULL}"):
+                with pytest.raises(MemoryError, match=f"the call before failed .1 tokens in layer 2.: {FULL}"):
                     tell()
             assert torch.equal(engine(0, x, ids, weights), clean)  # and not: a race, check the memory
             engine.flush()
 
 
 @pytest.mark.parametrize("by", ["close", "block"])
-def test_what_goes_wrong_in_the_last_call_is_told_at_the_end(store, monkeypatch, by):
+def test_an_error_of_the_last_call_is_raised_at_the_end(store, monkeypatch, by):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with pytest.raises(MemoryError, match=FULL), monkeypatch.context() as patch:
         with engine_of(store) as engine:
@@ -129,7 +130,7 @@ def test_what_goes_wrong_in_the_last_call_is_told_at_the_end(store, monkeypatch,
     engine.close()
 
 
-def test_what_ended_a_block_comes_before_what_goes_wrong_at_its_end(store, monkeypatch):
+def test_the_blocks_own_exception_wins_over_an_error_at_its_end(store, monkeypatch):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with pytest.raises(ZeroDivisionError), monkeypatch.context() as patch:
         with engine_of(store) as engine:
@@ -153,7 +154,7 @@ def test_an_engine_that_is_closed_in_a_trace_is_closed_and_traced(store, tmp_pat
     assert bool(spans) is inside and all(e["ts"] >= 0 for e in spans)
 
 
-def test_a_trace_of_one_thread_leaves_the_calls_of_another_alone(store, monkeypatch, tmp_path):
+def test_a_trace_in_one_thread_does_not_disturb_calls_of_another(store, monkeypatch, tmp_path):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         wanted, cpu, found = engine(0, x, ids, weights), engine._lanes.cpu.lane, []
@@ -175,15 +176,17 @@ def test_a_trace_of_one_thread_leaves_the_calls_of_another_alone(store, monkeypa
         assert found == [True] * 12
 
 
-def test_faults_are_put_where_the_cpu_has_been(store):
+def test_faults_are_planted_after_the_cpu_has_written(store):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store, "cpu", guard="off") as engine:
         with inject(engine, "transfer", layer=0, expert=int(ids[0, 0])):
             assert torch.isnan(engine(0, x, ids, weights)).all() and engine._lanes._open is None
 
 
-def test_the_time_of_calls_is_told_once(store, monkeypatch):
-    """Each begins where the one before was through, and lasts until the CPU is; in pieces as in one."""
+def test_the_time_of_calls_is_counted_once(store, monkeypatch):
+    """Each call's time begins when the one before was finished, and lasts until the CPU is; pieces make no
+    difference.
+    """
     x, ids, weights = stores.call(store, 0, 60, 2, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         engine(0, x, ids, weights)
@@ -207,7 +210,7 @@ def test_the_time_of_calls_is_told_once(store, monkeypatch):
             assert 0.9 * real < stats.t_wall <= real and stats.overlap <= 1
 
 
-def test_an_engine_that_learns_from_its_times_waits_for_them(store):
+def test_an_adaptive_engine_waits_for_its_times(store):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     options = {"lanes": "auto", "calibration": stores.calibration(store), "adaptive": True}
     with Simulation(store, device="cpu", gpu_budget="24MiB", **options) as engine:
@@ -215,28 +218,27 @@ def test_an_engine_that_learns_from_its_times_waits_for_them(store):
         assert not engine.runs_ahead and engine._lanes._open is None
 
 
-def test_what_a_split_takes_is_the_callers_own_work_where_calls_run_ahead(store, monkeypatch):
-    flushed, asked = [], overhead._own
+def test_the_split_cost_is_the_callers_own_work_if_calls_run_ahead(store, monkeypatch):
+    flushed, asked = [], call_overhead._own
 
     def own(engine, *given):
         flush = engine.flush
         monkeypatch.setattr(engine, "flush", lambda: flushed.append(engine._lanes._open is not None) or flush())
         return asked(engine, *given)
 
-    monkeypatch.setattr(overhead, "Engine", Simulation)
-    monkeypatch.setattr(overhead, "_own", own)
-    found = overhead.overheads(store, torch.device("cpu"), 1, 0.01, 1e-3)
-    assert found["split"] > 0 and len(flushed) >= overhead._CALLS and sum(flushed) >= overhead._CALLS - 1
+    monkeypatch.setattr(call_overhead, "_own", own)
+    found = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
+    assert found["split"] > 0 and len(flushed) >= call_overhead._CALLS and sum(flushed) >= call_overhead._CALLS - 1
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])
-def test_a_program_that_ends_while_the_cpu_is_at_a_call_ends_as_it_says(end):
+def test_a_program_that_exits_during_a_call_keeps_its_exit_status(end):
     program = f"""
         import torch
         from goldsmith import experts
-        from goldsmith.offload.lane import Lane
+        from goldsmith.offload.lanes.cpu_lane import CpuLane
         base = experts.pack(torch.randn(4, 512, 512), torch.randn(4, 512, 256), format="fp32")
-        lane = Lane({{"activation": "silu", "alpha": 1.702, "limit": None}}, 1)
+        lane = CpuLane({{"activation": "silu", "alpha": 1.702, "limit": None}}, 1)
         T = 4000
         lane.begin(torch.randn(T, 512), torch.arange(4).expand(T, 4).contiguous(), base,
                    torch.empty(4 * T, 512), torch.empty(4 * T, dtype=torch.uint8))
@@ -251,7 +253,7 @@ def test_a_program_that_ends_while_the_cpu_is_at_a_call_ends_as_it_says(end):
 
 @pytest.mark.parametrize("name", ["gs_lane_begin", "gs_lane_end"])
 @pytest.mark.parametrize("after", [True, False])
-def test_an_interrupt_beside_a_call_of_the_library_leaves_an_engine_that_works(store, monkeypatch, name, after):
+def test_an_interrupt_around_a_library_call_leaves_a_working_engine(store, monkeypatch, name, after):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         wanted, library = engine(0, x, ids, weights), native.library()
@@ -264,13 +266,13 @@ def test_an_interrupt_beside_a_call_of_the_library_leaves_an_engine_that_works(s
         calls = ("gs_lane_begin", "gs_lane_end", "gs_lane_ready")
         some = SimpleNamespace(**{each: getattr(library, each) for each in calls} | {name: interrupted})
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(lane, "native", SimpleNamespace(library=lambda: some, check=native.check))
+            patch.setattr(cpu_lane, "native", SimpleNamespace(library=lambda: some, check=native.check))
             engine(0, x, ids, weights)
         for _ in range(3):
             assert torch.equal(engine(0, x, ids, weights), wanted)
 
 
-def test_an_interrupt_anywhere_leaves_an_engine_that_works(store):
+def test_an_interrupt_anywhere_leaves_a_working_engine(store):
     x, ids, weights = stores.call(store, 0, 3, 3, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
         wanted, interrupted = engine(0, x, ids, weights), 0
@@ -280,7 +282,7 @@ def test_an_interrupt_anywhere_leaves_an_engine_that_works(store):
                 timer.start()
                 for _ in range(200):
                     engine(0, x, ids, weights)
-                timer.join()  # here at the latest, and not in what pytest does
+                timer.join()  # must arrive here at the latest, not in pytest's code
                 time.sleep(1)
             except KeyboardInterrupt:
                 interrupted += 1

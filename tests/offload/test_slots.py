@@ -1,4 +1,4 @@
-"""Slots, buffers and streams: nothing changes hands before its event."""
+"""Slots, buffers and streams: nothing is reused before its event."""
 
 import threading
 import time
@@ -6,10 +6,10 @@ import time
 import pytest
 import torch
 
-from goldsmith.offload import slots
-from goldsmith.offload.slots import Ring, Slot, begin_reading, end_reading
-from goldsmith.offload.streams import DONE, HostEvent, Inline, Worker
-from goldsmith.offload.transit import Packets, Transit
+from goldsmith.offload.memory import slots
+from goldsmith.offload.memory.pinned_buffers import Packets, PinnedBuffers
+from goldsmith.offload.memory.slots import Slot, SlotRing, begin_reading, end_reading
+from goldsmith.offload.memory.streams import DONE, HostEvent, Inline, Worker
 
 
 @pytest.fixture
@@ -23,18 +23,18 @@ def fill(slot, worker, value):
     slots.fill([slot], 0, [1], worker, lambda layer, experts, into: into[0].fill_(value))
 
 
-def test_3_a_slot_is_not_written_before_its_last_reader_is_through(worker):
+def test_3_a_slot_is_not_written_before_its_last_reader_is_done(worker):
     slot = Slot(0, torch.zeros(4), None)
     slot.last_use = reader = HostEvent()
     fill(slot, worker, 1.0)
     time.sleep(0.02)
     early = bool(slot.data.any()), slot.owner, slot.generation
-    reader.happened(None)  # before anything is asserted: the worker's end would wait for it
+    reader.happened(None)  # before any assertion: the worker's end would wait for it
     begin_reading([slot], Inline())
     assert early == (False, (0, 1), 1) and slot.data.all()
 
 
-def test_3_a_slot_is_not_read_before_its_writer_is_through(worker):
+def test_3_a_slot_is_not_read_before_its_writer_is_done(worker):
     slot, gate = Slot(0, torch.zeros(4), None), threading.Event()
     worker.run(gate.wait)
     fill(slot, worker, 2.0)
@@ -60,11 +60,11 @@ def test_3_slots_that_are_filled_together_wait_for_every_reader_and_are_ready_to
     assert all(slot.ready is DONE for slot in given)
 
 
-def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
-    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+def test_2_a_buffer_is_reused_only_after_its_event():
+    transit = PinnedBuffers(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
     first = transit.take((3,), torch.float32)
     busy = HostEvent()
-    transit.give_back(busy)
+    transit.release(busy)
     second = transit.take((3,), torch.float32)
     assert second.data_ptr() != first.data_ptr()
     begin = time.perf_counter()
@@ -73,7 +73,7 @@ def test_2_a_buffer_is_handed_out_again_only_behind_its_event():
     assert time.perf_counter() - begin > 0.01
 
 
-def test_2_a_packet_is_filled_anew_only_behind_its_event():
+def test_2_a_packet_is_reused_only_after_its_event():
     packets = Packets(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), "cpu", 2, 8)
 
     def send(*numbers):
@@ -81,7 +81,7 @@ def test_2_a_packet_is_filled_anew_only_behind_its_event():
         return there
 
     first, busy = send(1, 2), HostEvent()
-    packets.give_back(busy)
+    packets.release(busy)
     second = send(3, 4)
     begin = time.perf_counter()
     threading.Timer(0.02, busy.happened, [None]).start()
@@ -90,8 +90,8 @@ def test_2_a_packet_is_filled_anew_only_behind_its_event():
     assert (second.tolist(), third.tolist()) == ([3, 4], [5, 6])
 
 
-def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
-    transit = Transit(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
+def test_12_buffers_hold_bytes_and_every_dtype_survives():
+    transit = PinnedBuffers(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8), 1)
     for values in (
         torch.arange(1000),
         torch.arange(1000, dtype=torch.int32),
@@ -104,15 +104,15 @@ def test_12_buffers_hold_bytes_and_every_dtype_comes_back_whole():
         assert kept.dtype == values.dtype and torch.equal(kept, values)
 
 
-def test_a_prompt_of_a_little_more_finds_its_buffer_large_enough():
+def test_a_slightly_longer_prompt_fits_its_buffer():
     allocated = []
-    transit = Transit(lambda nbytes: allocated.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8), 1)
+    transit = PinnedBuffers(lambda nbytes: allocated.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8), 1)
     for rows in (600, 601, 700, 1024, 599):
         assert transit.take((rows, 16), torch.float32).shape == (rows, 16)
     assert allocated == [65536]
 
 
-def test_14_an_exception_goes_to_whoever_waits_and_the_worker_goes_on(worker):
+def test_14_an_exception_reaches_the_waiting_thread_and_the_worker_goes_on(worker):
     worker.run(lambda: 1 / 0)
     worker.run(lambda: pytest.fail("what comes behind a failure is left out"))
     failed = worker.record()
@@ -125,18 +125,18 @@ def test_14_an_exception_goes_to_whoever_waits_and_the_worker_goes_on(worker):
     assert done == [1]
 
 
-def test_14_a_worker_that_is_closed_says_so():
+def test_14_a_closed_worker_says_so():
     worker = Worker("copies of a test")
     done = []
     worker.run(lambda: (time.sleep(0.02), done.append(1)))
     worker.close()
-    assert done and not worker._thread.is_alive()  # what was under way has ended, and nobody is left
+    assert done and not worker._thread.is_alive()  # work under way has ended, and no thread is left
     worker.close()
     with pytest.raises(ValueError, match="copies of a test: is closed"):
         worker.run(print)
 
 
-def test_the_ring_hands_out_one_half_while_the_other_is_read():
-    ring = Ring([Slot(i, torch.empty(0), None) for i in range(5)])
+def test_the_ring_fills_one_half_while_the_other_is_read():
+    ring = SlotRing([Slot(i, torch.empty(0), None) for i in range(5)])
     taken = [ring.take().index for _ in range(7)]
     assert ring.wave == 2 and taken == [0, 1, 2, 3, 4, 0, 1]

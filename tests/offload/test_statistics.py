@@ -1,4 +1,4 @@
-"""What the engine tells of itself: counts, times, the explanation, the trace."""
+"""The engine's reports: counts, times, the explanation, the trace."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import torch
 
 from goldsmith.offload.engine import Engine
 from goldsmith.offload.explanation import _size
-from goldsmith.offload.statistics import Counts
+from goldsmith.offload.observe.statistics import Counts
 from offload import stores
 
 NAMES = """calls tokens prefill_calls hits misses hit_rate uploads evictions experts_cpu experts_copied experts_cached
@@ -25,7 +25,7 @@ def engine_of(store, **options):
     return Engine(store, **given | options)
 
 
-def test_nothing_counted_is_none_and_not_zero(store):
+def test_rates_without_counts_are_none_not_zero(store):
     with engine_of(store) as engine:
         found = engine.stats().to_dict()
     assert set(NAMES.split()) | {"layers"} == set(found)
@@ -34,7 +34,7 @@ def test_nothing_counted_is_none_and_not_zero(store):
 
 
 def test_experts_bytes_and_tokens_are_counted_by_lane_and_layer(store):
-    x, ids, weights = stores.call(store, 0, 1, 6)  # each expert once: two a lane
+    x, ids, weights = stores.call(store, 0, 1, 6)  # each expert once: two per lane
     block = store.expert_nbytes(0)
     with engine_of(store, lanes="mixed") as engine:
         engine(0, x, ids, weights)
@@ -52,7 +52,7 @@ def test_experts_bytes_and_tokens_are_counted_by_lane_and_layer(store):
 
 
 def test_the_bound_is_the_sum_of_the_plans(store):
-    from goldsmith.offload.plan import plan
+    from goldsmith.offload.planning.plan import plan
 
     x, ids, weights = stores.call(store, 0, 1, 3)
     counts = torch.bincount(ids.view(-1), minlength=6)
@@ -65,7 +65,7 @@ def test_the_bound_is_the_sum_of_the_plans(store):
     assert stats.limiting == wanted.limiting and stats.bound_share == pytest.approx(stats.bound / stats.t_bound)
 
 
-def test_stats_are_a_copy_and_reset_begins_anew(store):
+def test_stats_are_a_copy_and_reset_starts_over(store):
     with engine_of(store) as engine:
         engine(0, *stores.call(store, 0, 2, 2))
         before = engine.stats()
@@ -83,7 +83,7 @@ def test_counts_add_up():
     assert (one.calls, one.t_cpu, one.limiting) == (3, 0.75, "link")
 
 
-def test_what_limits_is_told_by_time_and_not_by_calls():
+def test_the_limiting_lane_is_weighted_by_time_not_calls():
     found = Counts()
     found.expect(0.01, "cpu")
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_what_limits_is_told_by_time_and_not_by_calls():
 # -- explain
 
 
-def test_the_explanation_says_what_there_is(store):
+def test_the_explanation_names_budget_lanes_and_costs(store):
     with engine_of(store) as engine:
         for _ in range(3):
             engine(0, *stores.call(store, 0, 1, 3))
@@ -104,7 +104,7 @@ def test_the_explanation_says_what_there_is(store):
     assert f"{spending.staging} slots for copies" in text
     assert f"{sum(spending.cache.values())} in the cache (lru)" in text
     assert "memory: the device is the CPU" in text
-    assert re.search(r"decode .* ms a layer .*limited by \w+; cpu 2x: \+\d+%, link 2x: \+\d+%", text)
+    assert re.search(r"decode .* ms per layer .*limited by \w+; cpu 2x: \+\d+%, link 2x: \+\d+%", text)
     assert re.search(r"prefill .* limited by", text) and "link and CPU break even at" in text
     assert re.search(r"so far +3 calls, .* ms predicted \(\d+% of the bound\), hit rate \d+%", text)
     assert facts["budget"]["total"] == spending.total and facts["costs"]["link_bytes_per_s"] == 1e9
@@ -112,30 +112,30 @@ def test_the_explanation_says_what_there_is(store):
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_the_explanation_has_the_curve_that_the_plan_was_made_by(store):
+def test_the_explanation_shows_the_curve_behind_the_plan(store):
     curve, slow = ((1.0, 1e-4), (24.0, 3e-4), (240.0, 2e-3)), ((1.0, 2e-4), (24.0, 4e-4), (240.0, 2.5e-3))
     rates = dict(link_bytes_per_s=1e7, link_beside_bytes_per_s=5e6)
     given = stores.calibration(store, cpu_curve=curve, cpu_beside_curve=slow, **rates)
     with engine_of(store, calibration=given) as engine:
         explained = engine.explain()
-    assert "us of an expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2,000" in str(explained)
-    assert "us of an expert on the CPU while copies run, by its tokens: 1: 200, 24: 400" in str(explained)
+    assert "us per expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2,000" in str(explained)
+    assert "us per expert on the CPU while copies run, by its tokens: 1: 200, 24: 400" in str(explained)
     facts = explained.to_dict()
     assert json.loads(json.dumps(facts)) == facts
     copy = given.costs.expert_bytes / 1e7
-    assert 3e-4 < copy < 2e-3  # the line through the last two points is there at n*
+    assert 3e-4 < copy < 2e-3  # the line through the last two points passes there at n*
     assert facts["stream_tokens_per_expert"] == pytest.approx(24 + 216 * (copy - 3e-4) / 1.7e-3)
-    assert facts["decode"]["twice_as_fast"]["cpu"] > 0.2  # a faster CPU is one whose curves are half as high
+    assert facts["decode"]["twice_as_fast"]["cpu"] > 0.2  # a faster CPU has curves half as high
 
 
-def test_a_faster_link_helps_where_the_link_limits(store):
+def test_a_faster_link_helps_if_the_link_limits(store):
     with engine_of(store, calibration=stores.calibration(store, cpu_bytes_per_s=1e7)) as engine:
         facts = engine.explain().to_dict()
     assert facts["decode"]["limiting"] == "link" and facts["decode"]["twice_as_fast"]["link"] > 0.5
     assert facts["decode"]["twice_as_fast"]["cpu"] == pytest.approx(0.0)
 
 
-def test_amounts_are_written_for_a_reader(store):
+def test_amounts_are_readable(store):
     sizes = {5, 1536, 880640, 1021 * 2**30, 6 * 2**40, 5590 * 2**40}
     assert [_size(n) for n in sorted(sizes)] == ["5 bytes", "1.5 KiB", "860 KiB", "1,021 GiB", "6 TiB", "5,590 TiB"]
     quick = stores.calibration(store, device_bytes_per_s=2.96e12, cpu_bytes_per_s=99.96e9)
@@ -147,11 +147,13 @@ def test_amounts_are_written_for_a_reader(store):
 def test_a_lane_that_is_off_is_explained(store):
     with engine_of(store, gpu_budget=0) as engine:
         assert "device    off: gpu_budget=0: everything is computed on the CPU" in str(engine.explain())
-        assert "copies" not in str(engine.explain())  # of a lane that is off
-    with engine_of(store, gpu_budget="auto") as engine:  # nobody asked for 0
-        assert "device    off: no GPU is used, and gpu_budget='auto' takes nothing else" in str(engine.explain())
+        assert "copies" not in str(engine.explain())  # for a lane that is off
+    with engine_of(store, gpu_budget="auto") as engine:  # the user did not ask for 0
+        assert "device    off: no GPU is used, and gpu_budget='auto' takes no memory without one" in str(
+            engine.explain()
+        )
     with Engine(store, device="cpu") as engine:
-        assert "none were asked for: no choice hangs on them here" in str(engine.explain())
+        assert "not measured: no decision depends on them here" in str(engine.explain())
 
 
 # -- trace
@@ -181,7 +183,7 @@ def test_a_trace_has_a_thread_for_each_lane(store, tmp_path):
     assert all(call["ts"] <= e["ts"] and e["ts"] + e["dur"] <= call["ts"] + call["dur"] + 1 for e in inside)
 
 
-def test_a_trace_is_whole_also_when_the_block_raises(store, tmp_path):
+def test_a_trace_is_complete_even_if_the_block_raises(store, tmp_path):
     path = tmp_path / "t.json"
     with engine_of(store) as engine:
         with pytest.raises(ZeroDivisionError), engine.trace(path):

@@ -1,4 +1,4 @@
-"""A store: its bytes, its numbers, what it refuses, and what it says of a file that is not as it was written."""
+"""A store: its bytes, its numbers, what it refuses, and errors for damaged files."""
 
 import json
 import os
@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from goldsmith import ShapeError, experts
-from goldsmith.experts.formats import FORMATS
+from goldsmith.experts.packed.formats import FORMATS
 from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, StoreMismatch
-from goldsmith.offload.blocks import PAGE
+from goldsmith.offload.store.blocks import PAGE
 from offload.processes import linux
 from offload.stores import build, weights
 
@@ -23,12 +23,12 @@ def packed(layer, format, **other):
     return experts.pack(layer["gate_up"], layer["down"], format=format, **biases, **other)
 
 
-# -- what is in it ----------------------------------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_numbers_and_kernels_are_those_of_the_packed_weights(tmp_path, format, bias):
+def test_numbers_and_kernels_equal_those_of_the_packed_weights(tmp_path, format, bias):
     source = {layer: weights(seed=layer, bias=bias) for layer in (1, 4)}
     with ExpertStore.build(source, tmp_path / "s", format=format, **_group(format)) as store:
         base = packed(source[4], format, **_group(format))
@@ -58,7 +58,7 @@ def test_a_slots_arena_computes_what_the_store_does(tmp_path):
         assert torch.equal(experts.slots(x, torch.full((2, 1), 2), base), wanted)
         assert store.differs(arena[2], 1, 4) is None and store.differs(arena[2], 1, 3) == "gate"
         for wrong in (arena[:, 1:], arena.view(torch.int8), arena.view(-1)[64 : 64 + 5]):
-            with pytest.raises(ValueError, match="Blocks.base: arena is"):
+            with pytest.raises(ValueError, match="ExpertBlocks.base: arena is"):
                 store.blocks.base(wrong)
 
 
@@ -76,7 +76,7 @@ def test_an_expert_is_one_range_that_begins_at_a_page(tmp_path):
         assert ends == sorted(ends) and ends[-1] <= store.blocks.stride
 
 
-def test_it_says_what_it_is(tmp_path):
+def test_its_attributes_describe_it(tmp_path):
     source = {3: weights(E=2), 1: weights(E=5)}
     said = dict(activation="swiglu_oai", alpha=1.5, limit=6.0)
     with ExpertStore.build(source, tmp_path / "s", format="int4", group_size=16, **said) as store:
@@ -90,7 +90,7 @@ def test_it_says_what_it_is(tmp_path):
         with pytest.raises(KeyError, match="there is no layer 0; the layers are 3, 1"):
             store.raw(0, 0)
         for e in (2, -1):
-            with pytest.raises(IndexError, match=rf"layer 3 has no expert {e}; they are 0\.\.1"):
+            with pytest.raises(IndexError, match=rf"layer 3 has no expert {e}; its experts are 0\.\.1"):
                 store.raw(3, e)
 
 
@@ -108,9 +108,9 @@ def test_auto_is_the_narrowest_format_that_holds_the_weights(tmp_path, dtype, fo
         assert store.exact == (dtype == torch.bfloat16)
 
 
-def test_auto_that_a_later_layer_does_not_fit_is_refused_with_the_way_out(tmp_path):
+def test_auto_is_refused_with_advice_if_a_later_layer_needs_a_wider_format(tmp_path):
     source = {0: weights(), 1: weights(dtype=torch.float32)}
-    with pytest.raises(ValueError, match=r"layer 1: gate of expert 0 is float32, which bf16.*give format='fp32'"):
+    with pytest.raises(ValueError, match=r"layer 1: gate of expert 0 is float32, but bf16.*pass format='fp32'"):
         ExpertStore.build(source, tmp_path / "s")
     assert ExpertStore.build(source, tmp_path / "s", format="fp32").exact
 
@@ -149,9 +149,9 @@ def test_codes_are_kept_bit_for_bit(tmp_path, format):
         gate_up, _ = base.unpack()
         assert torch.equal(store.dequantize(7, 3)["gate_up"], gate_up[3])
         store.check_source({7: base})
-        with pytest.raises(StoreMismatch, match="plain weights, and the store was built from codes"):
+        with pytest.raises(StoreMismatch, match="plain weights, but the store was built from codes"):
             store.check_source({7: weights()})
-    with pytest.raises(ValueError, match=r"codes of .* never quantised again; .*take format='auto'"):
+    with pytest.raises(ValueError, match=r"codes of .* never requantised.*use format='auto'"):
         ExpertStore.build({7: base}, tmp_path / "t", format="bf16")
 
 
@@ -182,14 +182,14 @@ def files_of_a_checkpoint(folder, fused, shards):
 
 
 @pytest.mark.parametrize("fused, shards", [(False, 1), (True, 1), (False, 3)], ids=["single", "fused", "sharded"])
-def test_a_checkpoints_folder_is_a_source(tmp_path, fused, shards):
+def test_a_checkpoint_folder_is_a_source(tmp_path, fused, shards):
     source = files_of_a_checkpoint(tmp_path / "model", fused, shards)
     built = ExpertStore.build(tmp_path / "model", tmp_path / "s")
     assert built.path.read_bytes() == ExpertStore.build(source, tmp_path / "t").path.read_bytes()
     built.check_source(str(tmp_path / "model"))
 
 
-def test_what_is_missing_or_strange_in_a_checkpoint_is_named(tmp_path):
+def test_missing_and_unknown_tensors_of_a_checkpoint_are_named(tmp_path):
     def broken(name, change, match, kind=ValueError):
         files_of_a_checkpoint(tmp_path / name, False, 3)
         change(tmp_path / name)
@@ -206,10 +206,10 @@ def test_what_is_missing_or_strange_in_a_checkpoint_is_named(tmp_path):
         return change
 
     key = "model.layers.1.mlp.experts.3.up_proj.weight"
-    broken("tensor", without(key), "layer 1, expert 3 has no up projection")
+    broken("tensor", without(key), "layer 1, expert 3 lacks the up projection")
     shard = "model-00002-of-00003.safetensors"
-    broken("shard", lambda folder: (folder / shard).unlink(), f"the shard {shard} of its index is missing")
-    broken("cut", lambda folder: os.truncate(folder / shard, 3000), f"{shard}.*not a whole safetensors file")
+    broken("shard", lambda folder: (folder / shard).unlink(), f"the shard {shard}, which its index names, is missing")
+    broken("cut", lambda folder: os.truncate(folder / shard, 3000), f"{shard}.*not a complete safetensors file")
     broken("index", lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "not an index of shards")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no safetensors file"):
@@ -217,21 +217,26 @@ def test_what_is_missing_or_strange_in_a_checkpoint_is_named(tmp_path):
     save_file(
         {"model.layers.0.mlp.experts.0.up_proj.weight_packed": torch.zeros(2)}, tmp_path / "empty" / "a.safetensors"
     )
-    with pytest.raises(ValueError, match=r"weight_packed is not known among plain weights"):
+    with pytest.raises(ValueError, match=r"weight_packed is not a known name of plain"):
         ExpertStore.build(tmp_path / "empty", tmp_path / "s")
 
 
 W = weights()
 BAD = {
     "a number": (3, {}, TypeError, "source is an int, wanted the folder of a checkpoint, a mapping"),
-    "no pairs": ([1, 2], {}, TypeError, r"source gives 1, wanted pairs \(layer, weights\)"),
+    "no pairs": ([1, 2], {}, TypeError, r"source yields 1, wanted pairs \(layer, weights\)"),
     "no layer": ({}, {}, ValueError, "source holds no layer"),
-    "twice": ([(1, W), (1, W)], {}, ValueError, "source gives layer 1 twice"),
-    "negative": ({-1: W}, {}, ValueError, "source gives layer -1, wanted numbers from 0 on"),
+    "twice": ([(1, W), (1, W)], {}, ValueError, "source yields layer 1 twice"),
+    "negative": ({-1: W}, {}, ValueError, "source yields layer -1, wanted numbers from 0 on"),
     "no down": ({2: {"gate_up": W["gate_up"]}}, {}, ValueError, "layer 2: the dict of weights has no 'down'"),
     "another key": ({2: {**W, "router": 1}}, {}, ValueError, "has the key 'router'; the keys are gate_up, down"),
     "no weights": ({2: None}, {}, TypeError, "layer 2: weights are a NoneType, wanted a dict"),
-    "float64": ({2: {**W, "down": W["down"].double()}}, {}, TypeError, "layer 2: down .*float64.*goes in as .float"),
+    "float64": (
+        {2: {**W, "down": W["down"].double()}},
+        {},
+        TypeError,
+        "layer 2: down .*float64.*convert float64 with .float",
+    ),
     "transposed": ({2: {**W, "down": W["down"].mT}}, {}, ShapeError, r"layer 2: expert 0 has gate \[32, 64\]"),
     "uneven": ({2: {**W, "down": W["down"][:5]}}, {}, ShapeError, "has experts=6, but down has experts=5"),
     "odd": ({2: {**W, "gate_up": W["gate_up"][:, 1:]}}, {}, ShapeError, "gate_up of expert 0 has 63 rows"),
@@ -249,14 +254,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("source, options, kind, text", BAD.values(), ids=list(BAD))
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path, source, options, kind, text):
+def test_invalid_sources_are_refused_and_leave_no_file(tmp_path, source, options, kind, text):
     with pytest.raises(kind, match=text):
         ExpertStore.build(source, tmp_path / "s", **options)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_number_that_is_not_finite_is_refused_by_name_unless_it_is_allowed(tmp_path, value):
+def test_a_nonfinite_number_is_refused_by_name_unless_allowed(tmp_path, value):
     source = {0: weights(), 5: weights(bias=True, seed=1)}
     del source[0]
     source[5]["down"][3, 2, 1] = value
@@ -271,7 +276,7 @@ def test_a_number_that_is_not_finite_is_refused_by_name_unless_it_is_allowed(tmp
         ExpertStore.build(source, tmp_path / "t")
 
 
-# -- damaged, cut off, of another kind --------------------------------------------------------------------------------
+# -- damaged, truncated, of another kind ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -292,7 +297,7 @@ def test_a_changed_byte_is_found_and_named(file):
     for section, (begin, end) in [*sections.items(), ("padding", (stride - 1, stride))]:
         at = PAGE + (6 + 2) * stride + (begin + end) // 2  # layer 1, expert 2
         flip(file, at)
-        with pytest.raises(StoreCorrupt, match=f"layer 1, expert 2, {section}: other bytes than were written") as found:
+        with pytest.raises(StoreCorrupt, match=f"layer 1, expert 2, {section}: the bytes do not match") as found:
             ExpertStore.open(file, verify="full")
         assert (found.value.layer, found.value.expert, found.value.section) == (1, 2, section)
         with ExpertStore.open(file) as store:
@@ -303,7 +308,7 @@ def test_a_changed_byte_is_found_and_named(file):
     ExpertStore.open(file, verify="full").close()
 
 
-def test_every_byte_of_the_header_is_guarded(file):
+def test_every_byte_of_the_header_is_checked(file):
     size, begin = file.stat().st_size, struct.unpack_from("<Q", file.read_bytes(), 24)[0]
     for at in [*range(8, 108), 2000, PAGE - 1, begin, begin + 1, (begin + size) // 2, size - 1]:
         flip(file, at)
@@ -313,15 +318,15 @@ def test_every_byte_of_the_header_is_guarded(file):
     ExpertStore.open(file).close()
 
 
-def test_a_file_that_was_cut_off_or_appended_to_says_so(file):
+def test_a_truncated_or_extended_file_says_so(file):
     data = file.read_bytes()
     for cut in (len(data) - 1, len(data) // 2, PAGE, PAGE - 1, 9):
         file.write_bytes(data[:cut])
         for verify in ("header", "none"):
-            with pytest.raises(StoreCorrupt, match="cut off"):
+            with pytest.raises(StoreCorrupt, match="truncated"):
                 ExpertStore.open(file, verify=verify)
     file.write_bytes(data + b"x")
-    with pytest.raises(StoreCorrupt, match=f"it has {len(data) + 1} bytes and was written with {len(data)}"):
+    with pytest.raises(StoreCorrupt, match=f"it has {len(data) + 1} bytes but was written with {len(data)}"):
         ExpertStore.open(file)
 
 
@@ -329,7 +334,7 @@ def test_a_newer_version_or_another_kind_of_file_says_so(file, tmp_path):
     data = bytearray(file.read_bytes())
     data[8:12] = struct.pack("<I", 2)
     file.write_bytes(data)
-    with pytest.raises(StoreError, match="has version 2 of the file, and this goldsmith reads 1: update goldsmith"):
+    with pytest.raises(StoreError, match="has file version 2, but this goldsmith reads version 1: update goldsmith"):
         ExpertStore.open(file)
     for content, text in ((b"", "it is empty"), (b"PK\3\4" + bytes(5000), r"begins with b'PK")):
         (tmp_path / "other").write_bytes(content)
@@ -343,7 +348,7 @@ def test_a_newer_version_or_another_kind_of_file_says_so(file, tmp_path):
 
 @linux
 @pytest.mark.parametrize("what", ["a pipe", "a device", "a socket", "a link to itself"])
-def test_what_is_no_file_is_not_waited_for_and_not_replaced(what, tmp_path):
+def test_pipes_devices_and_folders_do_not_block_and_are_not_replaced(what, tmp_path):
     path = {"a device": Path("/dev/null")}.get(what, tmp_path / "p")
     if what == "a pipe":
         os.mkfifo(path)

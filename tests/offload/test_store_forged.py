@@ -1,4 +1,4 @@
-"""Headers whose checksums are right and whose contents are not, as another program or another version would write."""
+"""Headers with correct checksums and invalid contents, as another program or version might write them."""
 
 import copy
 import json
@@ -7,9 +7,10 @@ import struct
 import pytest
 import torch
 
-from goldsmith.experts.formats import FORMATS
-from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError, header
-from goldsmith.offload.blocks import PAGE
+from goldsmith.experts.packed.formats import FORMATS
+from goldsmith.offload import ExpertStore, StoreCorrupt, StoreError
+from goldsmith.offload.store import header
+from goldsmith.offload.store.blocks import PAGE
 from offload.stores import build, weights
 
 
@@ -33,7 +34,7 @@ def written(path, data, content=None, *, text=None):
 
 
 def set_(content, *where):
-    """content with the last of `where` at the place that the others name."""
+    """content with the last key of `where` set at the place that the other keys lead to."""
     *keys, last, value = where
     for key in keys:
         content = content[key]
@@ -53,8 +54,8 @@ def one_expert_less(content):
 
 FORGED = {
     "a packing of tomorrow": (lambda c: set_(c, "packing", "version", 2), "packed as goldsmith.experts.panels 2"),
-    "another packing": (lambda c: set_(c, "packing", "name", "rows"), "packed as rows 1, and this goldsmith reads"),
-    "not complete": (lambda c: set_(c, "complete", False), "does not fit together"),
+    "another packing": (lambda c: set_(c, "packing", "name", "rows"), "packed as rows 1, but this goldsmith reads"),
+    "not complete": (lambda c: set_(c, "complete", False), "is inconsistent"),
     "an unknown format": (lambda c: set_(c, "format", "fp5"), "format='fp5'"),
     "an unknown dtype": (lambda c: set_(c, "source", "dtype", "int8"), "source="),
     "an unknown activation": (lambda c: set_(c, "activation", "swish"), "activation='swish' is unknown"),
@@ -63,24 +64,26 @@ FORGED = {
     "exact is a word": (lambda c: set_(c, "source", "exact", "no"), "exact='no'"),
     "a section elsewhere": (lambda c: set_(c, "sections", "down", 0, 64), "sections"),
     "another stride": (lambda c: set_(c, "stride", 2 * c["stride"]), "of stride"),
-    "sections are a list": (lambda c: set_(c, "sections", []), "does not fit together"),
-    "a size of nothing": (lambda c: set_(c, "hidden_size", 0), "does not fit together"),
+    "sections are a list": (lambda c: set_(c, "sections", []), "is inconsistent"),
+    "a size of nothing": (lambda c: set_(c, "hidden_size", 0), "is inconsistent"),
     "an offset elsewhere": (lambda c: set_(c, "layers", 1, "offset", 2 * PAGE), "layer 1: 6 experts at 8192, wanted"),
     "an offset beyond numbers": (lambda c: set_(c, "layers", 1, "offset", 1e999), "inf where a whole number"),
-    "a layer below 0": (lambda c: set_(c, "layers", 0, "layer", -1), "-1 where a whole number is wanted"),
+    "a layer below 0": (lambda c: set_(c, "layers", 0, "layer", -1), "-1 where a whole number is expected"),
     "no experts": (lambda c: set_(c, "layers", 1, "experts", 0), "0 experts at"),
     "too few checksums": (lambda c: shorter(c, "checksums"), "6 experts at"),
-    "too few samples": (lambda c: shorter(c, "samples"), "comes twice, or its samples are not whole"),
-    "a layer twice": (lambda c: set_(c, "layers", 1, "layer", 0), "layer 0 comes twice"),
+    "too few samples": (lambda c: shorter(c, "samples"), "occurs twice, or its samples are incomplete"),
+    "a layer twice": (lambda c: set_(c, "layers", 1, "layer", 0), "layer 0 occurs twice"),
     "fewer experts than blocks": (one_expert_less, "its layers end at"),
     "no layers": (lambda c: set_(c, "layers", []), "its layers end at"),
 }
 
 
 @pytest.mark.parametrize("change, text", FORGED.values(), ids=list(FORGED))
-def test_a_header_that_does_not_fit_its_file_is_refused(data, tmp_path, change, text):
+def test_an_inconsistent_header_is_refused(data, tmp_path, change, text):
     content = parts(data)[1]
-    ExpertStore.open(written(tmp_path / "s", data, content), verify="full").close()  # the forge itself is no fault
+    ExpertStore.open(
+        written(tmp_path / "s", data, content), verify="full"
+    ).close()  # the forging itself causes no error
     change(content)
     for verify in ("header", "none"):
         with pytest.raises(StoreError, match="ExpertStore.open: .*s") as told:
@@ -92,8 +95,8 @@ BROKEN = [b"[" * 100_000, b'{"a":' * 100_000, b"{", b"\xff", b"", b"7", b"null"]
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:4]))
-def test_a_header_that_is_no_json_is_refused(data, tmp_path, text):
-    with pytest.raises(StoreCorrupt, match="its header does not fit together"):
+def test_a_header_that_is_not_json_is_refused(data, tmp_path, text):
+    with pytest.raises(StoreCorrupt, match="its header is inconsistent"):
         ExpertStore.open(written(tmp_path / "s", data, text=text))
 
 
@@ -101,13 +104,13 @@ def test_a_file_of_a_store_without_layers_is_refused(data, tmp_path):
     content = parts(data)[1] | {"layers": []}
     text = json.dumps(content).encode()
     (tmp_path / "s").write_bytes(header.prefix(text, PAGE) + text)
-    with pytest.raises(StoreCorrupt, match="its header does not fit together"):
+    with pytest.raises(StoreCorrupt, match="its header is inconsistent"):
         ExpertStore.open(tmp_path / "s")
 
 
 @pytest.mark.parametrize("shift, more", [(0, 8), (0, 1 << 62), (8, 0)])
-def test_a_header_lies_behind_the_blocks_and_ends_the_file(data, tmp_path, shift, more):
-    """Also where all checksums are right: `more` bytes behind it, or another place in the first page's words."""
+def test_a_header_must_follow_the_blocks_and_end_the_file(data, tmp_path, shift, more):
+    """Even with correct checksums: `more` bytes behind the header, or another offset in the first page."""
     blocks, content, begin = parts(data)
     text = json.dumps(content).encode()
     page = bytearray(header.prefix(text, begin + shift))
@@ -123,8 +126,8 @@ def test_a_header_lies_behind_the_blocks_and_ends_the_file(data, tmp_path, shift
             ExpertStore.open(tmp_path / "s", verify=verify)
 
 
-def test_no_header_makes_it_raise_anything_else(data, tmp_path):
-    """Every value of the header in turn is something that it cannot be, or gone: StoreError, or a store that opens."""
+def test_every_forged_header_raises_store_error_or_opens(data, tmp_path):
+    """Every value of the header in turn is invalid or missing: StoreError, or a store that opens."""
 
     def places(content, at=()):
         yield at
@@ -144,7 +147,7 @@ def test_no_header_makes_it_raise_anything_else(data, tmp_path):
                 opened += 1
             except StoreError:
                 pass
-    assert opened < 40  # what is free: a fingerprint, alpha, limit, the numbers of layers, what was there already
+    assert opened < 40  # values without a constraint: fingerprint, alpha, limit, layer numbers, unchanged values
 
 
 # -- blocks with gaps
@@ -155,21 +158,21 @@ def _group(format):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_parts_begin_at_multiples_of_64_and_what_lies_between_is_zero_and_guarded(tmp_path, format):
+def test_parts_begin_at_multiples_of_64_and_the_padding_is_zero_and_checked(tmp_path, format):
     sizes = {"H": 40, "I": 20} if format in ("fp32", "bf16") else {"H": 64, "I": 32}  # codes come in groups
     with build(tmp_path / "s", layers=(0,), bias=True, format=format, E=2, **_group(format), **sizes) as store:
         sections = [*store.blocks.sections.values(), (store.blocks.stride, 0)]
         assert all(begin % 64 == 0 for begin, _ in sections)
         at = store.raw(0, 1).data_ptr() - store.whole().data_ptr()
     gaps = [(end, begin) for (_, end), (begin, _) in zip(sections, sections[1:]) if begin > end]
-    assert len(gaps) == 1 + (sizes["I"] == 20)  # the first bias of 160 bytes leaves one, the last page another
+    assert len(gaps) == 1 + (sizes["I"] == 20)  # the first bias, of 160 bytes, leaves a gap, and so does the last page
     whole = bytearray((tmp_path / "s").read_bytes())
     for end, begin in gaps:
         for place in (end, begin - 1):
             assert not whole[at + place]
             whole[at + place] = 1
             (tmp_path / "s").write_bytes(whole)
-            with pytest.raises(StoreCorrupt, match="layer 0, expert 1, padding: other bytes"):
+            with pytest.raises(StoreCorrupt, match="layer 0, expert 1, padding: the bytes do not match"):
                 ExpertStore.open(tmp_path / "s", verify="full")
             whole[at + place] = 0
 
@@ -184,8 +187,8 @@ def test_an_arena_begins_at_a_multiple_of_64(tmp_path):
             store.blocks.base(memory[at + 16 : at + 16 + size])
 
 
-def test_dequantised_numbers_are_the_callers_own(tmp_path):
-    """A view of the mapping could not be written to: that ends the process."""
+def test_dequantised_numbers_are_fresh_copies(tmp_path):
+    """Writing to a view of the mapping would end the process."""
     with build(tmp_path / "s", layers=(0,), bias=True, format="fp32", dtype=torch.float32) as store:
         first = store.whole().data_ptr()
         found = store.dequantize(0, 1)
@@ -199,7 +202,7 @@ def test_dequantised_numbers_are_the_callers_own(tmp_path):
 
 @pytest.mark.parametrize("name", ["alpha", "limit"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_option_that_no_header_can_hold_is_refused_before_anything_is_written(tmp_path, name, value):
+def test_an_option_that_json_cannot_hold_is_refused_before_writing(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"ExpertStore.build: {name}={value}, wanted a finite number"):
         ExpertStore.build({0: weights()}, tmp_path / "s", activation="swiglu_oai", **{name: value})
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A store in memory: how little a build holds, one copy for all who read, nothing to write to, and how it is closed."""
+"""A store's memory: how little a build holds, one copy for all readers, read-only pages, and closing."""
 
 import copy
 import faulthandler
@@ -21,7 +21,7 @@ from offload.stores import build
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # what is freed goes back at once, and is not counted
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}  # freed memory is returned at once, and not counted
 PEAK = """
 import sys, torch
 from goldsmith.offload import ExpertStore
@@ -56,7 +56,7 @@ def test_a_build_holds_at_most_three_experts(tmp_path):
 
 
 def pss_of(path, process="self"):
-    """kB of a file's pages that a process is charged for: its own, and its share of those it has in common."""
+    """kB of a file's pages charged to a process: its own, and its share of common ones."""
     total, ours = 0, False
     with open(f"/proc/{process}/smaps") as lines:
         for line in lines:
@@ -99,14 +99,14 @@ def test_pages_are_mapped_shared_and_cannot_be_written(tmp_path):
         assert modes == {"r--s"}
 
         def write():
-            faulthandler.disable()  # pytest's, which would print this death as if it were its own
+            faulthandler.disable()  # pytest's handler, which would report this death as its own
             store.raw(0, 0).fill_(0)
 
         assert in_a_child(write) == -signal.SIGSEGV
         store.verify()
 
 
-def test_a_reader_that_dies_leaves_the_store_as_it_was(tmp_path):
+def test_a_killed_reader_leaves_the_store_unchanged(tmp_path):
     with build(tmp_path / "s") as store:
 
         def work():
@@ -128,7 +128,7 @@ def mapped(path):
 
 
 @linux
-def test_views_keep_the_mapping_and_the_last_one_lets_it_go(tmp_path):
+def test_views_keep_the_mapping_until_the_last_one_is_gone(tmp_path):
     store = build(tmp_path / "s")
     wanted = experts.slots(torch.ones(1, 64), torch.zeros(1, 1, dtype=torch.long), store.experts(1))
     view, base = store.raw(1, 2), store.experts(1)
@@ -140,7 +140,7 @@ def test_views_keep_the_mapping_and_the_last_one_lets_it_go(tmp_path):
     for use in (lambda: store.raw(0, 0), lambda: store.experts(1), lambda: store.verify(), store.whole):
         with pytest.raises(ValueError, match="was closed; open it again"):
             use()
-    assert store.nbytes == store.path.stat().st_size  # what needs no page is told still
+    assert store.nbytes == store.path.stat().st_size  # properties that need no page still work
     del view
     gc.collect()
     assert mapped(store.path)
@@ -149,7 +149,7 @@ def test_views_keep_the_mapping_and_the_last_one_lets_it_go(tmp_path):
     assert not mapped(store.path)
 
 
-def test_a_pickle_is_the_way_to_the_file_and_not_its_bytes(tmp_path, monkeypatch):
+def test_a_pickle_holds_the_path_not_the_bytes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with build(Path("s")) as store:
         sent = pickle.dumps(store)
@@ -162,17 +162,17 @@ def test_a_pickle_is_the_way_to_the_file_and_not_its_bytes(tmp_path, monkeypatch
         pickle.loads(sent)
 
 
-def test_a_with_block_closes_and_none_is_made_by_hand(tmp_path):
+def test_a_with_block_closes_and_the_constructor_is_refused(tmp_path):
     with build(tmp_path / "s") as store:
         assert not store.closed
     assert store.closed and repr(store).endswith("closed)")
-    with pytest.raises(TypeError, match="made by ExpertStore.build or ExpertStore.open"):
+    with pytest.raises(TypeError, match="use ExpertStore.build or ExpertStore.open"):
         ExpertStore(tmp_path / "s")
 
 
 def test_a_store_of_16_gigabytes_opens_at_once(tmp_path):
-    """Sparse: what is read is the header, here of 16 GB in blocks of 1 MB with their checksums."""
-    from goldsmith.offload import header
+    """A sparse file: only the header is read, here of 16 GB in blocks of 1 MB with their checksums."""
+    from goldsmith.offload.store import header
 
     with build(tmp_path / "s", E=1, H=512, I=512, format="fp32") as store:
         blocks, count = store.blocks, -(-16_000_000_000 // store.blocks.stride // 48)
@@ -192,7 +192,7 @@ def test_a_store_of_16_gigabytes_opens_at_once(tmp_path):
         assert large.nbytes >= 16_000_000_000 and len(large.layers) == 48
 
 
-def test_the_package_brings_in_no_transformers():
+def test_the_package_imports_no_transformers():
     text = "import sys, goldsmith.offload; assert not {'transformers', 'peft', 'triton'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

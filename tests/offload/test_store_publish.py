@@ -1,4 +1,4 @@
-"""A store is published: whole or not at all, whoever dies, and whoever else builds at the same path."""
+"""A store is published whole or not at all, whoever dies, and whoever else builds at the same path."""
 
 import errno
 import os
@@ -12,7 +12,8 @@ from collections import namedtuple
 import pytest
 import torch
 
-from goldsmith.offload import ExpertStore, publish
+from goldsmith.offload import ExpertStore
+from goldsmith.offload.store import atomic_file
 from offload.processes import in_a_child, linux
 from offload.stores import build, weights
 
@@ -22,7 +23,7 @@ def source(seed=0, E=4):
 
 
 class Dying:
-    """A file whose owner is killed when so many bytes have been written, in the middle of a write."""
+    """Builds in a process that is killed when so many bytes have been written, in the middle of a write."""
 
     def __init__(self, file, after):
         self._file, self._left = file, after
@@ -54,12 +55,17 @@ def size_of(folder):
 
 
 def points(size):
-    """Bytes after which a builder dies: at borders, in the first block, in the middle, in the header, in the prefix."""
+    """Byte counts at which a builder dies: at borders, in the first block, in the middle, in the header, in the
+    prefix.
+    """
     return [0, 1, 4095, 4096, 4097, size // 2, size - 4096 - 200, size - 4096 - 1, size - 4096, size - 4095, size - 1]
 
 
 def test_a_builder_killed_at_any_byte_leaves_no_file_and_its_leftovers_vanish(tmp_path, monkeypatch):
-    size, create = size_of(tmp_path), publish._create  # every block, the header and the prefix: size bytes are written
+    size, create = (
+        size_of(tmp_path),
+        atomic_file._create,
+    )  # the bytes written in total
     for after in points(size):
 
         def dying(path, after=after):
@@ -67,7 +73,7 @@ def test_a_builder_killed_at_any_byte_leaves_no_file_and_its_leftovers_vanish(tm
             return Dying(file, after), name
 
         def work(dying=dying):
-            publish._create = dying
+            atomic_file._create = dying
             ExpertStore.build(source(), tmp_path / "s")
 
         assert in_a_child(work) == -signal.SIGKILL, f"the builder lived beyond {after} of {size} bytes"
@@ -98,20 +104,20 @@ def test_a_builder_killed_around_the_rename_leaves_all_or_nothing(tmp_path, mome
         ExpertStore.open(tmp_path / "s", verify="full").close()
 
 
-def test_a_living_builders_file_is_no_leftover_and_a_strangers_is_left_alone(tmp_path):
+def test_files_of_live_builders_and_other_paths_are_left_alone(tmp_path):
     stranger = tmp_path / ".s.notes"
     stranger.write_text("mine")
-    with publish.published(tmp_path / "s") as file:
+    with atomic_file.atomic_write(tmp_path / "s") as file:
         file.write(b"half")
-        assert publish.remove_leftovers(tmp_path / "s") == []
-        assert publish.remove_leftovers(tmp_path / "other") == []
+        assert atomic_file.remove_leftovers(tmp_path / "s") == []
+        assert atomic_file.remove_leftovers(tmp_path / "other") == []
     assert (tmp_path / "s").read_bytes() == b"half" and stranger.exists()
     dead = tmp_path / f".s.{'0' * 16}.building"
     dead.write_bytes(b"half")
-    assert publish.remove_leftovers(tmp_path / "s") == [dead] and not dead.exists()
+    assert atomic_file.remove_leftovers(tmp_path / "s") == [dead] and not dead.exists()
 
 
-def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
+def test_an_error_during_the_build_keeps_the_old_file(tmp_path):
     def failing():
         yield 0, weights()
         raise KeyboardInterrupt
@@ -125,23 +131,23 @@ def test_an_error_in_the_middle_leaves_what_was_there(tmp_path):
     assert (tmp_path / "s").read_bytes() == first and len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_is_at_the_path_stays_unless_it_is_to_be_replaced(tmp_path):
+def test_an_existing_file_is_kept_unless_overwrite(tmp_path):
     old = ExpertStore.build(source(0), tmp_path / "s")
-    with pytest.raises(FileExistsError, match="path exists; open it, or overwrite=True"):
+    with pytest.raises(FileExistsError, match="path exists; open it, or pass overwrite=True"):
         ExpertStore.build(source(5), tmp_path / "s")
     before = old.dequantize(0, 1)["down"]
     with ExpertStore.build(source(5), tmp_path / "s", overwrite=True) as new:
         assert new.fingerprint != old.fingerprint
-        assert torch.equal(old.dequantize(0, 1)["down"], before)  # whoever has it open keeps what he had
+        assert torch.equal(old.dequantize(0, 1)["down"], before)  # processes that have it open keep the old file
         old.verify()
     with pytest.raises(IsADirectoryError, match="path is a folder"):
         ExpertStore.build(source(), tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no such folder"):
+    with pytest.raises(FileNotFoundError, match="the folder does not exist"):
         ExpertStore.build(source(), tmp_path / "no" / "s")
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_link_is_followed_to_the_disk_that_it_leads_to(tmp_path, there):
+def test_a_link_is_followed_to_its_target_disk(tmp_path, there):
     (tmp_path / "disk").mkdir()
     link, file = tmp_path / "link", tmp_path / "disk" / "a.store"
     link.symlink_to(file)
@@ -153,7 +159,7 @@ def test_a_link_is_followed_to_the_disk_that_it_leads_to(tmp_path, there):
         assert store.layers == same.layers == (0, 4)
     assert link.is_symlink() and sorted(os.listdir(tmp_path / "disk")) == ["a.store"]
     shutil.rmtree(tmp_path / "disk")
-    with pytest.raises(FileNotFoundError, match=r"a folder that does not exist \(.*disk\); make it first: .*link"):
+    with pytest.raises(FileNotFoundError, match=r"a folder that does not exist \(.*disk\); create it first: .*link"):
         build(link)
 
 
@@ -162,7 +168,7 @@ def test_two_builders_of_one_path_both_succeed(tmp_path):
 
     def slowly(seed):
         for layer, weights_of_layer in source(seed).items():
-            meet.wait(10)  # both have begun, and neither has ended
+            meet.wait(10)  # both have begun, and neither has finished
             yield layer, weights_of_layer
 
     stores = {}
@@ -189,21 +195,21 @@ def test_the_same_source_gives_the_same_bytes_at_another_time_and_place(tmp_path
     assert ExpertStore.build(source(), tmp_path / "far" / "t").path.read_bytes() == first
 
 
-def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+def test_a_disk_without_room_is_refused_before_writing(tmp_path, monkeypatch):
     Usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9 - 20_000, 20_000))
-    with pytest.raises(OSError, match=r"has 20\.0 kB free, and \d+\.\d kB are still to be written; make room") as found:
+    with pytest.raises(OSError, match=r"has 20\.0 kB free, but \d+\.\d kB are still to be written; make room") as found:
         ExpertStore.build(source(), tmp_path / "s")
     assert found.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 @linux
-def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
+def test_a_disk_that_fills_up_leaves_no_file(tmp_path):
     import resource
 
     def work():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # writes fail beyond it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))  # writes beyond it fail
         try:
             ExpertStore.build(source(), tmp_path / "s")
         except OSError as error:
@@ -216,13 +222,13 @@ def test_a_disk_that_becomes_full_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     "number, said",
     [
-        (errno.ENOSPC, "the disk became full; nothing is left behind"),
-        (errno.EDQUOT, "the disk became full; nothing is left behind"),
-        (errno.EFBIG, "no file that large can be written there; nothing is left behind"),
+        (errno.ENOSPC, "the disk is full; the unfinished file was removed"),
+        (errno.EDQUOT, "the disk is full; the unfinished file was removed"),
+        (errno.EFBIG, "the file is too large for the file system"),
     ],
 )
-def test_a_full_disk_is_told_in_the_callers_words(number, said, tmp_path, monkeypatch):
-    real = publish._create
+def test_a_full_disk_error_names_the_callers_path(number, said, tmp_path, monkeypatch):
+    real = atomic_file._create
 
     class Full:
         def __init__(self, file):
@@ -244,13 +250,13 @@ def test_a_full_disk_is_told_in_the_callers_words(number, said, tmp_path, monkey
         file, name = real(path)
         return Full(file), name
 
-    monkeypatch.setattr(publish, "_create", create)
+    monkeypatch.setattr(atomic_file, "_create", create)
     with pytest.raises(OSError, match=rf"{said}.* give store= on another disk \(or set GOLDSMITH_CACHE\)"):
         ExpertStore.build(source(), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_counts_bytes_up_to_all(tmp_path):
+def test_progress_counts_bytes_up_to_the_total(tmp_path):
     said = []
     store = ExpertStore.build(source(), tmp_path / "s", progress=lambda *what: said.append(what))
     done, totals, texts = zip(*said)
@@ -259,14 +265,14 @@ def test_progress_counts_bytes_up_to_all(tmp_path):
     assert texts[0] == "writing layer 0, expert 0" and texts[-1] == "writing layer 1, expert 3"
     said.clear()
     ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: said.append(what))
-    assert {total for _, total, _ in said} == {None}  # how many layers will come is not known
+    assert {total for _, total, _ in said} == {None}  # the number of layers is not known
 
 
-# -- the file system in the way
+# -- obstacles of the file system
 
 
 def test_the_rename_comes_after_the_bytes_and_the_folder_after_the_rename(tmp_path, monkeypatch):
-    """What survives a power cut: bytes, then the name, then the folder that has it."""
+    """What survives a power cut: bytes first, then the name, then the folder's entry."""
     order = []
     fsync, replace = os.fsync, os.replace
 
@@ -278,42 +284,42 @@ def test_the_rename_comes_after_the_bytes_and_the_folder_after_the_rename(tmp_pa
     monkeypatch.setattr(os, "replace", lambda *of: (order.append(("rename", 0)), replace(*of)))
     with ExpertStore.build(source(), tmp_path / "s") as store:
         assert [what for what, _ in order] == ["file", "rename", "folder"]
-        assert order[0][1] == store.nbytes  # all of it was there
+        assert order[0][1] == store.nbytes  # all bytes were there
 
 
-def test_names_that_are_taken_are_left_alone(tmp_path, monkeypatch):
-    """Another path's leftovers are for whoever writes that path; a name that is there is nobody else's."""
+def test_existing_temporary_names_are_left_alone(tmp_path, monkeypatch):
+    """Leftovers of another path belong to that path's writers; an existing temporary name is not reused."""
     other = tmp_path / f".other.{'0' * 16}.building"
     other.write_bytes(b"half")
     taken = tmp_path / f".s.{'1' * 16}.building"
-    with publish.published(tmp_path / "s") as first:
+    with atomic_file.atomic_write(tmp_path / "s") as first:
         name = next(path for path in tmp_path.iterdir() if path.name.startswith(".s."))
-        assert publish.remove_leftovers(tmp_path / "s") == []
-        monkeypatch.setattr(publish.secrets, "token_hex", lambda _: name.name.split(".")[2])
+        assert atomic_file.remove_leftovers(tmp_path / "s") == []
+        monkeypatch.setattr(atomic_file.secrets, "token_hex", lambda _: name.name.split(".")[2])
         with pytest.raises(FileExistsError):
-            publish._create(tmp_path / "s")
+            atomic_file._create(tmp_path / "s")
         first.write(b"mine")
     assert (tmp_path / "s").read_bytes() == b"mine" and other.exists() and not taken.exists()
 
 
 @linux
-def test_a_file_that_was_taken_for_a_leftover_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
-    lock, removed = publish._lock, []
+def test_a_file_removed_as_a_leftover_before_its_lock_is_created_again(tmp_path, monkeypatch):
+    lock, removed = atomic_file._lock, []
 
     def late(file, *, wait):
         if wait and not removed:
             removed.append(next(path for path in tmp_path.iterdir() if path.suffix == ".building"))
-            removed[0].unlink()  # somebody's remove_leftovers came between
+            removed[0].unlink()  # another process's remove_leftovers came between
         return lock(file, wait=wait)
 
-    monkeypatch.setattr(publish, "_lock", late)
+    monkeypatch.setattr(atomic_file, "_lock", late)
     with ExpertStore.build(source(), tmp_path / "s") as store:
         store.verify()
     assert removed and list(tmp_path.iterdir()) == [tmp_path / "s"]
 
 
 @linux
-def test_a_file_system_without_locks_will_do_and_another_error_will_not(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_works_and_other_errors_raise(tmp_path, monkeypatch):
     dead = tmp_path / f".s.{'0' * 16}.building"
     dead.write_bytes(b"half")
 
@@ -323,20 +329,20 @@ def test_a_file_system_without_locks_will_do_and_another_error_will_not(tmp_path
 
         return flock
 
-    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.ENOLCK))
+    monkeypatch.setattr(atomic_file.fcntl, "flock", refused(errno.ENOLCK))
     ExpertStore.build(source(), tmp_path / "s").close()
-    assert dead.exists()  # whether somebody writes it cannot be told
-    monkeypatch.setattr(publish.fcntl, "flock", refused(errno.EIO))
-    with pytest.raises(OSError, match=r"no file can be made there \(Input/output error\)"):
+    assert dead.exists()  # it is unknown whether another process writes it
+    monkeypatch.setattr(atomic_file.fcntl, "flock", refused(errno.EIO))
+    with pytest.raises(OSError, match=r"no file can be created there \(Input/output error\)"):
         ExpertStore.build(source(), tmp_path / "t")
     assert sorted(tmp_path.iterdir()) == [dead, tmp_path / "s"]
 
 
-def test_a_folder_that_takes_no_file_is_named_by_the_path_that_was_given(tmp_path, monkeypatch):
+def test_an_unwritable_folder_error_names_the_given_path(tmp_path, monkeypatch):
     def refused(name, *_):
         raise PermissionError(errno.EACCES, "Permission denied", str(name))
 
-    monkeypatch.setattr(publish.os, "open", refused)
-    with pytest.raises(PermissionError, match=r"no file can be made there \(Permission denied\); choose") as told:
+    monkeypatch.setattr(atomic_file.os, "open", refused)
+    with pytest.raises(PermissionError, match=r"no file can be created there \(Permission denied\); choose") as told:
         ExpertStore.build(source(), tmp_path / "s")
     assert told.value.filename == str(tmp_path / "s")

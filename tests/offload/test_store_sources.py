@@ -1,4 +1,4 @@
-"""Sources of more than one kind: dtypes and codes that meet, layers out of order; what the key of a store counts."""
+"""Sources of several kinds: mixed dtypes and codes, layers out of order; what the key of a store covers."""
 
 import itertools
 
@@ -8,8 +8,9 @@ from safetensors.torch import save_file
 
 from experts.defaults import check
 from goldsmith import ShapeError, experts
-from goldsmith.offload import ExpertStore, contents
-from goldsmith.offload.source import Floats
+from goldsmith.offload import ExpertStore
+from goldsmith.offload.store import source_key
+from goldsmith.offload.store.source import FloatExpert
 from offload.stores import weights
 
 
@@ -18,20 +19,20 @@ def packed(format, seed=0):
     return experts.pack(layer["gate_up"], layer["down"], format=format)
 
 
-def test_a_format_is_chosen_by_all_matrices_and_the_source_has_the_widest_dtype(tmp_path):
+def test_the_format_covers_all_matrices_and_the_source_dtype_is_the_widest(tmp_path):
     mixed = weights() | {"down": weights(dtype=torch.float32)["down"]}
     with ExpertStore.build({0: mixed}, tmp_path / "s") as store:
         assert (store.format, store.dtype, store.exact) == ("fp32", torch.float32, True)
         assert torch.equal(store.dequantize(0, 2)["down"], mixed["down"][2])
     later = {0: weights(), 1: weights(dtype=torch.float16)}
     with ExpertStore.build(later, tmp_path / "t", format="fp32") as store:
-        assert store.dtype == torch.float32  # what holds both bfloat16 and float16
+        assert store.dtype == torch.float32  # which holds both bfloat16 and float16
 
 
 @pytest.mark.parametrize("first, second, text", [
-    ("int4", "mxfp4", "has codes of mxfp4 in .*, but the first layer codes of int4 in groups of 32 with scales in"),
-    ("int4", None, "has plain weights, but the layers before it codes"),
-    (None, "int4", "has codes of int4 in groups of 32 .*, but the first layer plain weights; a store has one format"),
+    ("int4", "mxfp4", "has codes of mxfp4 in .*, but the first layer has codes of int4 in groups of 32 with scales in"),
+    ("int4", None, "has plain weights, but the layers before it have codes"),
+    (None, "int4", "has codes of int4 in groups of 32 .*, but the first layer has plain weights"),
 ], ids=["other codes", "plain after codes", "codes after plain"])  # fmt: skip
 def test_a_store_has_one_format(tmp_path, first, second, text):
     source = {i: weights() if kind is None else packed(kind) for i, kind in enumerate((first, second))}
@@ -44,7 +45,7 @@ def test_a_store_has_one_format(tmp_path, first, second, text):
 
 def test_a_layer_without_experts_is_refused(tmp_path):
     for empty in ({"gate_up": iter(()), "down": iter(())}, {"gate_up": torch.zeros(0, 4, 2), "down": []}):
-        with pytest.raises(ShapeError, match="layer 1.*: gate_up holds no expert, wanted at least 1"):
+        with pytest.raises(ShapeError, match="layer 1.*: gate_up has no experts, wanted at least 1"):
             ExpertStore.build([(0, weights()), (1, empty), (2, weights())], tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
@@ -61,27 +62,27 @@ def test_layers_of_a_checkpoint_are_in_the_order_of_their_numbers(tmp_path):
         assert store.layers == (1, 2, 10)
     found["model.layers.2.mlp.experts.0.up_proj.weight"] = torch.zeros(32, 64)
     save_file(found, folder / "model.safetensors")
-    with pytest.raises(ValueError, match="layer 2 has fused experts and single ones"):
+    with pytest.raises(ValueError, match="layer 2 has both fused and separate experts"):
         ExpertStore.build(folder, tmp_path / "t")
 
 
-def test_progress_is_of_an_unknown_whole_when_there_is_more_than_was_expected(tmp_path):
+def test_progress_has_no_total_once_the_source_exceeds_the_estimate(tmp_path):
     said = []
     more = weights(E=5, seed=1)
     source = {0: weights(E=2), 1: {name: iter(tensor) for name, tensor in more.items()}}
     ExpertStore.build(source, tmp_path / "s", progress=lambda *what: said.append(what)).close()
     totals = [total for _, total, _ in said]
-    assert len(said) == 7 and set(totals[:4]) == {said[3][0]}  # two layers of two, as it seemed
+    assert len(said) == 7 and set(totals[:4]) == {said[3][0]}  # two layers of two, according to the estimate
     assert totals[4:] == [None] * 3
 
 
 def key(source, **options):
     said = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None} | options
-    return contents.surveyed("test", source, said, whole=True)[1]
+    return source_key.fingerprint_and_key("test", source, said, whole=True)[1]
 
 
-def test_the_key_counts_every_piece_of_a_large_matrix():
-    """Pieces of 1 MiB are hashed on several threads: a number in the last of them is another key."""
+def test_the_key_covers_every_piece_of_a_large_matrix():
+    """Pieces of 1 MiB are hashed on several threads: a changed number in the last piece gives another key."""
     big = {"gate_up": torch.zeros(1, 1024, 1024), "down": torch.zeros(1, 1024, 512)}  # 4 MiB and 2 MiB
     seen = {key({0: big})}
     for name, at in (("gate_up", (0, 1000, 3)), ("gate_up", (0, 300, 900)), ("down", (0, 1020, 5))):
@@ -89,19 +90,21 @@ def test_the_key_counts_every_piece_of_a_large_matrix():
         edited[name][at] = 1.0
         seen.add(key({0: edited}))
     assert len(seen) == 4
-    assert [len(piece) for piece in contents._pieces(torch.zeros(600_000))] == [2**20, 2**20, 2_400_000 - 2**21]
+    assert [len(piece) for piece in source_key._pieces(torch.zeros(600_000))] == [2**20, 2**20, 2_400_000 - 2**21]
 
 
-def test_the_key_counts_dtypes_and_the_borders_between_tensors():
+def test_the_key_covers_dtypes_and_the_borders_between_tensors():
     zeros = {"gate_up": torch.zeros(1, 8, 4), "down": torch.zeros(1, 4, 4)}
     keys = [key({0: {name: t.to(dtype) for name, t in zeros.items()}}, format="fp32")
             for dtype in (torch.float16, torch.bfloat16, torch.float32)]  # fmt: skip
     assert len(set(keys)) == 3  # the store's header names the dtype: it is another store
-    parts = list(contents.parts_of(Floats(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)})))
+    parts = list(
+        source_key.parts_of(FloatExpert(*(torch.zeros(2, 2) for _ in range(3)), {"down_bias": torch.zeros(2)}))
+    )
     assert [tuple(part.shape) for part in parts] == [(2, 2)] * 3 + [(2,)]
 
 
-def test_torch_s_defaults_change_nothing(tmp_path):
+def test_torch_defaults_change_nothing(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     found = {f"model.layers.0.mlp.experts.{name}_proj": tensor for name, tensor in weights(E=2).items()}

@@ -1,4 +1,4 @@
-"""How bytes of a store reach a device: which way and why; no buffer is filled again before its copy ended."""
+"""How bytes of a store reach a device: the mode and its reason; no buffer is refilled before its copy has ended."""
 
 import contextlib
 import ctypes
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from goldsmith.offload import transport
-from goldsmith.offload.transport import Ring, Transport, free_memory
+from goldsmith.offload.memory import transport
+from goldsmith.offload.memory.transport import Transport, TransportRing, free_memory
 from offload.stores import build
 
 
@@ -24,22 +24,22 @@ def test_on_a_cpu_bytes_are_copied_from_memory_to_memory(store):
     out = torch.zeros(2, store.blocks.stride, dtype=torch.uint8)
     way.copy(store.raw_layer(1)[1:3], out)
     assert torch.equal(out, store.raw_layer(1)[1:3])
-    with pytest.raises(ValueError, match="wanted the same bytes"):
+    with pytest.raises(ValueError, match="wanted contiguous tensors of the same size"):
         way.copy(store.raw(1, 0), out)
     way.close()
     way.close()
 
 
 @pytest.mark.parametrize("mode", ["registered", "ring"])
-def test_a_way_that_needs_a_gpu_is_refused_without_one(store, mode):
+def test_a_mode_that_needs_a_gpu_is_refused_without_one(store, mode):
     with pytest.raises(ValueError, match=f"force='{mode}' needs a CUDA device, not cpu"):
         Transport(store, "cpu", force=mode)
     with pytest.raises(ValueError, match="force='telepathy', wanted one of registered, ring, memory"):
         Transport(store, "cpu", force="telepathy")
 
 
-class Mark:
-    """An event whose copy arrives when somebody waits for it; until then its buffer may not change."""
+class TimeMark:
+    """An event whose copy arrives when a thread waits for it; until then its buffer must not change."""
 
     def __init__(self, buffer):
         self.buffer, self.sent, self.arrived = buffer, buffer.clone(), False
@@ -49,15 +49,15 @@ class Mark:
         self.arrived = True
 
 
-def test_a_buffer_of_the_ring_is_filled_again_only_when_its_copy_has_arrived():
+def test_a_ring_buffer_is_refilled_only_after_its_copy_has_arrived():
     buffers = [torch.zeros(64, dtype=torch.uint8) for _ in range(3)]
     marks = []
 
     def mark():
-        marks.append(Mark(buffers[len(marks) % 3]))
+        marks.append(TimeMark(buffers[len(marks) % 3]))
         return marks[-1]
 
-    ring = Ring(buffers, mark)
+    ring = TransportRing(buffers, mark)
     source = torch.randint(0, 256, (64 * 7 + 10,), dtype=torch.uint8)
     out = torch.zeros_like(source)
     ring.copy(source, out)
@@ -68,7 +68,7 @@ def test_a_buffer_of_the_ring_is_filled_again_only_when_its_copy_has_arrived():
 
 
 class Runtime:
-    """A CUDA runtime that answers as it is told, and keeps a refusal until somebody asks for it."""
+    """A fake CUDA runtime with scripted answers, which keeps an error until it is read."""
 
     def __init__(self, supported=1, status=0, unlocked=0):
         self.supported, self.status, self.unlocked = supported, status, unlocked
@@ -77,7 +77,7 @@ class Runtime:
     def cudaDeviceGetAttribute(self, out, attribute, device):
         assert attribute.value == 113
         ctypes.cast(out, ctypes.POINTER(ctypes.c_int))[0] = self.supported or 0
-        self.pending = self.supported is None  # a driver that does not know the question
+        self.pending = self.supported is None  # a driver that does not know the attribute
         return int(self.pending)
 
     def cudaHostRegister(self, at, size, flags):
@@ -98,7 +98,7 @@ class Runtime:
         return b"invalid argument"
 
 
-def test_pages_are_locked_for_reading_shared_and_given_back(store):
+def test_pages_are_locked_read_only_and_shared_and_released(store):
     cuda = Runtime()
     first = transport.register(store.whole(), 0, cuda)
     second = transport.register(store.whole(), 0, cuda)
@@ -109,7 +109,7 @@ def test_pages_are_locked_for_reading_shared_and_given_back(store):
     assert cuda.released == 1
 
 
-def test_a_refusal_is_said_and_leaves_no_error_behind(store):
+def test_a_refused_registration_is_reported_and_leaves_no_error(store):
     cuda = Runtime(status=1)
     why = transport.register(store.whole(), 0, cuda)
     assert "invalid argument (error 1)" in why and cuda.pending == 0
@@ -118,7 +118,7 @@ def test_a_refusal_is_said_and_leaves_no_error_behind(store):
         assert "cannot lock memory that is mapped read-only" in transport.register(store.whole(), 0, old)
         assert old.pending == 0 and not old.flags
     assert "was not found" in transport.register(store.whole(), 0, None)
-    gone = Runtime(unlocked=1)  # the driver is going down
+    gone = Runtime(unlocked=1)  # the driver is shutting down
     assert transport.register(store.whole(), 0, gone) is not None
     assert (gone.released, gone.pending) == (1, 0)
 
@@ -127,11 +127,11 @@ def test_a_refusal_is_said_and_leaves_no_error_behind(store):
     (1 << 40, 0, True, "registered", "the store's pages are page-locked where they are mapped"),
     (1 << 40, 1, True, "ring", "not registered: cudaHostRegister of 0.0 GB: invalid argument (error 1); copies go"),
     (1 << 40, 1, False, "memory", "not ring: no page-locked buffers (out of them); copies come from pageable memory"),
-    (1000, 0, True, "ring", "not registered: the store has 0.0 GB, and 0.0 GB of memory are free; copies go through 8"),
+    (1000, 0, True, "ring", "not registered: the store has 0.0 GB, but 0.0 GB of memory are free; copies go through 8"),
     (None, 0, True, "registered", "page-locked"),
 ])  # fmt: skip
-def test_the_way_is_the_first_that_can_be_had_and_says_why(store, monkeypatch, free, status, ring, wanted, why):
-    """Without a GPU: what would be asked of CUDA answers as it is told."""
+def test_the_mode_is_the_first_that_works_and_says_why(store, monkeypatch, free, status, ring, wanted, why):
+    """Without a GPU: the CUDA calls get scripted answers."""
     cuda, plain = Runtime(status=status), torch.empty
 
     def empty(*size, pin_memory=False, **options):
@@ -149,13 +149,13 @@ def test_the_way_is_the_first_that_can_be_had_and_says_why(store, monkeypatch, f
     assert way.mode == wanted and why in way.why and cuda.pending == 0
     assert cuda.flags == ([8] if free != 1000 else [])
     if wanted != "registered":
-        with pytest.raises(ValueError, match="force='registered' cannot be had here: not registered: "):
+        with pytest.raises(ValueError, match="force='registered' is impossible here: not registered: "):
             Transport(store, "cuda:0", force="registered")
     way.close()
     assert cuda.released == (wanted == "registered")
 
 
-def test_memory_that_a_control_group_has_left_is_counted(tmp_path):
+def test_the_memory_limit_of_a_control_group_counts(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
     assert free_memory(tmp_path) == 50 * 1024
@@ -170,7 +170,7 @@ def test_memory_that_a_control_group_has_left_is_counted(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["registered", "ring", "memory"])
-def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
+def test_every_mode_brings_the_same_bytes_to_a_gpu(store, mode):
     out = torch.zeros(4, store.blocks.stride, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()
     way = Transport(store, "cuda", force=mode)
@@ -180,4 +180,4 @@ def test_every_way_to_a_gpu_brings_the_same_bytes(store, mode):
     stream.synchronize()
     assert torch.equal(out.cpu(), store.raw_layer(0)[:4])
     way.close()
-    assert torch.ones(3, device="cuda").sum().item() == 3  # no error was left for whoever comes next
+    assert torch.ones(3, device="cuda").sum().item() == 3  # no error is left for the next CUDA call

@@ -1,4 +1,4 @@
-"""What tests of offloaded models share: text that is compared up to ties, and budgets in the words of a store."""
+"""Helpers for tests of offloaded models: text compared up to ties, and budgets in units of a store."""
 
 from types import SimpleNamespace
 
@@ -6,11 +6,11 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
-from goldsmith.offload.costs import Costs
+from goldsmith.offload.planning.costs import Costs
 from hf import goldens, models
 
 FAMILIES = [*models.FAMILIES, *models.MORE]
-# of some machine: what is planned then is no matter of this one's speed
+# of an imaginary machine, so that plans do not depend on this one's speed
 COSTS = Costs(
     expert_bytes=10_000, flops_per_token=20_000, cpu_bytes_per_s=1e10, cpu_flops=1e11, link_bytes_per_s=2e10,
     dram_bytes_per_s=3e10, device_bytes_per_s=1e12, device_flops=1e13, cpu_latency=1e-6, link_latency=1e-6,
@@ -24,7 +24,7 @@ def expert_parameters(model):
 
 
 def check_alike(ours, plain):
-    """The logits held to those of the plain model in float64; neither has gradients."""
+    """Compares the logits with the plain model's in float64; neither has gradients."""
     wide = goldens.InItsDtype(plain)
 
     def draw(make):
@@ -41,7 +41,7 @@ def check_alike(ours, plain):
 
 
 def greedy(model, ids, steps=6, **options):
-    """(ids [B, T + steps], logits [steps, B, V]) of greedy generation that no end token shortens."""
+    """(ids [B, T + steps], logits [steps, B, V]) of greedy generation without end tokens."""
     made = model.generate(
         ids,
         max_new_tokens=steps,
@@ -56,15 +56,16 @@ def greedy(model, ids, steps=6, **options):
 
 
 def assert_same_text(plain, ours, ids, *, steps=6, **options):
-    """The same ids, but where the two best are nearer than the plain model is to itself in float64: a tie.
+    """The same ids, except at ties: where the two best logits are closer than the plain model's error from float64.
 
-    At the first difference of a row both models have read the same, and what follows is another text.
+    At the first difference of a row both models have read the same tokens; the rest is another text and is not
+    compared.
     """
     assert_same_ids(plain, greedy(ours, ids, steps, **options)[0], ids, steps=steps, **options)
 
 
 def assert_same_ids(plain, came, ids, *, steps, **options):
-    """The same of ids [B, T + steps] that came."""
+    """`assert_same_text` for given ids [B, T + steps]."""
     theirs, logits = greedy(plain, ids, steps, **options)
     for row in range(len(ids)):
         different = (theirs[row] != came[row]).nonzero()
@@ -81,7 +82,7 @@ def assert_same_ids(plain, came, ids, *, steps, **options):
 
 
 def wide_logits(plain, ids, mask, row):
-    """The logits after these ids, by the model in float64; a padded row without its padding."""
+    """The logits after these ids from the float64 model; for a padded row without its padding."""
     if mask is not None:
         ids = ids[int((mask[row] == 0).sum()) :]
     wide = goldens.InItsDtype(plain)
@@ -90,7 +91,7 @@ def wide_logits(plain, ids, mask, row):
 
 
 def slots(model, count):
-    """A budget for `count` experts of this model's store, as many layers as it has, with blocks of 4096 bytes."""
+    """A budget for `count` experts of a store with so many layers and blocks of 4096 bytes."""
     form = next(m for n, m in model.named_modules() if n.endswith("mlp.experts"))
     numbers = sum(p[0].numel() * p.element_size() for p in form.parameters())
     return count * (-(-numbers // 4096) + 2) * 4096

@@ -1,6 +1,6 @@
-"""What the layers should compute, as plain torch of the textbook's formulas, and the targets that hold a layer to it.
+"""Goldens of the layers: the textbook formulas in plain torch, and targets that compare a layer with them.
 
-p: the layer's parameters by name. All pairs are summed and sorted: N is small here.
+p: the layer's parameters by name. The formulas sum and sort all pairs, because N is small here.
 """
 
 import math
@@ -22,7 +22,7 @@ def unit(t, axis, eps=1e-5):
 
 
 def best(x, y, k):
-    """The k largest sums of pairs and their places; the first of equals first."""
+    """The k largest sums of pairs and their indices; the first of equals comes first."""
     sums = (x[..., :, None] + y[..., None, :]).flatten(-2)
     with assay.deciding("float64"):
         places = sums.argsort(dim=-1, descending=True, stable=True)[..., :k]
@@ -47,7 +47,7 @@ def omnimoe(module, p, h):
 
 
 def peer(module, p, h, kept=None):
-    """kept [T, heads * k]: what a dropout multiplies act(a) by."""
+    """kept [T, heads * k]: the factors by which dropout multiplies act(a)."""
     heads, k, size = module.heads, module.k, module.size
     if module.pre_norm_kind == "rms":
         h = h / h.square().sum(-1, keepdim=True).sqrt() * math.sqrt(D) * (1 + p["pre_norm.gamma"])
@@ -71,21 +71,21 @@ def peer(module, p, h, kept=None):
 
 
 def inputs(module, tokens, **more):
-    """h, and every parameter by its name with "__" for dots."""
+    """h, and every parameter by name, with "__" for dots."""
     named = {name.replace(".", "__"): value.detach().clone() for name, value in module.named_parameters()}
     return {"h": torch.randn(tokens, D), **more, **named}
 
 
-def parameters(given):
-    return {name.replace("__", "."): value for name, value in given.items()}
+def parameters(tensors):
+    return {name.replace("__", "."): value for name, value in tensors.items()}
 
 
 def formula_of(module):
     return omnimoe if hasattr(module, "router_x") else peer
 
 
-def target(module, given):
-    """The layer in float32, its routing too and all its gradients, held to its formula in float64."""
+def target(module, tensors):
+    """A target: the layer in float32, with its routing and gradients, against its formula in float64."""
 
     def candidate(h, **p):
         out, routed = functional_call(module, parameters(p), (h,), {"return_router": True})
@@ -94,29 +94,29 @@ def target(module, given):
     def golden(h, **p):
         return formula_of(module)(module, parameters(p), h)
 
-    return assay.Target(candidate, golden, cases=given)
+    return assay.Target(candidate, golden, cases=tensors)
 
 
-def ran(run, given, dout):
-    """What `run`, the layer in another form, gave beforehand (a compiler does not work under the assay's eyes)."""
-    h = given["h"].detach().requires_grad_()
+def precomputed(run, tensors, dout):
+    """Results and gradients of `run`, another form of the layer, computed beforehand: compilers fail in the assay."""
+    h = tensors["h"].detach().requires_grad_()
     out = run(h)
-    found = torch.autograd.grad(out, [h, *run.parameters()], dout)
-    return {"out": out.detach(), **{f"d_{name}": grad for name, grad in zip(given, found, strict=True)}}
+    gradients = torch.autograd.grad(out, [h, *run.parameters()], dout)
+    return {"out": out.detach(), **{f"d_{name}": grad for name, grad in zip(tensors, gradients, strict=True)}}
 
 
-def ran_target(results, module, given, dout):
-    """Those results, gradients too, held to the layer's formula in float64."""
+def precomputed_target(results, module, tensors, dout):
+    """A target: those results and gradients against the layer's formula in float64."""
 
-    def golden(dout, **given):
+    def golden(dout, **tensors):
         with torch.enable_grad():
-            leaves = {name: value.detach().requires_grad_() for name, value in given.items()}
+            leaves = {name: value.detach().requires_grad_() for name, value in tensors.items()}
             out = formula_of(module)(module, parameters({n: t for n, t in leaves.items() if n != "h"}), leaves["h"])
-            found = torch.autograd.grad(out["out"], list(leaves.values()), dout)
-        return {"out": out["out"].detach(), **{f"d_{name}": grad for name, grad in zip(leaves, found, strict=True)}}
+            gradients = torch.autograd.grad(out["out"], list(leaves.values()), dout)
+        return {"out": out["out"].detach(), **{f"d_{name}": grad for name, grad in zip(leaves, gradients, strict=True)}}
 
-    return assay.Target(lambda **_: results, golden, cases={**given, "dout": dout}, backward=None)
+    return assay.Target(lambda **_: results, golden, cases={**tensors, "dout": dout}, backward=None)
 
 
-def check(held):
-    assay.check(held, probes=("values", "ensemble"))
+def check(target_under_test):
+    assay.check(target_under_test, probes=("values", "ensemble"))

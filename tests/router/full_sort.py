@@ -1,4 +1,4 @@
-"""The selection as its definition reads: every pair of a row, sorted whole and stably, in plain Python and torch."""
+"""The selection by its definition: a full stable sort of all pairs of a row, in plain Python and torch."""
 
 import math
 
@@ -8,14 +8,14 @@ NEG_INF = -math.inf
 
 
 def places(values):
-    """Places of a stable descending sort; NaN first, +0 equal to -0."""
+    """Indices of a stable descending sort; NaN first, +0 equal to -0."""
     key = [math.inf if math.isnan(v) else v for v in values]
     above = [math.isnan(v) for v in values]
     return sorted(range(len(values)), key=lambda i: (-above[i], -key[i]))
 
 
 def indices(x, y, k, sums=torch.float32):
-    """The k first pairs of each row by (S descending, rank of x, rank of y), -1 where S is -inf."""
+    """The first k pairs of each row by (S descending, rank of x, rank of y), with -1 where S is -inf."""
     rows = [_row(a, b, k) for a, b in zip(_rows(x, sums), _rows(y, sums), strict=True)]
     return torch.tensor(rows, dtype=torch.int32).reshape(*x.shape[:-1], k)
 

@@ -17,7 +17,7 @@ CAUSAL = [name for name in VARIANTS if "batch" not in str(VARIANTS[name])]
 
 
 def layer(name, seed=0, **changed):
-    """A layer of that name; a kernel in the interpreter would take a hundred times as long as the reference."""
+    """A layer by name, on the reference: a kernel in the interpreter would take a hundred times as long."""
     torch.manual_seed(seed)
     options = {"num_experts": 49, "backend": "reference"} | VARIANTS[name] | changed
     if name.startswith("omnimoe"):
@@ -28,5 +28,5 @@ def layer(name, seed=0, **changed):
 
 
 def tied(*shape, dtype=torch.float32):
-    """Numbers on few levels, so that logits tie as well."""
+    """Numbers on few levels, so that logits tie."""
     return torch.randint(-2, 3, shape).to(dtype) / 2

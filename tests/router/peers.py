@@ -1,4 +1,4 @@
-"""Other projects' layers in a few lines: their state dicts, and what they compute from them."""
+"""Other projects' layers in a few lines: their state dicts, and the functions that they compute."""
 
 import torch
 from torch.nn import functional
@@ -17,7 +17,7 @@ def omnimoe_state(dim=12, rows=25, wide=16):
 
 
 def omnimoe(state, h, k):
-    """In evaluation: log-softmax of normalised logits, exp of the k largest sums."""
+    """OmniMoE in evaluation: log-softmax of normalised logits, exp of the k largest sums."""
     logs = []
     for axis in "xy":
         logits = h @ state[f"router_gate_{axis}.weight"].T - state[f"router_norm_{axis}.running_mean"]

@@ -1,7 +1,7 @@
-"""The stale accumulator as it stood in public code: only the autotuner cleared what the kernel adds to.
+"""The stale accumulator from public code: only the autotuner clears the buffer to which the kernel adds.
 
-Triton resets the named arguments while it tunes, and not on a configuration that it remembers: from the second call
-with the same key on, gradients are added to whatever torch.empty returned.
+Triton resets the named arguments only while it tunes, not when it uses a cached configuration. From the second call
+with the same key on, the kernel adds gradients to the uninitialised memory of torch.empty.
 """
 
 import torch

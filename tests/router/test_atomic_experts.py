@@ -1,4 +1,4 @@
-"""What is particular to atomic_experts: three strategies of one formula, skipped experts, rows of tables."""
+"""Tests of atomic_experts that test_every_op does not cover: strategies, skipped experts, sparse gradients."""
 
 import itertools
 from functools import partial
@@ -35,15 +35,15 @@ def leaves(tensors):
 
 
 def gradients(tensors, dy, **options):
-    """y, and the gradients of h, w_in, w_out and weights."""
+    """y and the gradients of h, w_in, w_out and weights."""
     own = leaves(tensors)
     y = experts(*own, **options)
     wanted = [t for t in own if t is not None and t.requires_grad]
     return y.detach(), *torch.autograd.grad(y, wanted, dy)
 
 
-def held(case, strategy):
-    """A strategy as a candidate for the plainest one, gather, in float64."""
+def strategy_target(case, strategy):
+    """A target: a strategy against gather in float64."""
 
     def candidate(**given):
         tensors = [given.get(name) for name in NAMES]
@@ -62,7 +62,7 @@ def held(case, strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_every_strategy_computes_every_case(case, strategy):
-    assay.check(held(case, strategy), probes=("values", "ensemble"))
+    assay.check(strategy_target(case, strategy), probes=("values", "ensemble"))
 
 
 def _named(function):
@@ -74,7 +74,7 @@ def _named(function):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_token_depends_on_itself_and_the_tables_alone_bit_for_bit(strategy, dtype, seed):
+def test_a_token_depends_only_on_itself_and_the_tables_bit_for_bit(strategy, dtype, seed):
     h, w_in, w_out, weights, indices = drawn(seed, dtype, T=141, D=40, N=300, K=7, kind="holes")
     dy = torch.randn(141, 40).to(dtype)
 
@@ -90,8 +90,8 @@ def test_a_token_depends_on_itself_and_the_tables_alone_bit_for_bit(strategy, dt
 
 @pytest.mark.parametrize("strategy", ["gather", "sorted"])
 @pytest.mark.parametrize("D, K, T", [(64, 8, 40), (512, 16, 513)])
-def test_a_token_alone_in_a_chunk_has_the_bits_that_it_has_among_others(strategy, D, K, T, seed):
-    """torch multiplies a batch of one by another kernel, from K D = 400 on."""
+def test_a_token_alone_in_a_chunk_has_the_same_bits_as_among_others(strategy, D, K, T, seed):
+    """From K D = 400 on torch multiplies a batch of one with another kernel."""
     h, w_in, w_out, weights, indices = drawn(seed, torch.float32, T=T, D=D, N=70, K=K)
     dy = torch.randn(T, D)
 
@@ -106,11 +106,11 @@ def test_a_token_alone_in_a_chunk_has_the_bits_that_it_has_among_others(strategy
         assert all(torch.equal(a, b[first:last]) for a, b in zip(run(first, last), whole, strict=True)), (first, last)
 
 
-SMALL_CHUNK = 64 * 16 * 12  # twelve experts of a dense chunk
+SMALL_CHUNK = 64 * 16 * 12  # a dense chunk has twelve experts
 
 
 @pytest.mark.parametrize("strategy", ["gather", "sorted"])
-def test_chunks_change_nothing_but_the_memory(strategy, seed, monkeypatch):
+def test_chunk_sizes_change_no_bit(strategy, seed, monkeypatch):
     tensors, dy = drawn(seed, T=70, N=50, kind="holes"), torch.randn(70, 12)
     whole = gradients(tensors, dy, strategy=strategy)
     monkeypatch.setattr(_common, "CHUNK_BYTES", SMALL_CHUNK)
@@ -123,44 +123,44 @@ OPTIONS = {"activation": "silu", "sparse_grad": False}
 
 
 class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that anything made."""
+    """Records the bytes of the largest tensor that was created."""
 
     bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(made) if isinstance(t, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         self.bytes = max([self.bytes, *sizes])
-        return made
+        return result
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nothing_larger_than_a_chunk_is_made(strategy, seed):
-    """The rows of all pairs would be twice as large."""
+def test_no_tensor_larger_than_a_chunk_is_created(strategy, seed):
+    """The rows of all pairs would take twice as much."""
     tensors, dy = drawn(seed, T=1024, D=64, N=500, K=32), torch.randn(1024, 64)
     assert 1024 * 32 * 64 * 4 == 2 * _common.CHUNK_BYTES
-    given, options = dict(zip(NAMES, tensors, strict=True)), {"strategy": strategy} | OPTIONS
+    inputs, options = dict(zip(NAMES, tensors, strict=True)), {"strategy": strategy} | OPTIONS
     with Largest() as largest, torch.no_grad():
         y, preact = reference.forward(*tensors, **options)
-        reference.backward({"y": dy}, given | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
+        reference.backward({"y": dy}, inputs | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
     assert y.nbytes < largest.bytes <= _common.CHUNK_BYTES
 
 
 @pytest.mark.parametrize("kind", ["uniform", "holes", "twice"])
-def test_experts_in_several_dense_chunks_are_held_to_gathered_ones(kind, monkeypatch):
-    """Products of chunks add in another order, so that bits differ."""
+def test_dense_with_several_chunks_agrees_with_gather(kind, monkeypatch):
+    """Chunks add in another order, so the bits differ."""
     monkeypatch.setattr(_common, "CHUNK_BYTES", SMALL_CHUNK)
     case = assay.Case("chunks", inputs, {"T": 70, "D": 12, "N": 50, "K": 5, "kind": kind}, "five chunks of experts")
-    assay.check(held(case, "dense"), probes=("values", "ensemble"))
+    assay.check(strategy_target(case, "dense"), probes=("values", "ensemble"))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_skipped_is_not_read(strategy, seed):
+def test_skipped_experts_are_not_read(strategy, seed):
     h, w_in, w_out, weights, indices = drawn(seed, T=4, K=3)
     indices[:, 1] = -1
     indices[2] = -1
     used = indices.unique()
-    if strategy != "dense":  # which multiplies unused rows by 0
+    if strategy != "dense":  # dense multiplies unused rows by 0
         unused = torch.ones(20, dtype=torch.bool)
         unused[used[used >= 0].long()] = False
         w_in[unused], w_out[unused] = torch.nan, torch.inf
@@ -176,8 +176,8 @@ def test_what_is_skipped_is_not_read(strategy, seed):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
-def test_what_is_skipped_has_gradient_0_whatever_arrives(backend, strategy, bad, seed):
-    """Token 1 has nothing but skipped experts, and h and dy of it are not finite."""
+def test_skipped_pairs_get_gradient_0_for_any_incoming_gradient(backend, strategy, bad, seed):
+    """Token 1 has only skipped experts, and its h and dy are not finite."""
     h, w_in, w_out, weights, indices = (t.to(DEVICE) for t in drawn(seed, T=4))
     h[1], indices[1], indices[2, 3] = bad, -1, -1
     dy = torch.randn(4, 12, device=DEVICE)
@@ -192,8 +192,8 @@ def test_what_is_skipped_has_gradient_0_whatever_arrives(backend, strategy, bad,
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_list_with_holes_is_the_shorter_list(strategy, seed):
-    """The middle entry of three is skipped, its weight NaN: what is left is the golden's whole list."""
+def test_a_list_with_skipped_entries_equals_the_shorter_list(strategy, seed):
+    """The middle entry of three is skipped and has weight NaN; the golden's list has only the other two."""
     h, w_in, w_out, weights, indices = drawn(seed, T=4, K=3)
     options = {"activation": "silu", "strategy": "gather", "sparse_grad": False}
 
@@ -205,12 +205,12 @@ def test_a_list_with_holes_is_the_shorter_list(strategy, seed):
     def golden(h, w_in, w_out, weights, indices):
         return reference.forward(h, w_in, w_out, weights, indices, **options)[0]
 
-    given = dict(zip(NAMES, (h, w_in, w_out, weights[:, ::2].contiguous(), indices[:, ::2].contiguous()), strict=True))
-    assay.check(assay.Target(candidate, golden, cases=given), probes=("values", "ensemble"))
+    inputs = dict(zip(NAMES, (h, w_in, w_out, weights[:, ::2].contiguous(), indices[:, ::2].contiguous()), strict=True))
+    assay.check(assay.Target(candidate, golden, cases=inputs), probes=("values", "ensemble"))
 
 
 @pytest.mark.parametrize("wrong", [20, -2, 2**31 - 1])
-def test_an_index_out_of_range_says_its_value_and_place(wrong, seed):
+def test_an_index_out_of_range_is_reported_with_value_and_position(wrong, seed):
     h, w_in, w_out, weights, indices = drawn(seed, T=(2, 3))
     indices[1, 2, 4] = wrong
     text = f"indices[1, 2, 4] is {wrong}, wanted -1 (skipped) or 0 <= index < N = 20"
@@ -221,7 +221,7 @@ def test_an_index_out_of_range_says_its_value_and_place(wrong, seed):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
-def test_an_index_out_of_range_on_a_gpu_loses_its_token_alone(backend, seed):
+def test_an_index_out_of_range_on_a_gpu_affects_only_its_token(backend, seed):
     tensors = [t.cuda() for t in drawn(seed)]
     dy = torch.randn(9, 12, device="cuda")
     clean = gradients(tensors, dy, backend=backend)
@@ -251,8 +251,8 @@ def test_sparse_gradients_are_the_rows_of_the_dense_ones_bit_for_bit(kind, dtype
 
 @pytest.mark.filterwarnings("error:Sparse invariant")
 @pytest.mark.parametrize("backend", ["reference", "triton"])
-def test_a_sparse_gradient_warns_of_nothing(backend, seed):
-    """torch 2.11 says that invariants are not checked, to whoever asks it not to check them, once in a process."""
+def test_a_sparse_gradient_gives_no_warning(backend, seed):
+    """torch 2.11 warns once per process if one asks it not to check invariants."""
     tensors = [t.to(DEVICE) for t in drawn(seed, T=2, D=3, N=6, K=2)]
     reason = ATOMIC_EXPERTS.why_not(backend, *tensors, activation="silu", strategy="gather", sparse_grad=True)
     if reason is not None:
@@ -260,13 +260,13 @@ def test_a_sparse_gradient_warns_of_nothing(backend, seed):
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
-        found = gradients(tensors, torch.ones(2, 3, device=DEVICE), backend=backend, sparse_grad=True)
+        results = gradients(tensors, torch.ones(2, 3, device=DEVICE), backend=backend, sparse_grad=True)
     finally:
         torch.set_warn_always(before)
-    assert all(t.is_sparse and t.is_coalesced() and t.device.type == DEVICE for t in found[2:4])
+    assert all(t.is_sparse and t.is_coalesced() and t.device.type == DEVICE for t in results[2:4])
 
 
-def test_optimisers_of_sparse_gradients_take_them(seed):
+def test_sparse_optimisers_accept_the_gradients(seed):
     h, w_in, w_out, weights, indices = drawn(seed, N=200)
     dy = torch.randn(9, 12)
     for make in (lambda p: torch.optim.SparseAdam(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)):
@@ -284,7 +284,7 @@ def test_optimisers_of_sparse_gradients_take_them(seed):
             assert torch.equal(moved, used)
 
 
-def test_sparse_gradients_do_not_compile_and_say_so(seed):
+def test_compiling_with_sparse_gradients_raises(seed):
     tensors = leaves(drawn(seed))
     compiled = torch.compile(experts, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="sparse_grad=True cannot be compiled with gradients"):
@@ -292,12 +292,12 @@ def test_sparse_gradients_do_not_compile_and_say_so(seed):
 
 
 @pytest.mark.parametrize("wanted", [c for n in (1, 2, 3) for c in itertools.combinations(range(4), n)], ids=str)
-def test_only_the_gradients_that_are_needed_are_computed_and_they_are_the_same(wanted, seed):
+def test_only_the_needed_gradients_are_computed_and_they_are_the_same(wanted, seed):
     tensors, dy = drawn(seed), torch.randn(9, 12)
     _, *all_of_them = gradients(tensors, dy)
     own = [t.clone().requires_grad_() if i in wanted else t for i, t in enumerate(tensors)]
-    found = torch.autograd.grad(experts(*own), [own[i] for i in wanted], dy)
-    assert all(torch.equal(f, all_of_them[i]) for f, i in zip(found, wanted, strict=True))
+    needed = torch.autograd.grad(experts(*own), [own[i] for i in wanted], dy)
+    assert all(torch.equal(f, all_of_them[i]) for f, i in zip(needed, wanted, strict=True))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu2", "identity"])
@@ -307,7 +307,7 @@ def test_gradients_agree_with_finite_differences(activation, seed):
     torch.autograd.gradcheck(lambda *t: experts(*t, indices, activation=activation), floats)
 
 
-def test_activations_are_those_of_torch(seed):
+def test_activations_agree_with_torch(seed):
     functional = torch.nn.functional
     theirs = {
         "silu": functional.silu,
@@ -326,8 +326,8 @@ def test_activations_are_those_of_torch(seed):
         y, wanted = experts(own, table, table, weights, indices, activation=name), function(other)
         y.sum().backward()
         wanted.sum().backward()
-        # exp, tanh and erf lie within 4 units of the last place of values up to 1; what they are multiplied by, in
-        # either way of writing it, is at most |a| for the function and 1 + |a| (1 + 0.14 a^2) for its derivative
+        # exp, tanh and erf are accurate to 4 ulp for values up to 1; the factor that multiplies them, in either form of
+        # the formula, is at most |a| for the function and 1 + |a| (1 + 0.14 a^2) for its derivative
         unit = 2 * 8 * 2.0**-53
         size = own.detach().abs()
         assert ((y - wanted).abs() <= unit * size.square().clamp(min=0).maximum(size)).all(), name
@@ -337,8 +337,8 @@ def test_activations_are_those_of_torch(seed):
 @pytest.mark.parametrize("backend", ATOMIC_EXPERTS.backends)
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "identity"])
 @pytest.mark.parametrize("size", [200.0, 1e13, 3e38])
-def test_activations_have_their_limits_at_large_finite_numbers(activation, size, backend):
-    """a or 0, and slope 1 or 0 ("identity": always a and 1)."""
+def test_activations_reach_their_limits_at_large_finite_numbers(activation, size, backend):
+    """a or 0, with slope 1 or 0 ("identity": always a and 1)."""
     a = torch.tensor([[size], [-size]], device=DEVICE)
     own, table = a.clone().requires_grad_(), torch.ones(1, 1, device=DEVICE)
     weights, indices = torch.ones(2, 1, device=DEVICE), torch.zeros(2, 1, dtype=torch.int32, device=DEVICE)
@@ -348,23 +348,23 @@ def test_activations_have_their_limits_at_large_finite_numbers(activation, size,
     assert torch.equal(own.grad, torch.tensor([[1.0], [low]], device=DEVICE)) and torch.equal(y, a * own.grad)
 
 
-def test_auto_takes_the_strategy_of_the_shapes(seed, monkeypatch):
-    taken = []
+def test_auto_chooses_the_strategy_by_shapes(seed, monkeypatch):
+    strategies = []
     inner = ATOMIC_EXPERTS.reference.forward
 
     def spy(*args, **options):
-        taken.append(options["strategy"])
+        strategies.append(options["strategy"])
         return inner(*args, **options)
 
     monkeypatch.setattr(ATOMIC_EXPERTS.reference, "forward", spy)
     for tokens, n in ((70, 20), (70, 5000), (9, 20)):
         experts(*drawn(seed, T=tokens, N=n))
-        assert taken[-1] == router.choose_strategy(tokens, 5, n, 12, torch.float32, "cpu")
-    assert taken == ["dense", "gather", "gather"]
-    monkeypatch.setitem(DENSE, "cpu", Dense(tokens=64, one_in=16, dtypes=(torch.bfloat16,)))  # as on a card
+        assert strategies[-1] == router.choose_strategy(tokens, 5, n, 12, torch.float32, "cpu")
+    assert strategies == ["dense", "gather", "gather"]
+    monkeypatch.setitem(DENSE, "cpu", Dense(tokens=64, one_in=16, dtypes=(torch.bfloat16,)))  # as on a GPU
     for dtype in (torch.float32, torch.bfloat16):
         experts(*drawn(seed, dtype, T=70, N=20))
-    assert taken[3:] == ["gather", "dense"]
+    assert strategies[3:] == ["gather", "dense"]
 
 
 def test_results_are_repeated_bit_for_bit(seed):

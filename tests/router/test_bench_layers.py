@@ -1,4 +1,4 @@
-"""The layers that are timed are router.PEER, and what stands beside them computes the same."""
+"""The timed peers compute the same as router.PEER."""
 
 from dataclasses import replace
 
@@ -19,17 +19,17 @@ def relative_error(golden, variant):
 
 @pytest.fixture(params=list(ALL))
 def subject(request):
-    made = ALL[request.param]
-    entry = made.entries()[0]
-    small = assay.case(**{name: [size] for name, size in SIZES.items()})(made.draw)[0]
-    return made(replace(entry, build=small.build), "cpu")
+    candidate = ALL[request.param]
+    entry = candidate.entries()[0]
+    small = assay.case(**{name: [size] for name, size in SIZES.items()})(candidate.draw)[0]
+    return candidate(replace(entry, build=small.build), "cpu")
 
 
-def test_the_formula_is_the_golden_of_the_module(subject):
+def test_the_timed_formula_matches_the_module(subject):
     assay.check(subject.target("reference"), dtype=torch.float32, probes=("values", "ensemble", "second_call"))
 
 
-def test_published_layers_select_and_give_the_same(subject):
+def test_published_layers_select_the_same_experts_and_give_the_same_result(subject):
     golden = subject.golden()
     ours = subject.ours("reference")
     leaves = {tuple(leaf.shape) for leaf in ours.leaves}
@@ -42,9 +42,9 @@ def test_published_layers_select_and_give_the_same(subject):
 
 
 def test_every_parameter_gets_a_gradient(subject):
-    given = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
-    formula(**given, **subject.options).sum().backward()
-    assert all(t.grad.any() for t in given.values())
+    tensors = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
+    formula(**tensors, **subject.options).sum().backward()
+    assert all(t.grad.any() for t in tensors.values())
     assert all(gradient is not None for gradient in subject.ours("reference").backward()())
 
 
@@ -64,8 +64,10 @@ def test_topk_of_topk_computes_product_topk_where_nothing_ties(weights, log_soft
         scores = sums.gather(-1, places)
         return {"none": lambda: scores, "exp": scores.exp, "softmax": lambda: scores.softmax(-1)}[weights]()
 
-    held = assay.Target(lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None)
-    assay.check(held, probes=("values", "ensemble"))
+    target = assay.Target(
+        lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None
+    )
+    assay.check(target, probes=("values", "ensemble"))
     op = Op.get("router.product_topk")
     draw = {"T": 9, "sx": 30, "sy": 20, "k": 7, "weights": weights, "log_softmax": log_softmax}
     entry = replace(op.bench[0], dtype=torch.float32, sizes=draw, build=replace(op.cases[0], sizes=draw).build)

@@ -1,4 +1,4 @@
-"""Other projects' weights: there and back bit for bit, the same function, and what cannot be converted says so."""
+"""Other projects' weights: exact round trips, the same function, and clear errors for refused conversions."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def converted(name, dtype=torch.float32):
 
 @everyone
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_there_and_back_is_the_same_bit_for_bit(name, dtype):
+def test_a_round_trip_is_the_same_bit_for_bit(name, dtype):
     state, module, save, _ = converted(name, dtype)
     back = save(module)
     assert set(back) == set(state)
@@ -47,10 +47,10 @@ def test_there_and_back_is_the_same_bit_for_bit(name, dtype):
     assert all(not p.is_meta for p in module.parameters()) and all(not b.is_meta for b in module.buffers())
 
 
-def check_alike(state, ours, theirs, *shape):
-    """Our module in float32, made of a state, is held to their function of the same state in float64.
+def check_equivalent(state, ours, theirs, *shape):
+    """Compares our module in float32, converted from a state, with their function of that state in float64.
 
-    The state goes through the assay by its keys with "__" for dots; what is not floating point stays as it is.
+    The assay gets the state's keys with "__" for dots; tensors that are not floating point are constants.
     """
     integers = {key: value for key, value in state.items() if not value.is_floating_point()}
     floats = {key.replace(".", "__"): value for key, value in state.items() if key not in integers}
@@ -71,19 +71,19 @@ def check_alike(state, ours, theirs, *shape):
 
 
 @everyone
-def test_the_module_computes_what_theirs_computes(name):
+def test_our_module_computes_what_the_other_project_computes(name):
     state, _, _, options = converted(name)
     load = STATES[name][2]
     own = {"omnimoe": peers.omnimoe, "peer": peers.peer, "memory": peers.memory}[name.partition("_")[0]]
     theirs = {"heads_compete": "compete", "compete": "compete", "k": "k"}
-    given = {theirs[key]: value for key, value in options.items()}
+    arguments = {theirs[key]: value for key, value in options.items()}
     if name.startswith("memory"):
-        given.setdefault("compete", True)
-    check_alike(state, lambda s: load(s, **options), lambda s, h: own(s, h, **given), 40, 12)
+        arguments.setdefault("compete", True)
+    check_equivalent(state, lambda s: load(s, **options), lambda s, h: own(s, h, **arguments), 40, 12)
 
 
 @everyone
-def test_the_module_owns_its_tensors_and_shares_none_with_what_it_gives(name):
+def test_converted_modules_and_states_share_no_tensors(name):
     state, module, save, _ = converted(name)
     before = {key: value.clone() for key, value in module.state_dict().items()}
     for value in [*state.values(), *save(module).values()]:
@@ -99,7 +99,7 @@ def test_rows_beyond_the_square_are_kept_and_never_chosen():
     assert routed.indices.max() == 24
 
 
-def test_heads_that_do_not_compete_choose_one_expert_whatever_k_says():
+def test_heads_that_do_not_compete_choose_one_expert_for_any_k():
     assert converted("peer_separate")[1].k == 1
     with pytest.raises(TypeError, match="heads_compete"):
         router.from_peer_pytorch(peers.peer_state(), k=3)
@@ -139,7 +139,7 @@ INTEGERS = torch.zeros(25, 12, dtype=torch.int64)
              peers.memory_state() | {"norm.bias": torch.ones(4, dtype=torch.float64)}, k=3)),
     ],
 )  # fmt: skip
-def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
+def test_tensors_of_a_wrong_dtype_are_reported_by_name(text, call):
     with pytest.raises(TypeError, match=f"^router.{text}"):
         call()
 
@@ -169,13 +169,13 @@ def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
             peers.memory_state(), k=True)),
         (ValueError, "router.from_peer_pytorch: activation='tanh' is unknown",
          lambda: router.from_peer_pytorch(peers.peer_state(), k=2, heads_compete=True, activation="tanh")),
-        (ValueError, "to_omnimoe: router_norm='layer', but there it is always 'batch'",
+        (ValueError, "to_omnimoe: router_norm='layer', .* only 'batch'",
          lambda: router.to_omnimoe(router.OmniMoE(8, 9, 2, intermediate_size=4))),
         (ValueError, "to_omnimoe: intermediate_size=0", lambda: router.to_omnimoe(
             router.OmniMoE.paper(8, 9, 2, intermediate_size=0))),
         (TypeError, "to_omnimoe: module is a PEER, wanted a router.OmniMoE",
          lambda: router.to_omnimoe(router.PEER(8, 9, 2))),
-        (ValueError, "to_peer_pytorch: k=2, but there it is always 1", lambda: router.to_peer_pytorch(
+        (ValueError, "to_peer_pytorch: k=2, .* only 1", lambda: router.to_peer_pytorch(
             router.PEER(8, 9, 2, weights="relu"))),
         (ValueError, "to_peer_pytorch: pre_norm='layer'", lambda: router.to_peer_pytorch(
             router.PEER(8, 9, 2, pre_norm="layer"))),
@@ -197,19 +197,19 @@ def test_tensors_of_a_wrong_dtype_are_named_before_anything_is_made(text, call):
              peers.omnimoe_state() | {"router_norm_x.num_batches_tracked": torch.tensor([1, 2])}, k=2)),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_says_why(error, text, call):
+def test_refused_conversions_say_why(error, text, call):
     with pytest.raises(error, match=text):
         call()
 
 
 def functional(module):
-    """A module's result from a state."""
+    """The module as a function of its state."""
     return lambda state, h: torch.func.functional_call(module, state, h)
 
 
 @pytest.mark.parametrize("compete", [True, False])
 @pytest.mark.parametrize("separate", [True, False])
-def test_equals_an_installed_peer_pytorch(compete, separate):
+def test_agrees_with_an_installed_peer_pytorch(compete, separate):
     peer = pytest.importorskip("PEER_pytorch")
     theirs = peer.PEER(
         16, heads=2, num_experts=36, num_experts_per_head=3, dim_key=5, pre_rmsnorm=True,
@@ -220,15 +220,15 @@ def test_equals_an_installed_peer_pytorch(compete, separate):
     def ours(state):
         return router.from_peer_pytorch(state, k=3, heads_compete=compete)
 
-    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
+    check_equivalent(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
 
 
 @pytest.mark.parametrize("compete", [True, False])
-def test_equals_an_installed_product_key_memory(compete):
+def test_agrees_with_an_installed_product_key_memory(compete):
     pkm = pytest.importorskip("product_key_memory")
     theirs = pkm.PKM(16, heads=2, num_keys=6, topk=3, dim_head=5, pre_layernorm=True, non_competitive_gates=not compete)
 
     def ours(state):
         return router.from_product_key_memory(state, k=3, compete=compete)
 
-    check_alike(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)
+    check_equivalent(theirs.state_dict(), ours, functional(theirs), 2, 20, 16)

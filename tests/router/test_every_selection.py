@@ -1,4 +1,4 @@
-"""Indices of product_topk against the definition, on whatever hypothesis draws."""
+"""Indices of product_topk against the definition, on inputs drawn by the hypothesis library."""
 
 import torch
 from hypothesis import given
@@ -17,7 +17,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     fill=st.sampled_from(FILLS),
     seed=st.integers(0, 2**31),
 )
-def test_indices_are_those_of_a_full_stable_sort(sizes, share, dtype, fill, seed):
+def test_indices_equal_those_of_a_full_stable_sort(sizes, share, dtype, fill, seed):
     sx, sy = sizes
     k = 1 + round(share * (sx * sy - 1))
     x, y = drawn(seed, dtype, 3, sx, fill=fill), drawn(seed + 1, dtype, 3, sy, fill=fill)

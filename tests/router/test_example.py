@@ -1,4 +1,4 @@
-"""examples/omnimoe_lm.py, run as a user runs it, with sizes that take seconds."""
+"""examples/omnimoe_lm.py, run as a user runs it, with small sizes."""
 
 import importlib.util
 import json
@@ -32,34 +32,34 @@ def text(tmp_path_factory):
 
 def trained(text, folder, *args):
     files = ("--json", str(folder / "lm.json"), "--plot", str(folder / "lm.svg"))
-    done = run("--data", str(text), *files, *args)
-    assert done.returncode == 0, done.stderr
-    assert "on cpu, 1 thread\n" in done.stdout, "more threads wait for each other in small products"
-    assert re.search(r"^dense: step (\d+) of \1, loss \d\.\d{4}$", done.stderr, re.MULTILINE), done.stderr
-    return done.stdout, json.loads((folder / "lm.json").read_text()), (folder / "lm.svg").read_text()
+    process = run("--data", str(text), *files, *args)
+    assert process.returncode == 0, process.stderr
+    assert "on cpu, 1 thread\n" in process.stdout, "small products are slower with more threads"
+    assert re.search(r"^dense: step (\d+) of \1, loss \d\.\d{4}$", process.stderr, re.MULTILINE), process.stderr
+    return process.stdout, json.loads((folder / "lm.json").read_text()), (folder / "lm.svg").read_text()
 
 
-def test_two_runs_of_one_seed_print_equal_digits_and_learn(text, tmp_path):
+def test_two_runs_with_one_seed_print_the_same_digits_and_learn(text, tmp_path):
     first, second = (trained(text, tmp_path, "--steps", "60") for _ in range(2))
     for name in ("omnimoe", "dense"):
         a, b = (result["runs"][name] for _, result, _ in (first, second))
         assert a["loss"] == b["loss"] and a["held_out"] == b["held_out"] and a["usage"] == b["usage"]
         assert a["held_out"] < first[1]["unigram"] - 0.3 < first[1]["unigram"]
     runs = first[1]["runs"]
-    # rows of 16: router 2 * 8, shared expert 3 * 16, 2 * 4 of the tables; the dense SwiGLU 3 * 24
+    # rows of 16 numbers: router 2 * 8, shared expert 3 * 16, selected experts 2 * 4; the dense SwiGLU has 3 * 24
     assert runs["omnimoe"]["active"] == (16 + 48 + 8) * 16 and runs["dense"]["active"] == 3 * 24 * 16
     assert len(runs["omnimoe"]["usage"][-1]["layers"]) == 2 and runs["dense"]["usage"] == []
     assert "nats below the unigram entropy" in first[0] and "experts minus dense" in first[0]
     assert len(ElementTree.fromstring(first[2]).findall(".//{http://www.w3.org/2000/svg}polyline")) == 2 + 2 + 2
 
 
-def test_other_layers_and_norms_train_too(text, tmp_path):
+def test_other_layers_and_norms_also_train(text, tmp_path):
     out, result, _ = trained(text, tmp_path, "--steps", "4", "--layer", "peer", "--balance", "0.01", "--norm", "batch")
     assert len(result["runs"]["peer"]["loss"]) == 4 and "peer, up to step 4" in out
     assert 0 < result["runs"]["peer"]["usage"][-1]["layers"][0]["share_used"] <= 1
 
 
-def test_norm_none_is_not_norm_layer(text, tmp_path):
+def test_norms_none_and_layer_differ(text, tmp_path):
     losses = [
         trained(text, tmp_path, "--steps", "3", "--norm", n)[1]["runs"]["omnimoe"]["loss"] for n in ("none", "layer")
     ]
@@ -67,7 +67,7 @@ def test_norm_none_is_not_norm_layer(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, sentence",
     [
         ("--experts 60", "--experts 60: wanted a square; the nearest are 49 and 64"),
         ("--k 40 --experts 16", "--k 40: there are only 16 experts"),
@@ -78,19 +78,19 @@ def test_norm_none_is_not_norm_layer(text, tmp_path):
         ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
     ],
 )
-def test_what_cannot_be_trained_is_told_in_one_sentence(text, options, said, told):
-    status, err = told("--data", str(text), *options.split())
-    assert status != 0 and said in err and "Traceback" not in err
+def test_input_that_cannot_be_trained_on_is_reported_in_one_sentence(text, options, sentence, run_example):
+    status, err = run_example("--data", str(text), *options.split())
+    assert status != 0 and sentence in err and "Traceback" not in err
 
 
-def test_wrong_options_are_told_in_words(told):
-    status, err = told("--data", "nowhere")
+def test_wrong_options_are_reported_without_a_traceback(run_example):
+    status, err = run_example("--data", "nowhere")
     assert status == 2 and "there is no such file" in err
 
 
 @pytest.fixture
-def told(monkeypatch, capsys):
-    """What the example says to stderr as it ends, in this process: what it sets for the whole process is put back."""
+def run_example(monkeypatch, capsys):
+    """Runs the example in this process and returns its stderr; process-wide settings are restored."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     spec = importlib.util.spec_from_file_location("omnimoe_lm", ROOT / "examples" / "omnimoe_lm.py")
     example = importlib.util.module_from_spec(spec)
@@ -98,15 +98,15 @@ def told(monkeypatch, capsys):
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     fill = torch.utils.deterministic.fill_uninitialized_memory
 
-    def told(*args):
+    def run_in_process(*args):
         with pytest.raises(SystemExit) as end:
             example.main([*SMALL, "--device", "cpu", *args])
         err = capsys.readouterr().err
-        if isinstance(end.value.code, str):  # Python itself prints it, and ends with 1
+        if isinstance(end.value.code, str):  # Python prints the message itself and exits with 1
             return 1, end.value.code
         return end.value.code, err
 
-    yield told
+    yield run_in_process
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = fill

@@ -1,8 +1,8 @@
-"""What atomic_experts' kernels work in: 64 bytes a pair and three float32 [T, max(D, E)], for dense 128 MiB more.
+"""Memory of atomic_experts' kernels: 64 bytes per pair and three float32 [T, max(D, E)]; dense needs 128 MiB more.
 
-Where an expert's pairs begin is 4 bytes an expert, a thousandth of the dense gradients that need it.
-On the meta device nothing is computed and no kernel is started, so that real sizes are counted within milliseconds;
-what torch.sort holds of a card's memory is seen on a card alone (test_on_a_gpu.py).
+The starts of the experts' pairs take 4 bytes per expert, a thousandth of the dense gradients that need them. On the
+meta device nothing is computed and no kernel is launched, so real sizes are counted within milliseconds. The memory of
+torch.sort shows only on a GPU (test_on_a_gpu.py).
 """
 
 import weakref
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from goldsmith.assay import Make
 from goldsmith.router import _common
-from goldsmith.router._kernels import dense, lookup, tables
+from goldsmith.router._kernels import dense_products, table_gradients, table_lookups
 from goldsmith.router.atomic_experts import _triton, reference
 from goldsmith.router.atomic_experts.cases import inputs
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
@@ -24,29 +24,29 @@ PER_PAIR, ROWS, CHUNKS, PER_EXPERT = 64, 3, 128 * 2**20, 4
 
 
 def stored(tree):
-    """Its tensors with their storages; a sparse one is kept in others."""
+    """The tensors that hold a result's storage; a sparse tensor consists of others."""
     dense_ones = (t for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.layout == torch.strided)
     return [(t, t.untyped_storage()) for t in dense_ones]
 
 
 class Allocations(TorchDispatchMode):
-    """When every storage came and went, in order."""
+    """Records in order when storages are allocated and freed."""
 
     def __init__(self):
         super().__init__()
         self.events, self.holders = [], {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         known = {storage._cdata for _, storage in stored((args, kwargs))}
-        for tensor, storage in stored(made):
+        for tensor, storage in stored(result):
             if storage._cdata not in self.holders and storage._cdata not in known:
                 self.holders[storage._cdata] = 0
                 self.events.append((storage._cdata, storage.nbytes()))
             if storage._cdata in self.holders:
                 self.holders[storage._cdata] += 1
                 weakref.finalize(tensor, self._gone, storage._cdata, storage.nbytes())
-        return made
+        return result
 
     def _gone(self, key, nbytes):
         self.holders[key] -= 1
@@ -55,7 +55,7 @@ class Allocations(TorchDispatchMode):
             self.events.append((key, -nbytes))
 
     def peak(self, results):
-        """The most bytes at a time that were no result."""
+        """The peak number of bytes that did not belong to a result."""
         kept = {t.untyped_storage()._cdata for t in results}
         now = most = 0
         for place, (key, nbytes) in enumerate(self.events):
@@ -67,18 +67,20 @@ class Allocations(TorchDispatchMode):
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Starts no kernel; what sparse gradients are made of, which these would keep where nobody sees it."""
-    for module in (dense, lookup, tables):
+    """Launches no kernel; returns the parts of sparse gradients, whose storage would otherwise not be counted."""
+    for module in (dense_products, table_lookups, table_gradients):
         monkeypatch.setattr(module, "run", lambda *args, **meta: None)
     # as many experts as there are pairs
-    monkeypatch.setattr(tables, "Coming", lambda upto: SimpleNamespace(value=lambda: 1 + upto.storage_offset()))
-    made = []
-    monkeypatch.setattr(_triton, "few_rows", lambda *parts: made.extend(parts[:2]) or parts[0])
-    return made
+    monkeypatch.setattr(
+        table_gradients, "PendingCount", lambda upto: SimpleNamespace(value=lambda: 1 + upto.storage_offset())
+    )
+    parts_of_sparse = []
+    monkeypatch.setattr(_triton, "row_sparse", lambda *parts: parts_of_sparse.extend(parts[:2]) or parts[0])
+    return parts_of_sparse
 
 
 def worked_in(kept, T, D, N, K, strategy, dtype=torch.bfloat16, E=None, memory=False, sparse=False, strided=False):
-    """Bytes beside inputs and results: of a forward, of a backward."""
+    """(forward, backward): peak bytes besides inputs and results."""
     E = D if E is None else E
     step = 2 if strided else 1
     h, w_in, w_out = (
@@ -94,10 +96,10 @@ def worked_in(kept, T, D, N, K, strategy, dtype=torch.bfloat16, E=None, memory=F
     options = {"activation": "silu", "strategy": strategy, "sparse_grad": sparse}
     with torch.no_grad(), Allocations() as forward:
         y, preact = _triton.forward(h, w_in, w_out, weights, indices, **options)
-    given = {"h": h, "w_in": w_in, "w_out": w_out, "weights": weights, "indices": indices, "preact": preact}
+    tensors = {"h": h, "w_in": w_in, "w_out": w_out, "weights": weights, "indices": indices, "preact": preact}
     with torch.no_grad(), Allocations() as backward:
-        found = _triton.backward({"y": dy}, given, options, frozenset(ATOMIC_EXPERTS.grads))
-    return forward.peak([y]), preact.nbytes + backward.peak([*found.values(), *kept])
+        gradients = _triton.backward({"y": dy}, tensors, options, frozenset(ATOMIC_EXPERTS.grads))
+    return forward.peak([y]), preact.nbytes + backward.peak([*gradients.values(), *kept])
 
 
 SIZES = {
@@ -129,21 +131,21 @@ def test_kernels_work_in_as_much_memory_as_is_promised(name, strategy, kept):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("strategy", ["gather", "sorted", "dense"])
-def test_a_cpu_works_in_as_much_and_some_chunks(strategy, dtype, seed, monkeypatch):
-    """Where the rows of all pairs would be four times as large."""
+def test_the_reference_needs_no_more_memory_than_the_kernels_plus_some_chunks(strategy, dtype, seed, monkeypatch):
+    """The rows of all pairs would take four times as much."""
     monkeypatch.setattr(_common, "CHUNK_BYTES", chunk := 2**14)
     T, D, N, K = 128, 128, 300, 64
-    given = inputs(Make(dtype, "cpu", seed), T=T, D=D, N=N, K=K, strategy=strategy)
-    options = {name: given.pop(name) for name in ("activation", "strategy", "sparse_grad")}
+    tensors = inputs(Make(dtype, "cpu", seed), T=T, D=D, N=N, K=K, strategy=strategy)
+    options = {name: tensors.pop(name) for name in ("activation", "strategy", "sparse_grad")}
     with torch.no_grad(), Allocations() as forward:
-        y, preact = reference.forward(*given.values(), **options)
+        y, preact = reference.forward(*tensors.values(), **options)
     with torch.no_grad(), Allocations() as backward:
-        found = reference.backward({"y": y}, given | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
+        gradients = reference.backward({"y": y}, tensors | {"preact": preact}, options, frozenset(ATOMIC_EXPERTS.grads))
     most = PER_PAIR * T * K + ROWS * 4 * T * D + 8 * chunk
-    assert max(forward.peak([y, preact]), backward.peak(list(found.values()))) <= most < T * K * D * 4 / 4
+    assert max(forward.peak([y, preact]), backward.peak(list(gradients.values()))) <= most < T * K * D * 4 / 4
 
 
-def test_what_is_counted_is_what_lives_at_a_time():
+def test_the_peak_counts_storages_that_live_at_the_same_time():
     with Allocations() as all_of_them:
         first = torch.empty(1000, device="meta")
         view = first[:10]

@@ -1,4 +1,4 @@
-"""What only a GPU shows: tables and rows beyond 2^31 elements, more experts than a grid counts, no waiting, capture."""
+"""Tests that need a GPU: more than 2^31 elements, more experts than a grid axis allows, no waiting, graph capture."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def experts(h, w_in, w_out, weights, indices, strategy):
 
 
 def routed(T, K, N, dim, dtype=torch.bfloat16):
-    """Inputs whose indices reach from the first expert to the last."""
+    """Inputs whose indices include the first and the last expert."""
     torch.manual_seed(T + K)
     h = torch.randn(T, dim, device="cuda", dtype=dtype)
     weights = torch.rand(T, K, device="cuda", dtype=torch.float32)
@@ -50,33 +50,33 @@ def differentiated(h, w_in, w_out, weights, indices, strategy):
     return y.detach(), *torch.autograd.grad(y, leaves, dy)
 
 
-APART = 64  # a block of the dense sums: with one chosen expert in each they add alike, however many there are
+APART = 64  # a block of the dense sums: with one chosen expert per block, the order of the sums is always the same
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tables_beyond_two_to_the_31_elements_give_what_their_rows_alone_give(strategy):
-    """Rows are far apart in the large tables and nearer in the small ones; the arithmetic is the same."""
+def test_tables_beyond_two_to_the_31_elements_give_the_same_as_small_tables_of_their_rows(strategy):
+    """The rows are far apart in the large tables and close in the small ones; the arithmetic is the same."""
     dim, used = 1024, 512
-    N = 2**31 // dim + 1000  # 4 GiB a table, as much again for each gradient
+    N = 2**31 // dim + 1000  # 4 GiB per table, and as much for each gradient
     h, weights, places = routed(64, 16, used, dim)
     near = torch.arange(used, device="cuda") * APART
     far = torch.arange(used, device="cuda") * (N // used // APART * APART)
     far[-1] = (N - 1) // APART * APART
     assert far[-1] * dim >= 2**31
     rows = [torch.randn(used, dim, device="cuda").bfloat16() for _ in range(2)]
-    found = []
+    results = []
     for at, size in ((near, used * APART), (far, N)):
         tables = [torch.zeros(size, dim, device="cuda", dtype=torch.bfloat16).index_copy_(0, at, r) for r in rows]
         y, dh, *grads, dweights = differentiated(h, *tables, weights, at[places.long()].int(), strategy)
         for grad in grads:
             rest = grad.view(torch.int16).count_nonzero() - grad[at].view(torch.int16).count_nonzero()
-            assert rest == 0, "a row that nobody chose has a gradient"
-        found.append([y, dh, dweights, *(grad[at] for grad in grads)])
+            assert rest == 0, "an unselected row has a gradient"
+        results.append([y, dh, dweights, *(grad[at] for grad in grads)])
         del tables, grads
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *results))
 
 
-def test_more_tokens_than_two_to_the_31_logits_are_routed_row_by_row():
+def test_more_than_two_to_the_31_logits_are_routed_correctly():
     s, rows = 2048, 2**31 // 2048 + 64
     x, y = (torch.randn(rows, s, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     weights, indices = router.product_topk(x, y, 8, backend="triton")[:2]
@@ -86,18 +86,18 @@ def test_more_tokens_than_two_to_the_31_logits_are_routed_row_by_row():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_more_active_experts_than_a_grid_axis_counts(strategy):
-    """65,535 is the most that the second and third axis of a grid take."""
+def test_more_used_experts_than_a_grid_axis_allows(strategy):
+    """The second and third axis of a grid allow at most 65,535."""
     N, dim = 100_000, 32
     h, weights, _ = routed(2048, 64, N, dim, torch.float32)
     indices = torch.randperm(2048 * 64, device="cuda").remainder(N).int().view(2048, 64)
     assert len(indices.unique()) > 65_535
     w_in, w_out = (torch.randn(N, dim, device="cuda") for _ in range(2))
-    found = differentiated(h, w_in, w_out, weights, indices, strategy)
-    for grad, table in zip(found[2:4], (w_in, w_out), strict=True):
+    results = differentiated(h, w_in, w_out, weights, indices, strategy)
+    for grad, table in zip(results[2:4], (w_in, w_out), strict=True):
         assert grad.shape == table.shape and bool((grad != 0).any(-1)[indices.unique().long()].all())
     first = differentiated(h[:16], w_in, w_out, weights[:16], indices[:16], strategy)
-    assert torch.equal(found[0][:16], first[0]) and torch.equal(found[1][:16], first[1])
+    assert torch.equal(results[0][:16], first[0]) and torch.equal(results[1][:16], first[1])
 
 
 LAYERS = ["omnimoe", "omnimoe_pairs", "peer", "peer_relu"]
@@ -108,9 +108,9 @@ def placed(name, backend="auto"):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_never_waits_for_the_card(name):
+def test_a_layer_never_waits_for_the_gpu(name):
     module, h = placed(name)
-    module(h).sum().backward()  # compiled, and tuned where anything is
+    module(h).sum().backward()  # compiles the kernels, and tunes those that are tuned
     h.grad = None
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -159,7 +159,7 @@ def small(dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_no_strategy_waits_for_the_card(strategy):
+def test_no_strategy_waits_for_the_gpu(strategy):
     tensors = small()
     differentiated(*tensors, strategy)
     leaves = [t.detach().requires_grad_() for t in tensors[:4]]
@@ -220,7 +220,7 @@ SIZES = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", SIZES)
 def test_kernels_work_in_as_much_memory_as_is_promised(name, strategy):
-    """What torch.sort takes is in it. test_memory.py counts the same at more sizes, without that."""
+    """Includes the memory of torch.sort; test_memory.py checks more sizes without it."""
     sizes = dict(SIZES[name])
     run = differentiated if sizes.pop("train", True) else experts
     h, weights, indices = routed(**sizes)
@@ -232,19 +232,21 @@ def test_kernels_work_in_as_much_memory_as_is_promised(name, strategy):
     before = torch.cuda.memory_allocated()
     results = run(h, w_in, w_out, weights, indices, strategy)
     peak = torch.cuda.max_memory_allocated() - before
-    held = sum(t.nbytes for t in (results if run is differentiated else [results]))
+    result_bytes = sum(t.nbytes for t in (results if run is differentiated else [results]))
     drawn = 4 * T * dim if run is differentiated else 0  # dy before it is rounded, of `differentiated` itself
     most = PER_PAIR * T * K + ROWS * 4 * T * dim + PER_EXPERT * (N + 1) + (CHUNKS if strategy == "dense" else 0)
-    assert peak <= held + drawn + most, f"{peak / 2**20:.0f} MiB, wanted {(held + drawn + most) / 2**20:.0f} at most"
+    assert peak <= result_bytes + drawn + most, (
+        f"{peak / 2**20:.0f} MiB, wanted {(result_bytes + drawn + most) / 2**20:.0f} at most"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("k, size", [(20, 256), (40, 256), (20, 77)])
-def test_logits_at_any_address_are_read_right(k, size, dtype):
-    """Those of 16 bits are read by words of two where they start at one."""
+def test_logits_at_any_address_are_read_correctly(k, size, dtype):
+    """16-bit logits that start at a word boundary are read two at a time."""
     torch.manual_seed(k)
     memory = torch.randn(2 * 300 * size + 3, device="cuda").to(dtype)
     for first in (1, 2, 3):
         x, y = memory[first : first + 2 * 300 * size].view(2, 300, size)
-        found = [router.product_topk(x, y, k, backend=backend)[1] for backend in ("triton", "reference")]
-        assert torch.equal(*found)
+        indices = [router.product_topk(x, y, k, backend=backend)[1] for backend in ("triton", "reference")]
+        assert torch.equal(*indices)

@@ -1,4 +1,4 @@
-"""What is particular to product_topk: a total order, decided on raw sums, row by row."""
+"""Tests of product_topk that test_every_op does not cover: a total order, decided on raw sums, row by row."""
 
 import itertools
 from functools import partial
@@ -28,7 +28,7 @@ def drawn(seed, dtype, *shape, fill="normal"):
 
 
 @pytest.mark.parametrize("fill", FILLS)
-def test_larger_rows_dense_in_ties_equal_a_full_stable_sort(fill, seed):
+def test_larger_rows_with_many_ties_equal_a_full_stable_sort(fill, seed):
     x, y = drawn(seed, torch.bfloat16, 2, 48, fill=fill), drawn(seed + 1, torch.bfloat16, 2, 31, fill=fill)
     for k in (1, 16, 64, 200):
         assert torch.equal(topk(x, y, k)[1], full_sort.indices(x, y, k))
@@ -40,52 +40,52 @@ def test_larger_rows_dense_in_ties_equal_a_full_stable_sort(fill, seed):
 def test_every_backend_selects_as_a_full_stable_sort_does(fill, dtype, backend, seed):
     x, y = drawn(seed, dtype, 3, 13, fill=fill), drawn(seed + 1, dtype, 3, 9, fill=fill)
     for k in (1, 9, 31):
-        found = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, weights="softmax", backend=backend)[1]
-        assert torch.equal(found.cpu(), full_sort.indices(x, y, k))
+        indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, weights="softmax", backend=backend)[1]
+        assert torch.equal(indices.cpu(), full_sort.indices(x, y, k))
 
 
 @pytest.mark.parametrize("name", ["log_softmax", "softmax", "not_finite", "nothing_left"])
-def test_kernels_of_16_bit_logits_are_held_to_the_golden(name):
-    """In float32, as every operator is run in the interpreter, they are others; bfloat16 it does not round right."""
+def test_kernels_for_16_bit_logits_agree_with_the_golden(name):
+    """In float32, the interpreter's usual dtype, other kernels run; its bfloat16 rounding is wrong."""
     case = next(case for case in PRODUCT_TOPK.cases if case.name == name)
     target = op_target(PRODUCT_TOPK, "triton", device=DEVICE)
     assay.check(target, case, dtype=torch.float16, device=DEVICE, probes=("values", "ensemble", "poison"))
 
 
 @pytest.mark.parametrize("fill", ["sorted", "equal"])
-def test_a_lane_that_has_given_all_it_held_is_filled_again(fill, seed):
-    """Beyond k = 64 a lane holds a part of its share at a time; here one lane's share has all that is selected."""
+def test_a_lane_whose_keys_are_used_up_reads_its_share_again(fill, seed):
+    """For k > 64 a lane holds only part of its share; here one lane's share contains all selected logits."""
     x = drawn(seed, torch.bfloat16, 1, 512).sort(dim=-1, descending=True).values * (fill == "sorted")
     y = drawn(seed, torch.bfloat16, 1, 20)
-    found = router.product_topk(x.to(DEVICE), y.to(DEVICE), 66, backend="triton")[1]
-    assert torch.equal(found.cpu(), topk(x, y, 66)[1])
-    assert len((found[0] // 20).unique()) > 4
+    indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), 66, backend="triton")[1]
+    assert torch.equal(indices.cpu(), topk(x, y, 66)[1])
+    assert len((indices[0] // 20).unique()) > 4
 
 
 @pytest.mark.parametrize("fill, k", [("sorted", 12), ("equal", 12), ("equal", 33), ("few", 12), ("one", 33)])
-def test_where_the_first_guess_of_a_bound_is_wrong_the_selection_is_right(fill, k, seed):
-    """Too many are left: the best lie in two lanes, or all tie. Or too few: one logit of x is in all pairs."""
+def test_the_selection_is_correct_where_the_first_guess_of_a_limit_is_wrong(fill, k, seed):
+    """Too many logits remain if the best are in two lanes or all tie; too few if one logit of x is in all pairs."""
     x = drawn(seed, torch.bfloat16, 1, 130).sort(dim=-1, descending=True).values * (fill != "equal")
     y = drawn(seed, torch.bfloat16, 1, 40)
     if fill == "few":
         y[:, 2:] = -torch.inf
     if fill == "one":
         x[:, 7] = 60.0
-    found = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend="triton")[1]
-    assert torch.equal(found.cpu(), topk(x, y, k)[1])
+    indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend="triton")[1]
+    assert torch.equal(indices.cpu(), topk(x, y, k)[1])
 
 
 @pytest.mark.parametrize("k", [9, 40])
-def test_sums_that_need_all_their_bits_are_put_in_order_by_all(k, seed):
-    """32-bit keys of pairs have the pair's number in place of the last bits, and 16-bit logits rarely need these."""
+def test_sums_that_need_all_their_bits_are_sorted_by_all_of_them(k, seed):
+    """32-bit keys hold the pair's number in the last bits, which sums of 16-bit logits rarely need."""
     x = torch.tensor([1.0, 1.0, 2.0, 0.5], dtype=torch.bfloat16).repeat(1, 9)
     y = drawn(seed, torch.bfloat16, 1, 36) * 2.0**-19
-    found = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend="triton")[1]
-    assert torch.equal(found.cpu(), topk(x, y, k)[1])
+    indices = router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend="triton")[1]
+    assert torch.equal(indices.cpu(), topk(x, y, k)[1])
 
 
 def on_every_backend(x, y, k):
-    """(backend, indices); the interpreter itself flushes subnormal numbers where it widens bfloat16."""
+    """(backend, indices) pairs; the interpreter is left out where it flushes subnormal bfloat16 numbers."""
     for backend in ("reference", *PRODUCT_TOPK.backends):
         if backend == "reference" or DEVICE == "cuda" or x.dtype != torch.bfloat16:
             yield backend, router.product_topk(x.to(DEVICE), y.to(DEVICE), k, backend=backend)[1].cpu()
@@ -96,24 +96,24 @@ def test_subnormal_logits_are_numbers_and_not_zeros(dtype, seed):
     tiny = torch.finfo(dtype).tiny * 2.0**-7
     x, y = torch.zeros(1, 1, dtype=dtype), torch.tensor([[0.0, 0.0, tiny, -tiny]], dtype=dtype)
     assert y[0, 2] > 0
-    for backend, found in on_every_backend(x, y, 4):
-        assert found.tolist() == [[2, 0, 1, 3]], backend
-        assert torch.equal(found, full_sort.indices(x, y, 4))
+    for backend, indices in on_every_backend(x, y, 4):
+        assert indices.tolist() == [[2, 0, 1, 3]], backend
+        assert torch.equal(indices, full_sort.indices(x, y, 4))
     x, y = ((assay.Make(torch.float32, "cpu", seed + s).integers(-9, 10, 1, s) * tiny).to(dtype) for s in (5, 36))
     for k in (9, 40, 70):
         wanted = full_sort.indices(x, y, k)
-        for backend, found in on_every_backend(x, y, k):
-            assert torch.equal(found, wanted), backend
+        for backend, indices in on_every_backend(x, y, k):
+            assert torch.equal(indices, wanted), backend
 
 
 @pytest.mark.parametrize("fill", FILLS)
 def test_neither_log_softmax_nor_weights_change_the_selection(fill, seed):
     x, y = drawn(seed, torch.float32, 16, 12, fill=fill), drawn(seed + 1, torch.float32, 16, 9, fill=fill)
-    found = [topk(x, y, 20, log_softmax=log, weights=w)[1] for log, w in VARIANTS]
-    assert all(torch.equal(found[0], other) for other in found[1:])
+    selections = [topk(x, y, 20, log_softmax=log, weights=w)[1] for log, w in VARIANTS]
+    assert all(torch.equal(selections[0], other) for other in selections[1:])
 
 
-def test_sums_of_different_pairs_that_round_to_one_number_are_in_the_order_of_ranks():
+def test_pairs_whose_sums_round_to_the_same_number_are_ordered_by_ranks():
     x, y = torch.tensor([1.0, 1.0 + 2.0**-23]), torch.tensor([2.0**10, 2.0**10 + 2.0**-13])
     assert topk(x, y, 4)[1].tolist() == [3, 1, 2, 0]
     exact = topk(x.double(), y.double(), 4)[1].tolist()
@@ -129,7 +129,7 @@ def test_float64_logits_are_decided_in_float64():
     assert topk(x, y, 4)[0].dtype == torch.float64
 
 
-def test_a_pair_with_minus_infinity_is_masked_even_beside_nan_or_infinity():
+def test_a_pair_with_minus_infinity_is_masked_even_with_nan_or_infinity():
     x, y = torch.tensor([-torch.inf, 1.0]), torch.tensor([torch.inf, torch.nan, 2.0])
     scores, indices = topk(x, y, 6)
     assert indices.tolist() == [4, 3, 5, -1, -1, -1]
@@ -138,7 +138,7 @@ def test_a_pair_with_minus_infinity_is_masked_even_beside_nan_or_infinity():
 
 
 @pytest.mark.parametrize("log_softmax, weights", VARIANTS)
-def test_masked_entries_take_no_gradient_whatever_arrives(log_softmax, weights, seed):
+def test_masked_entries_get_no_gradient_for_any_incoming_gradient(log_softmax, weights, seed):
     x, y = drawn(seed, torch.float32, 8, 5, fill="masked"), drawn(seed + 1, torch.float32, 8, 4, fill="masked")
     x[0], y[1] = -torch.inf, -torch.inf
     x.requires_grad_()
@@ -154,7 +154,7 @@ def test_masked_entries_take_no_gradient_whatever_arrives(log_softmax, weights, 
 
 
 @pytest.mark.parametrize("log_softmax, weights", VARIANTS)
-def test_a_row_depends_on_itself_alone_bit_for_bit(log_softmax, weights, seed):
+def test_a_row_depends_only_on_itself_bit_for_bit(log_softmax, weights, seed):
     shape = (67, 37)
     x, y, g = (drawn(seed + i, torch.float32, *shape) for i in range(3))
     g = g[:, :11].contiguous()
@@ -169,15 +169,15 @@ def test_a_row_depends_on_itself_alone_bit_for_bit(log_softmax, weights, seed):
         assert all(torch.equal(part, full[rows]) for part, full in zip(run(rows), whole, strict=True))
 
 
-def test_rows_are_taken_in_chunks_of_bounded_memory_with_equal_results(seed, monkeypatch):
+def test_processing_rows_in_chunks_of_bounded_memory_changes_no_result(seed, monkeypatch):
     x, y = drawn(seed, torch.float32, 23, 16, fill="tied"), drawn(seed + 1, torch.float32, 23, 16, fill="tied")
     whole = topk(x, y, 12)
     monkeypatch.setattr(_common, "CHUNK_BYTES", 5 * 4 * 8 * 35)
-    held = []
+    sizes = []
     inner = reference._select
-    monkeypatch.setattr(reference, "_select", lambda x, *rest: held.append(len(x)) or inner(x, *rest))
+    monkeypatch.setattr(reference, "_select", lambda x, *rest: sizes.append(len(x)) or inner(x, *rest))
     parts = topk(x, y, 12)
-    assert len(held) > 3 and sum(held) == 23
+    assert len(sizes) > 3 and sum(sizes) == 23
     assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
@@ -196,13 +196,13 @@ def test_gradients_agree_with_finite_differences(log_softmax, weights, seed):
 
 
 def test_log_softmax_scores_are_sums_of_log_probabilities(seed):
-    """Of all pairs, so that their probabilities sum to 1."""
+    """With k = all pairs, so that the probabilities sum to 1."""
     x, y = drawn(seed, torch.float32, 5, 9), drawn(seed + 1, torch.float32, 5, 7)
     places = topk(x, y, 63, log_softmax=True)[1].long()
 
     def candidate(x, y, places):
-        scores, found = topk(x, y, 63, log_softmax=True)
-        assert torch.equal(found.long(), places)
+        scores, indices = topk(x, y, 63, log_softmax=True)
+        assert torch.equal(indices.long(), places)
         return {"scores": scores, "total": scores.exp().sum(-1)}
 
     def golden(x, y, places):
@@ -210,8 +210,8 @@ def test_log_softmax_scores_are_sums_of_log_probabilities(seed):
         scores = both.gather(-1, places)
         return {"scores": scores, "total": scores.exp().sum(-1)}
 
-    given = {"x": x, "y": y, "places": places}
-    assay.check(assay.Target(candidate, golden, cases=given), probes=("values", "ensemble"))
+    inputs = {"x": x, "y": y, "places": places}
+    assay.check(assay.Target(candidate, golden, cases=inputs), probes=("values", "ensemble"))
 
 
 def test_results_are_repeated_bit_for_bit(seed):
@@ -245,7 +245,7 @@ def test_the_weight_exp_of_infinity_is_infinity(k, dtype):
 
 
 @pytest.mark.parametrize("k", [5, 70])
-def test_beside_infinity_the_greatest_numbers_have_log_softmax_minus_infinity(k):
+def test_in_a_row_with_infinity_the_largest_finite_numbers_have_log_softmax_minus_infinity(k):
     x, y = torch.zeros(2, 1, 12)
     x[0, 3], x[0, 5] = torch.inf, 1e10
     for backend in PRODUCT_TOPK.backends:
@@ -270,8 +270,8 @@ def test_a_masked_entry_of_a_row_with_nan_has_weight_0_and_no_gradient(weights, 
         assert (own.grad[0, 2:] == 0).all(), (backend, own.grad)
 
 
-def test_a_long_row_alone_has_the_bits_that_it_has_among_others(seed):
-    """Of more than 32,768 entries torch adds a row alone up on all its threads."""
+def test_a_long_row_alone_has_the_same_bits_as_among_others(seed):
+    """torch sums a single row of more than 32,768 entries on several threads."""
     x, y, k = torch.randn(3, 300), torch.randn(3, 300), 50_000
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -285,8 +285,8 @@ def test_a_long_row_alone_has_the_bits_that_it_has_among_others(seed):
         torch.set_num_threads(before)
 
 
-def test_a_default_device_changes_nothing_for_tensors_that_have_one(seed):
+def test_the_default_device_does_not_affect_tensors_on_another_device(seed):
     x, y = drawn(seed, torch.float32, 3, 11), drawn(seed + 1, torch.float32, 3, 13)
     with torch.device("meta"):
-        found = topk(x, y, 29)
-    assert all(torch.equal(a, b) for a, b in zip(found, topk(x, y, 29), strict=True))
+        results = topk(x, y, 29)
+    assert all(torch.equal(a, b) for a, b in zip(results, topk(x, y, 29), strict=True))

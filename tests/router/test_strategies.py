@@ -1,4 +1,4 @@
-"""The rule of auto, held to what was timed."""
+"""The rule of strategy="auto" against measured times."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from goldsmith import Op, router
 from goldsmith.router._common import FLOATS
 from repo.tree import ROOT
 
-SLOWER = 1.25  # of the quicker strategy's time: nearer the crossing either will do
+SLOWER = 1.25  # of the faster strategy's time: closer to the crossing either is fine
 
 
 @pytest.fixture
@@ -20,33 +20,33 @@ def strategies(monkeypatch):
 
 
 def wrong(measured, both_ways):
-    """Where auto would take the strategy that was seen to be slower."""
-    found = []
+    """The measured cases in which auto chooses the slower strategy."""
+    mistakes = []
     for place, times in measured.items():
         total = {name: both_ways(both) for name, both in times.items()}
         sizes = place.tokens, place.k, place.num_experts, place.hidden
-        taken = router.choose_strategy(*sizes, getattr(torch, place.dtype), place.device)
-        if total[taken] > SLOWER * min(total.values()):
-            found.append(f"{place}: {total}")
-    return found
+        strategy = router.choose_strategy(*sizes, getattr(torch, place.dtype), place.device)
+        if total[strategy] > SLOWER * min(total.values()):
+            mistakes.append(f"{place}: {total}")
+    return mistakes
 
 
-def test_auto_takes_the_quicker_strategy_where_both_were_timed(strategies):
+def test_auto_chooses_the_faster_strategy_where_both_were_timed(strategies):
     assert wrong(strategies.measured(), strategies.both_ways) == []
 
 
-def test_dense_is_chosen_on_a_card_in_the_dtypes_alone_in_which_rows_have_it_ahead(strategies):
+def test_on_a_gpu_dense_is_chosen_only_in_dtypes_for_which_it_was_measured_faster(strategies):
     ahead = set()
     for place, times in strategies.measured().items():
         total = {name: strategies.both_ways(both) for name, both in times.items()}
         if place.device == "cuda" and total["dense"] < total["gather"]:
             ahead.add(getattr(torch, place.dtype))
-    taken = {d for d in FLOATS if router.choose_strategy(2**20, 4096, 4096, 1024, d, "cuda") == "dense"}
-    assert taken == ahead != set()
+    dtypes = {d for d in FLOATS if router.choose_strategy(2**20, 4096, 4096, 1024, d, "cuda") == "dense"}
+    assert dtypes == ahead != set()
 
 
 @pytest.mark.parametrize("per_pair, right", [(1e-3, True), (1e-2, False), (1e-4, False)])
-def test_rows_show_where_auto_is_wrong(strategies, tmp_path, per_pair, right):
+def test_measured_rows_reveal_a_wrong_choice_of_auto(strategies, tmp_path, per_pair, right):
     with (tmp_path / "rows.jsonl").open("w") as out:
         for case in (c for c in Op.get("router.atomic_experts").bench if c.sizes["T"] >= 4096):
             pairs, products = (case.sizes["T"] * case.sizes[name] for name in ("k", "N"))

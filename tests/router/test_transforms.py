@@ -1,4 +1,4 @@
-"""torch.func sees through both operators: vmap, gradients for each sample, forward-mode derivatives."""
+"""torch.func works on both operators: vmap, per-sample gradients, forward-mode derivatives."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def golden(h, w_in, w_out, weights, indices, strategy="gather"):
     ]
 
 
-def checked(candidate, golden, given):
-    assay.check(assay.Target(candidate, golden, cases=given, backward=None), probes=("values", "ensemble"))
+def checked(candidate, golden, inputs):
+    assay.check(assay.Target(candidate, golden, cases=inputs, backward=None), probes=("values", "ensemble"))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -40,9 +40,9 @@ def test_vmap_computes_every_sample(strategy, seed):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gradients_for_each_sample_are_those_of_the_samples_alone(strategy, seed):
-    """Of whole numbers, whose sums are exact in every order."""
-    given = {name: t if name == "indices" else t.round() for name, t in drawn(seed).items()}
+def test_per_sample_gradients_equal_those_of_each_sample_alone(strategy, seed):
+    """With integers, whose sums are exact in any order."""
+    inputs = {name: t if name == "indices" else t.round() for name, t in drawn(seed).items()}
 
     def loss(h, w_in, w_out, weights, indices, dy):
         y = router.atomic_experts(
@@ -51,18 +51,18 @@ def test_gradients_for_each_sample_are_those_of_the_samples_alone(strategy, seed
         return (y * dy).sum()
 
     grads = torch.func.grad(loss, argnums=(0, 1, 2, 3))
-    mapped = torch.vmap(grads, (0, None, None, 0, 0, 0))(*(given[name] for name in NAMES))
+    mapped = torch.vmap(grads, (0, None, None, 0, 0, 0))(*(inputs[name] for name in NAMES))
     for b in range(B):
-        alone = [given[name] if name in ("w_in", "w_out") else given[name][b] for name in NAMES]
+        alone = [inputs[name] if name in ("w_in", "w_out") else inputs[name][b] for name in NAMES]
         leaves = [t.requires_grad_(t.is_floating_point()) for t in (t.clone() for t in alone)]
         wanted = torch.autograd.grad(loss(*leaves), leaves[:4])
         assert all(torch.equal(grad[b], want) for grad, want in zip(mapped, wanted, strict=True))
 
 
-def test_a_wrong_index_under_vmap_loses_its_token_alone(seed):
-    given = drawn(seed)
-    given["indices"][1, 2, 0] = N
-    h, w_in, w_out, weights, indices, _ = (given[name] for name in NAMES)
+def test_a_wrong_index_under_vmap_affects_only_its_token(seed):
+    inputs = drawn(seed)
+    inputs["indices"][1, 2, 0] = N
+    h, w_in, w_out, weights, indices, _ = (inputs[name] for name in NAMES)
     y = torch.vmap(lambda h, weights, indices: router.atomic_experts(h, w_in, w_out, weights, indices))(
         h, weights, indices
     )
@@ -80,10 +80,10 @@ def test_vmap_selects_as_a_batch_does():
 
 
 @pytest.mark.parametrize("kind", ["marginal", "joint"])
-def test_each_sample_has_a_balance_loss_and_a_gradient_of_its_own(kind, seed):
+def test_vmap_gives_each_sample_its_own_balance_loss_and_gradient(kind, seed):
     make = assay.Make(torch.float32, "cpu", seed)
-    given = {"x": make.normal(B, T, 8), "y": make.normal(B, T, 7), "indices": make.integers(-1, 56, B, T, K)}
-    given["indices"][1, 2] = -1  # a row that is left out, in one sample
+    inputs = {"x": make.normal(B, T, 8), "y": make.normal(B, T, 7), "indices": make.integers(-1, 56, B, T, K)}
+    inputs["indices"][1, 2] = -1  # a row without a valid index, in one sample
 
     def loss(x, y, indices):
         return router.load_balance_loss(x, y, indices, kind=kind)
@@ -96,22 +96,22 @@ def test_each_sample_has_a_balance_loss_and_a_gradient_of_its_own(kind, seed):
         each, grad = torch.vmap(loss)(x, y, indices), torch.vmap(torch.func.grad(loss))(x, y, indices)
         return torch.cat((each.unsqueeze(1), grad.flatten(1)), 1)
 
-    checked(mapped, alone, given)
+    checked(mapped, alone, inputs)
 
 
-def test_each_sample_has_a_usage_of_its_own(seed):
-    given = drawn(seed)
-    indices, weights = given["indices"], given["weights"].softmax(-1)
+def test_vmap_gives_each_sample_its_own_usage(seed):
+    inputs = drawn(seed)
+    indices, weights = inputs["indices"], inputs["weights"].softmax(-1)
     measured = lambda i, w: vars(router.usage(i, N, weights=w))  # noqa: E731
-    found = torch.vmap(measured)(indices, weights)
+    usages = torch.vmap(measured)(indices, weights)
     for b in range(B):
         one = measured(indices[b], weights[b])
-        assert all(torch.equal(found[name][b], one[name]) for name in ("counts", "mass"))
+        assert all(torch.equal(usages[name][b], one[name]) for name in ("counts", "mass"))
     indices[1, 2, 0] = N
     assert torch.vmap(lambda i: router.usage(i, N).counts)(indices)[1].sum() == (indices[1] >= 0).sum() - 1
 
 
-def test_a_layer_has_gradients_for_each_sample():
+def test_a_layer_has_per_sample_gradients():
     layer = router.OmniMoE(D, 16, 3, intermediate_size=4)
     parameters = {name: p.detach() for name, p in layer.named_parameters()}
     h = torch.randn(B, T, D)
@@ -122,9 +122,9 @@ def test_a_layer_has_gradients_for_each_sample():
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap", "jvp", "functionalize"])
-def test_what_a_transform_wraps_is_kept_for_nobody(transform):
-    """torch.compile of a layer of the same sizes reads the list of candidates that the transform's call made."""
-    k = 6 + ["grad", "vmap", "jvp", "functionalize"].index(transform)  # sizes that nothing else has used here
+def test_tensors_of_a_transform_are_not_cached(transform):
+    """torch.compile of a layer with the same sizes must not read candidates cached during a transform."""
+    k = 6 + ["grad", "vmap", "jvp", "functionalize"].index(transform)  # sizes that no other test uses
     module = router.OmniMoE(8, 16, k, intermediate_size=4, backend="reference")
     h = torch.randn(3, 5, 8)
 

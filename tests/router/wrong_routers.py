@@ -1,4 +1,4 @@
-"""Two routers with a fault each, as they were found in public code: ties without an order, and a stale accumulator."""
+"""Two wrong routers from public code: ties without a defined order, and a stale accumulator."""
 
 import torch
 
@@ -13,16 +13,16 @@ def logits(make, T, s, k):
 
 
 def golden(x, y, k):
-    """Any choice among sums that rounding cannot tell apart is legal: assay.topk says so."""
+    """Any choice among sums that rounding cannot distinguish is legal; assay.topk declares that."""
     sums = assay.stage("sums", (x[:, :, None] + y[:, None, :]).flatten(1))
-    with assay.deciding("float64"):  # of equals the golden takes one, and goes on with it
+    with assay.deciding("float64"):  # the golden chooses one of the equals and continues with it
         index = sums.argsort(dim=-1, descending=True, stable=True)[:, :k]
     index = assay.stage("index", index)
     return sums.gather(1, index), index
 
 
 def bfloat16_sums(x, y, k):
-    """Sums in the logits' dtype, ties as torch.topk leaves them."""
+    """Sums in the logits' dtype, with ties as torch.topk breaks them."""
     sums = assay.stage("sums", (x[:, :, None] + y[:, None, :]).flatten(1))
     scores, index = sums.topk(k, -1)
     return scores, index
@@ -36,8 +36,8 @@ def scattered(x, y, k, index, grad_scores):
     return {"x": dx.to(x.dtype), "y": dy.to(y.dtype)}
 
 
-def onto_what_is_left(x, y, k, index, grad_scores):
-    """Accumulators that a cache keeps: zeros when they are made, in the first call of a shape, and not after."""
+def stale_accumulators(x, y, k, index, grad_scores):
+    """Cached accumulators that are zero only in the first call of a shape."""
     s = y.shape[1]
     g = grad_scores.float()
     for name, logits, at in (("x", x, index // s), ("y", y, index % s)):
@@ -62,4 +62,4 @@ def float32_sums(x, y, k):
     return bfloat16_sums(x.float(), y.float(), k)
 
 
-STALE = target(float32_sums, onto_what_is_left, torch.float32)
+STALE = target(float32_sums, stale_accumulators, torch.float32)

@@ -1,15 +1,15 @@
-"""MoE experts with LoRA over a frozen, also quantised, base: forward and backward.
+"""Mixture-of-experts layers with LoRA over a frozen, optionally quantised base: forward and backward.
 
-The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
-how it is fast, on what it is tried (cases).
+README.md in this folder has the mathematics. Each operator is a folder with its declaration (op), its reference, its
+backends and its test cases; `packed` holds the formats of quantised weights.
 """
 
-from .importers import from_awq, from_fp8_block, from_k2, from_mxfp4
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
-from .packed import PackedExperts
-from .packing import pack
+from .packed.experts import PackedExperts
+from .packed.importers import from_awq, from_fp8_block, from_k2, from_mxfp4
+from .packed.packing import pack
 from .slots.op import slots
 
 __all__ = [

@@ -1,5 +1,5 @@
-"""h = act(g, u), and its slopes. exp, tanh and erf alone: torch's own sigmoid and gelu give the same number another
-last bit at another place in memory.
+"""h = act(g, u) and its derivatives, from exp, tanh and erf only: the last bit of torch's own sigmoid and gelu depends
+on a number's position in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def activate(activation: str, g: Tensor, u: Tensor, alpha: float, limit: float |
 
 
 def factors(activation: str, g: Tensor, u: Tensor, alpha: float, limit: float | None) -> tuple[Tensor, Tensor]:
-    """The two that h is the product of: of the gate, and of up."""
+    """The two factors of h: the one of the gate, and the one of up."""
     g, u = _clamped(g, u, limit)
     if activation == "swiglu_oai":
         return g * _sigmoid(alpha * g), u + 1
@@ -30,7 +30,7 @@ def factors(activation: str, g: Tensor, u: Tensor, alpha: float, limit: float | 
 def slopes(
     activation: str, g: Tensor, u: Tensor, alpha: float, limit: float | None
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """dh -> dg and dh -> du. Zero beyond the limit, whatever arrives; passed on at equality, as torch.clamp's are."""
+    """Functions dh -> dg and dh -> du. Zero beyond the limit for any dh; passed on at equality, like torch.clamp."""
     within_g = None if limit is None else g <= limit
     within_u = None if limit is None else (u >= -limit) & (u <= limit)
     g, u = _clamped(g, u, limit)
@@ -39,7 +39,7 @@ def slopes(
         by_g, by_u = s * (1 + alpha * g * (1 - s)) * (u + 1), g * s
     else:
         by_g, by_u = _SLOPE[activation](g) * u, _GATE[activation](g)
-    if activation == "relu2":  # a gate, not a factor: 0 also where what arrives is NaN
+    if activation == "relu2":  # a mask, not a factor: 0 even if dh is NaN
         within_g = ~(g <= 0) if within_g is None else within_g & ~(g <= 0)
     return _gated(by_g, within_g), _gated(by_u, within_u)
 

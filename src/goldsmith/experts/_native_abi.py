@@ -1,25 +1,28 @@
-"""The structures of csrc/experts/abi.h, filled from an operator's tensors."""
+"""The structures of csrc/experts/abi.h in ctypes, and NativeCall, which fills them from an operator's tensors."""
 
 from __future__ import annotations
 
 import math
 import struct
 from collections.abc import Mapping
-from ctypes import POINTER, addressof, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
+from ctypes import POINTER, Array, addressof, byref, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p, sizeof
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..core.native import Structure, TensorView, check, library, put, threads
-from ._common import ACTIVATIONS, TARGETS, flat
+from ._conventions import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
-from .layout import Layout
+from .packed.layout import Layout, LayoutSlice
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
 PACKED = {"fp32": 3, "bf16": 4, "int8": 5, "fp8_block": 6, "int4": 7, "int4_asym": 8, "mxfp4": 9}
 SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 8}
+
+Sizes: TypeAlias = tuple[int, int, int, int]  # hidden, intermediate, experts, bytes of an expert
+PlainWeight: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]  # address, dtype, shape, strides
 
 
 class Matrix(Structure):
@@ -32,7 +35,7 @@ class Matrix(Structure):
     ]
 
 
-class Slice(Structure):
+class SliceStruct(Structure):
     _c_name_ = "gs_slice"
     _fields_ = [*((name, Matrix) for name in TARGETS), ("begin", c_int64), ("end", c_int64)]
 
@@ -47,7 +50,7 @@ _SCALARS: list[tuple[str, Any]] = [
     ("threads", c_int32),
     ("activation", c_int32),
     *((name, c_int64) for name in ("tokens", "slots", "experts", "hidden", "intermediate")),
-    ("slices", POINTER(Slice)),
+    ("slices", POINTER(SliceStruct)),
     ("slice_count", c_int64),
     *((name, c_double) for name in ("alpha", "limit", "dropout")),
     ("seed", c_uint64),
@@ -66,8 +69,8 @@ class MoeArgs(Structure):
     _fields_ = _SCALARS + _TENSORS
 
 
-# The scalars are written at once, a tensor's view at its place: field by field a call would take 60 us more.
-_HEAD = struct.Struct("".join("P" if kind is POINTER(Slice) else kind._type_ for _, kind in _SCALARS))
+# One pack_into writes all scalars, and each tensor view goes to its offset: setting field by field took 60 us more.
+_HEAD = struct.Struct("".join("P" if kind is POINTER(SliceStruct) else kind._type_ for _, kind in _SCALARS))
 _SCALE = struct.Struct("d")
 _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
     f"{target}.{name}": getattr(MoeArgs, target).offset + getattr(Lora, name).offset
@@ -76,14 +79,14 @@ _PLACES = {name: getattr(MoeArgs, name).offset for name, kind in _TENSORS} | {
 }
 
 
-class Call:
-    """One call of the library: its arguments, and every tensor that they point at, for as long as it takes."""
+class NativeCall:
+    """One call of the library: its arguments, and references to all tensors that they point to."""
 
     __slots__ = ("_alive", "args", "hidden", "intermediate", "slots", "tokens")
 
     def __init__(self, tensors: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        """The inputs' part; what is to be written, and what else is to be read, is added by `keep`."""
-        self._alive: list[Any] = []
+        """Fill in the inputs and options; `keep` adds outputs and further inputs."""
+        self._alive: list[object] = []
         self.args = args = MoeArgs()
         ids = self.keep("ids", flat(tensors["topk_ids"]))
         self.keep("x", flat(tensors["x"]).contiguous())
@@ -117,14 +120,14 @@ class Call:
         return tensor
 
     def run(self, which: str, op: str, topk_ids: Tensor) -> None:
-        """gs_moe_forward or gs_moe_backward; raises what went wrong, a bad id with its place in topk_ids as given."""
+        """Run gs_moe_forward or gs_moe_backward; the error for a bad id gives its index in `topk_ids`."""
         try:
             check(getattr(library(), f"gs_moe_{which}")(byref(self.args)))
         except ValueError:
-            check_ids(op, topk_ids, self.args.experts)  # the library has flattened the leading dimensions
+            check_ids(op, topk_ids, self.args.experts)  # the library only knows flattened leading dimensions
             raise
 
-    def _base(self, tensors: Mapping[str, Any], layout: str) -> tuple[Any, tuple[int, int, int, int]]:
+    def _base(self, tensors: Mapping[str, Tensor], layout: str) -> tuple[Array[SliceStruct], Sizes]:
         gate_up, down = (t if t.stride(-1) == 1 else t.contiguous() for t in (tensors["gate_up"], tensors["down"]))
         self._alive += gate_up, down
         if layout:
@@ -133,17 +136,17 @@ class Call:
 
 
 def busy(weights: int, flop: int) -> int:
-    """How many threads have enough to do: to wake one takes as long as 0.5 MB of weights or 8 MFLOP of products."""
+    """How many threads have enough work: waking one takes as long as reading 0.5 MB of weights or 8 MFLOP."""
     return 1 + max(weights >> 19, flop >> 23)
 
 
-# A base stays where it is from call to call: its slices are worked out once. They hold addresses and no tensors.
+# The slices of a base are cached, because its address is the same in every call. They hold addresses, not tensors.
 @lru_cache(maxsize=1024)
-def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, int, int, int]]:
-    """The slices of a packed base whose blobs lie there, and (hidden, intermediate, experts, bytes of an expert)."""
+def _packed_base(text: str, gate_up: int, down: int) -> tuple[Array[SliceStruct], Sizes]:
+    """The slices of a packed base with blobs at these addresses, and (hidden, intermediate, experts, expert bytes)."""
     layout = Layout.parse(text)
     cut = [
-        Slice(
+        SliceStruct(
             gate=_packed(layout, gate_up, wide, 0),
             up=_packed(layout, gate_up, wide, 1),
             down=_packed(layout, down, narrow, 0),
@@ -156,19 +159,19 @@ def _packed_base(text: str, gate_up: int, down: int) -> tuple[Any, tuple[int, in
         if end > begin
     ]
     sizes = layout.hidden_size, layout.intermediate_size, layout.num_experts, layout.expert_nbytes
-    return (Slice * len(cut))(*cut), sizes
+    return (SliceStruct * len(cut))(*cut), sizes
 
 
 @lru_cache(maxsize=1024)
-def _plain_base(gate_up: tuple[Any, ...], down: tuple[Any, ...]) -> tuple[Any, tuple[int, int, int, int]]:
-    """The same of plain tensors: address, dtype, shape and strides of each."""
+def _plain_base(gate_up: PlainWeight, down: PlainWeight) -> tuple[Array[SliceStruct], Sizes]:
+    """The same for plain tensors, each described by (address, dtype, shape, strides)."""
     experts, hidden, inner = down[2]
-    whole = Slice(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
+    whole = SliceStruct(gate=_plain(gate_up, 0, inner), up=_plain(gate_up, inner, inner), down=_plain(down, 0, hidden))
     whole.end = inner
-    return (Slice * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
+    return (SliceStruct * 1)(whole), (hidden, inner, experts, 3 * hidden * inner * down[1].itemsize)
 
 
-def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:
+def _plain(weight: PlainWeight, first: int, rows: int) -> Matrix:
     at, dtype, shape, strides = weight
     expert, row = (stride * dtype.itemsize for stride in strides[:2])
     return Matrix(
@@ -176,7 +179,7 @@ def _plain(weight: tuple[Any, ...], first: int, rows: int) -> Matrix:
     )
 
 
-def _packed(layout: Layout, blob: int, place: Any, part: int) -> Matrix:
+def _packed(layout: Layout, blob: int, place: LayoutSlice, part: int) -> Matrix:
     return Matrix(
         data=blob + place.offset + place.parts[part], rows=place.rows, cols=place.inputs,
         expert_bytes=place.expert_stride, panel_bytes=place.panel_bytes, scales=place.scales_at, zeros=place.zeros_at,

@@ -1,6 +1,6 @@
-"""What gate, up and down have in common: v -> W v + b + s B A (m * v), and its gradients.
+"""The projections gate, up and down: v -> W v + b + s B A (m * v), and its gradients, in plain torch.
 
-P routes, in order; v [P, in], d [P, out]; A [E, r, in], B [E, out, r]. Rows of skipped routes are 0.
+P routes in order; v [P, in], d [P, out]; A [E, r, in], B [E, out, r]. Rows of skipped routes are 0.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from torch import Tensor
 
 from ..core.tracing import stage
 from . import dropout
-from ._common import TARGETS, flat, wide
+from ._conventions import TARGETS, flat, wide
 from ._routes import Routes
 from ._weights import Matrices, Weights
 
 
 class Factors(NamedTuple):
-    """LoRA on one projection."""
+    """The LoRA of one projection."""
 
     a: Tensor
     b: Tensor
     scale: float
 
 
-class Call:
-    """The arguments of experts.moe as its reference reads them; everything in `to`: float32, or float64 when x is.
+class ReferenceCall:
+    """The arguments of experts.moe in the form of its reference, in the dtype `to`: float64 if x is, else float32.
 
-    rows     x of every route [P, H]
-    weights  of every route [P], 0 for the skipped ones; `tokens` and `expert` likewise
+    rows     x of each route [P, H]
+    weights  weight of each route [P], 0 for skipped ones; `tokens` and `expert` likewise
     """
 
     def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Call:
     # -- loops over the experts ---------------------------------------------------------------------------------------
 
     def product(self, rows: Tensor, width: int, matrices: Matrices) -> Tensor:
-        """[P, width]: each route's row times the matrix [in, width] of its expert."""
+        """[P, width]: the row of each route times the matrix [in, width] of its expert."""
 
         def of_expert(e: int, at: Tensor) -> Tensor:
             return rows.index_select(0, at) @ matrices[e].to(self.to)
@@ -59,7 +59,7 @@ class Call:
         return self.routes.gather(rows, width, of_expert)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 where there are none."""
+        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 for an expert without routes."""
         total = left.new_zeros(self.base.experts, left.shape[-1], right.shape[-1])
         for e, at in self.routes.of_each():
             total[e] = left.index_select(0, at).T @ right.index_select(0, at)
@@ -75,7 +75,7 @@ class Call:
     # -- one projection -----------------------------------------------------------------------------------------------
 
     def gate_and_up(self) -> tuple[Tensor, Tensor]:
-        """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
+        """g and u, [P, I] each, in x's dtype: rounded once here, because all later steps use the saved values."""
         g = stage("g", self.outputs("gate", self.rows).to(self.x.dtype))
         u = stage("u", self.outputs("up", self.rows).to(self.x.dtype))
         return g, u
@@ -131,17 +131,17 @@ class Call:
 
     def of_factors(self, name: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
         """dA = s sum (B^T d) (m * v)^T and dB = s sum d (A (m * v))^T"""
-        lora, found = self.lora[name], {}
+        lora, gradients = self.lora[name], {}
         if lora is not None and f"{name}_a" in needs:
-            found[f"{name}_a"] = lora.scale * self.outer(self.high(name, grads), self.masked(name, inputs))
+            gradients[f"{name}_a"] = lora.scale * self.outer(self.high(name, grads), self.masked(name, inputs))
         if lora is not None and f"{name}_b" in needs:
-            found[f"{name}_b"] = lora.scale * self.outer(grads, self.low(name, inputs))
-        return found
+            gradients[f"{name}_b"] = lora.scale * self.outer(grads, self.low(name, inputs))
+        return gradients
 
     def of_base(self, key: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
         """dW = sum d v^T and db = sum d, of "gate_up" or "down" """
-        found = {key: self.outer(grads, inputs)} if key in needs else {}
-        return found | ({f"{key}_bias": self.sums(grads)} if f"{key}_bias" in needs else {})
+        gradients = {key: self.outer(grads, inputs)} if key in needs else {}
+        return gradients | ({f"{key}_bias": self.sums(grads)} if f"{key}_bias" in needs else {})
 
     # -- arguments ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The weights of a base, a matrix at a time: of plain tensors, or of a packed base, which is decoded."""
+"""The weights of a base for the reference, one matrix at a time; a packed base is decoded on access."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ..core.tracing import constants
-from .formats import decode
-from .layout import Layout, read_matrix
+from .packed.formats import decode
+from .packed.layout import Layout, read_matrix
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The matrices of a projection in a packed base, as far as a stacked tensor would be used: m[e], and m.mT[e]."""
+    """The matrices of a projection in a packed base; supports what the reference uses of a tensor: m[e] and m.mT[e]."""
 
     layout: Layout
     blob: Tensor
@@ -28,23 +28,23 @@ class Decoded:
         return replace(self, turned=not self.turned)
 
     def __getitem__(self, expert: int) -> Tensor:
-        """[out, in] of one expert: its slices side by side."""
-        found = []
+        """[out, in] of one expert, joined from its slices."""
+        parts = []
         with constants():
             for place in self.layout.matrices("down" if self.name == "down" else "gate_up"):
                 if place.panels:
                     at = place.offset + expert * place.expert_stride + place.parts[self.name == "up"]
                     panels = self.blob[at : at + place.panels * place.panel_bytes].clone().view(place.panels, -1)
-                    found.append(decode(self.layout.kind, read_matrix(self.layout, place, panels), self.to))
-            whole = torch.cat(found, 1 if self.name == "down" else 0)
+                    parts.append(decode(self.layout.kind, read_matrix(self.layout, place, panels), self.to))
+            whole = torch.cat(parts, 1 if self.name == "down" else 0)
         return whole.T if self.turned else whole
 
 
-Matrices: TypeAlias = Tensor | Decoded  # of every expert
+Matrices: TypeAlias = Tensor | Decoded  # one matrix per expert
 
 
 class Weights:
-    """gate and up [E, I, H], down [E, H, I]; a packed base's in `to`."""
+    """gate and up [E, I, H], down [E, H, I]; weights of a packed base are decoded to the dtype `to`."""
 
     def __init__(self, gate_up: Tensor, down: Tensor, layout: str, to: torch.dtype) -> None:
         self._gate_up, self._down, self._to = gate_up, down, to
@@ -56,7 +56,7 @@ class Weights:
         return (self.hidden, self.inner) if name == "down" else (self.inner, self.hidden)
 
     def matrices(self, name: str) -> Matrices:
-        """[out, in] of each expert."""
+        """The matrices [out, in] of a projection, one per expert."""
         blob = self._down if name == "down" else self._gate_up
         if self._layout is not None:
             return Decoded(self._layout, blob, name, self._to)

@@ -1,7 +1,7 @@
-"""What `goldsmith bench` times of experts.moe and experts.slots: layers of real models, in each format.
+"""Benchmark cases of experts.moe and experts.slots for `goldsmith bench`: layers of real models, in each format.
 
-A few experts are drawn and repeated, each copy in memory of its own: the numbers do not change the time, and drawing
-and packing a whole layer takes minutes.
+A few experts are drawn and repeated, each copy in its own memory. The values do not affect the time, and drawing and
+packing a whole layer takes minutes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ..assay.declare.case import Case, Make
 from ..core.bench import BenchCase
-from ._common import FACTORS, SLOT_NAMES
-from .formats import FORMATS
-from .layout import Layout
-from .memory import empty_pages
-from .packing import pack
-from .quantise import check_group
+from ._conventions import FACTORS, SLOT_NAMES
+from .packed.formats import FORMATS
+from .packed.layout import Layout
+from .packed.memory import empty_pages
+from .packed.packing import pack
+from .packed.quantisation import check_group
 
-DRAWN = 2  # experts
+DRAWN = 2  # experts drawn at random; the others are copies
 SLOT_OPTIONS = ("layout", "gate_scale", "up_scale", "down_scale", "activation", "alpha", "limit")
 LAYERS = {
     "v2-lite": {"H": 2048, "I": 1408, "E": 64, "k": 6},  # a layer of DeepSeek-V2-Lite
@@ -41,20 +41,20 @@ WHY = (
 
 def inputs(
     make: Make, T: int, H: int, I: int, E: int, k: int, r: int, packed: str, rotated: bool = False
-) -> dict[str, Any]:
-    """What experts.moe takes. packed "": plain tensors; rotated: topk_ids of several calls, which share no expert."""
-    kind: Any = type(make)
+) -> dict[str, object]:
+    """Arguments of experts.moe. packed "": plain tensors; rotated: topk_ids of several calls that share no expert."""
+    kind: Callable[..., Make] = type(make)
     gate_up, down, layout = _base(kind, make.dtype, str(make.device), E, H, I, packed)
-    given: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "seed", *FACTORS))
+    arguments: dict[str, object] = dict.fromkeys(("gate_up_bias", "down_bias", "seed", *FACTORS))
     for name, out, width in (("gate", I, H), ("up", I, H), ("down", H, I)) if r else ():
-        given[f"{name}_a"] = make.normal(E, r, width, std=width**-0.5)
-        given[f"{name}_b"] = make.normal(E, out, r, std=0.1)
+        arguments[f"{name}_a"] = make.normal(E, r, width, std=width**-0.5)
+        arguments[f"{name}_b"] = make.normal(E, out, r, std=0.1)
     if rotated:
         order = make.permutation(E)
         ids = torch.stack([order[turn * T * k :][: T * k].view(T, k) for turn in range(max(1, E // (T * k)))])
     else:
         ids = make.uniform(T, E, dtype=torch.float32).topk(k).indices
-    return given | {
+    return arguments | {
         "x": make.normal(T, H),
         "topk_ids": ids,
         "topk_weights": make.uniform(T, k, dtype=torch.float32),
@@ -70,11 +70,11 @@ def inputs(
     }
 
 
-def int8_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def int8_inputs(make: Make, **sizes: Any) -> dict[str, object]:
     return {name: value for name, value in inputs(make, **sizes).items() if name != "save"}
 
 
-def slot_inputs(make: Make, **sizes: Any) -> dict[str, Any]:
+def slot_inputs(make: Make, **sizes: Any) -> dict[str, object]:
     drawn = inputs(make, **sizes)
     return {name: drawn[name] for name in (*SLOT_NAMES, *SLOT_OPTIONS)}
 
@@ -93,7 +93,7 @@ def _base(
     blobs = []
     for name, blob in (("gate_up", base.gate_up), ("down", base.down)):
         (place,) = layout.matrices(name)
-        whole = empty_pages(layout.nbytes(name))  # as a base that is packed has them
+        whole = empty_pages(layout.nbytes(name))  # the same kind of memory as a packed base
         experts = blob[place.offset :][: few * place.expert_stride].view(few, -1)
         whole[place.offset :][: E * place.expert_stride].view(E, -1).copy_(_repeated(experts, E))
         blobs.append(whole.to(device))
@@ -107,11 +107,11 @@ def _repeated(few: Tensor, count: int) -> Tensor:
 def _entry(
     name: str, T: int, layer: str, packed: str, r: int, *, train: bool, on_cpu: bool, slots: bool = False
 ) -> BenchCase:
-    sizes: dict[str, Any] = {"T": T, **LAYERS[layer], "r": r, "packed": packed}
+    sizes: dict[str, object] = {"T": T, **LAYERS[layer], "r": r, "packed": packed}
     H, I, E, k = (LAYERS[layer][axis] for axis in "HIEk")
     rotated = T == 1
     case = Case(name, slot_inputs if slots else inputs, sizes | {"rotated": rotated}, WHY)
-    active = k * T if rotated else E * (1 - (1 - k / E) ** T)  # of a uniform routing
+    active = k * T if rotated else E * (1 - (1 - k / E) ** T)  # expected number with uniform routing
     read = active * (_expert_bytes(H, I, packed) + (12 if train else 6) * r * (H + I))
     routes, saved = T * k, 4 * T * k * I if train else 0
     forward = round(read + 4 * T * H + 12 * routes + saved)
@@ -134,21 +134,21 @@ def _expert_bytes(H: int, I: int, packed: str) -> int:
 
 
 def _moe(layer: str, formats: Sequence[str], tokens: Sequence[int], *, on_cpu: bool = False) -> list[BenchCase]:
-    """A token without LoRA; training of rank 8 at the other sizes."""
+    """Decoding of one token without LoRA; training with rank 8 for the other numbers of tokens."""
     entries = []
     for packed in formats:
-        said = packed or "plain"
+        label = packed or "plain"
         for T in tokens:
             decode, r = T == 1, 0 if T == 1 else 8
-            name = f"decode[{layer},{said}]" if decode else f"train[{layer},T={T},{said}]"
+            name = f"decode[{layer},{label}]" if decode else f"train[{layer},T={T},{label}]"
             entries.append(_entry(name, T, layer, packed, r, train=not decode, on_cpu=on_cpu))
     return entries
 
 
 def _ranked(layer: str, formats: Sequence[str], ranks: Sequence[int]) -> list[BenchCase]:
-    """Training of 256 tokens at these ranks; at rank 0 the base alone, with dx: what LoRA is measured against."""
-    said = [(packed, r, f"train[{layer},T=256,{packed},r={r}]") for packed in formats for r in ranks]
-    return [_entry(name, 256, layer, packed, r, train=True, on_cpu=False) for packed, r, name in said]
+    """Training of 256 tokens at these ranks; rank 0 is the base with dx, the baseline for LoRA."""
+    runs = [(packed, r, f"train[{layer},T=256,{packed},r={r}]") for packed in formats for r in ranks]
+    return [_entry(name, 256, layer, packed, r, train=True, on_cpu=False) for packed, r, name in runs]
 
 
 MOE = [
@@ -156,12 +156,12 @@ MOE = [
     *_moe("small", FORMATS_TIMED, [1, 256], on_cpu=True),
     *_moe("v2-lite", FORMATS_TIMED, [1, 256, 2048]),
     *_moe("qwen3", ("bf16", "int4"), [1, 256, 1024]),
-    *_moe("qwen3", ("",), [128, 256, 512, 1024, 2048, 4096]),  # plain: what a GPU takes
+    *_moe("qwen3", ("",), [128, 256, 512, 1024, 2048, 4096]),  # plain tensors, which a GPU needs
     *_moe("v3-32", ("bf16", "int4"), [1, 64, 1024, 4096]),
     *_ranked("small", ("bf16", "int4", "mxfp4"), (0, 16)),
     *_ranked("v2-lite", ("bf16", "int4"), (0, 16)),
 ]
-INT8 = [  # prompts: products in 8 bits are for inference
+INT8 = [  # prompts: 8-bit products are for inference
     replace(
         _entry(f"decode[{layer},T=256,{packed}]", 256, layer, packed, 0, train=False, on_cpu=layer == "small"),
         build=Case("prompt", int8_inputs, {"T": 256, **LAYERS[layer], "r": 0, "packed": packed}, WHY).build,

@@ -1,16 +1,15 @@
-"""LoRA on the experts of one layer: parameters of every expert, stacked."""
+"""LoRA for the experts of one layer: the parameters of all experts, stacked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError
-from ._common import TARGETS, check_count, finite, number, wide
+from ._conventions import TARGETS, check_count, finite, number, wide
 
 _OP = "experts.LoRA"
 
@@ -18,15 +17,15 @@ _OP = "experts.LoRA"
 class LoRA(nn.Module):
     """L(v) = scaling * B A (mask * v) for gate, up and down of every expert
 
-    Parameters gate_a [E, r, H], gate_b [E, I, r], up_a, up_b likewise, down_a [E, r, I], down_b [E, H, r]; None for a
-    projection that is not among `targets`. A is uniform in +-1/sqrt(in), as a Linear layer of each expert's own would
-    be, and B is 0: a fresh LoRA changes nothing.
+    Parameters gate_a [E, r, H], gate_b [E, I, r], up_a, up_b likewise, down_a [E, r, I], down_b [E, H, r]; None for
+    projections outside `targets`. A is uniform in +-1/sqrt(in), like a Linear layer for each expert, and B is 0: a new
+    LoRA changes nothing.
 
-    rank, alpha   a number, or one for each target; scaling is alpha / r, or alpha / sqrt(r) with rslora
-    dropout       probability that an input of A is dropped, while in training mode; every route has a mask of its own
-    shared_a      up_a is gate_a: one parameter, with the sum of both gradients (this is what peft trains)
+    rank, alpha   a number, or a dict with one for each target; scaling is alpha / r, or alpha / sqrt(r) with rslora
+    dropout       probability that an input of A is dropped in training mode; every route has its own mask
+    shared_a      up_a is gate_a: one parameter, whose gradient is the sum of both (peft trains it this way)
 
-    Raises TypeError and ValueError for sizes, ranks, targets and alphas that cannot be.
+    Raises TypeError and ValueError for invalid sizes, ranks, targets and alphas.
     """
 
     gate_a: nn.Parameter | None
@@ -74,20 +73,20 @@ class LoRA(nn.Module):
         for target in TARGETS:
             a, b = self._shapes(target) if target in self.targets else (None, None)
             for name, shape in ((f"{target}_a", a), (f"{target}_b", b)):
-                made = None if shape is None else nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-                self.register_parameter(name, made)
+                parameter = None if shape is None else nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+                self.register_parameter(name, parameter)
         if self.shared_a:
             self.up_a = self.gate_a
         self.reset_parameters()
 
-    def _each(self, name: str, value: Any) -> dict[str, Any]:
+    def _each(self, name: str, value: object) -> dict[str, object]:
         if not isinstance(value, Mapping):
             return dict.fromkeys(self.targets, value)
         wrong = sorted(set(value) ^ set(self.targets))
         if wrong:
             raise ValueError(
-                f"{_OP}: {name} and targets differ in {wrong[0]!r}; targets are {', '.join(self.targets)}, {name} is "
-                f"given for {', '.join(map(str, value))}"
+                f"{_OP}: {name} and targets differ in {wrong[0]!r}; targets are {', '.join(self.targets)}, but {name} "
+                f"has the keys {', '.join(map(str, value))}"
             )
         return {t: value[t] for t in self.targets}
 
@@ -101,7 +100,7 @@ class LoRA(nn.Module):
         return (H, I) if target == "down" else (I, H)
 
     def reset_parameters(self) -> None:
-        """A uniform over +-1/sqrt(in), which is Kaiming's with a = sqrt(5) for each expert's own fan-in; B zero."""
+        """Initialise A uniformly in +-1/sqrt(in) (Kaiming with a = sqrt(5) and each expert's fan-in), and B with 0."""
         with torch.no_grad():
             for a, b in self.factors().values():
                 a.uniform_(-1 / math.sqrt(a.shape[-1]), 1 / math.sqrt(a.shape[-1]))
@@ -109,11 +108,11 @@ class LoRA(nn.Module):
 
     @property
     def scaling(self) -> dict[str, float]:
-        """alpha / r of each target; alpha / sqrt(r) with rslora."""
+        """{target: alpha / r}, or alpha / sqrt(r) with rslora."""
         return {t: self.alpha[t] / (math.sqrt(self.rank[t]) if self.rslora else self.rank[t]) for t in self.targets}
 
     def factors(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """{target: (A, B)}, as `experts.moe` takes them: the parameters themselves."""
+        """{target: (A, B)} with the parameters themselves, in the form that `experts.moe` accepts."""
         return {t: (getattr(self, f"{t}_a"), getattr(self, f"{t}_b")) for t in self.targets}
 
     @torch.no_grad()
@@ -128,13 +127,13 @@ class LoRA(nn.Module):
         for target, (a, b) in self.factors().items():
             weight = places[target]
             to = wide(weight.dtype)
-            for e in range(E):  # an expert at a time: the others need no float copy
+            for e in range(E):  # one expert at a time, to have only its float copy in memory
                 delta = self.scaling[target] * (b[e].to(to) @ a[e].to(to))
                 weight[e] = (weight[e].to(to) + delta).to(weight.dtype)
         return gate_up, down
 
     def num_parameters(self) -> int:
-        """Trained numbers; a shared A counts once."""
+        """Number of trainable elements; a shared A counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def extra_repr(self) -> str:
@@ -146,10 +145,10 @@ class LoRA(nn.Module):
         )
 
 
-def _targets(targets: Any) -> tuple[str, ...]:
+def _targets(targets: object) -> tuple[str, ...]:
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
-        raise TypeError(f"{_OP}: targets={targets!r}, wanted some of: {', '.join(TARGETS)}")
+        raise TypeError(f"{_OP}: targets={targets!r}, wanted a sequence of: {', '.join(TARGETS)}")
     for target in targets:
         if target not in TARGETS:
-            raise ValueError(f"{_OP}: target {target!r} is unknown; known are: {', '.join(TARGETS)}")
+            raise ValueError(f"{_OP}: target {target!r} is unknown; known: {', '.join(TARGETS)}")
     return tuple(t for t in TARGETS if t in targets)

@@ -1,28 +1,26 @@
-"""The experts of a layer as a module."""
+"""Experts: the experts of a layer as a module."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor, nn
 
 from ..core.shapes import check_choice
 from ._arguments import Base, base_of
-from ._check import check_activation
-from ._common import finite
+from ._checks import check_activation
+from ._conventions import finite
 from ._weights import sizes
 from .lora import LoRA
 from .moe.op import MOE, moe
 
 
 class Experts(nn.Module):
-    """y = sum_j weights[j] * expert[ids[j]](x): `experts.moe` over a frozen base, with LoRA that is trained
+    """y = sum_j weights[j] * expert[ids[j]](x): `experts.moe` over a frozen base, with trainable LoRA
 
-    base is a PackedExperts or the plain tensors that `experts.moe` takes; activation, alpha, limit and backend are
-    those of `experts.moe`. The state dict, `parameters()`, `.to()` and `deepcopy` see the LoRA alone: the base is not
-    copied, moved or converted. To train a plain base too, call `experts.moe` with parameters of a module of your own.
+    base is a PackedExperts or the plain tensors of `experts.moe`; activation, alpha, limit and backend are those of
+    `experts.moe`. The state dict, `parameters()`, `.to()` and `deepcopy` include only the LoRA: the base is not
+    copied, moved or converted. To train a plain base too, call `experts.moe` with the parameters of your own module.
 
-    Raises TypeError and ValueError when LoRA and base do not fit.
+    Raises TypeError and ValueError if the sizes of LoRA and base differ.
     """
 
     lora: LoRA | None
@@ -51,14 +49,14 @@ class Experts(nn.Module):
                 )
         check_activation("experts.Experts", activation, limit)
         check_choice("experts.Experts", "backend", backend, ("auto", *MOE.backends))
-        self._base = _Held(base)
+        self._base = _SharedBase(base)
         self.lora = lora
         self.activation, self.alpha, self.limit = activation, finite("experts.Experts", "alpha", alpha), limit
         self.backend = backend
 
     @property
     def base(self) -> Base:
-        """The very base that was given."""
+        """The base that was passed to the constructor (the same object)."""
         return self._base.value
 
     def forward(self, hidden_states: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
@@ -73,11 +71,14 @@ class Experts(nn.Module):
         return f"activation={self.activation!r}{limit}, backend={self.backend!r}"
 
 
-class _Held:
-    """A base beside a module's parameters: copies of the module share it."""
+class _SharedBase:
+    """Holds a base outside a module's parameters; deep copies of the module share it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Base) -> None:
         self.value = value
 
-    def __deepcopy__(self, memo: dict) -> _Held:
+    def __deepcopy__(self, memo: dict) -> _SharedBase:
         return self
+
+
+_Held = _SharedBase  # whole modules that version 0.1 pickled refer to this name

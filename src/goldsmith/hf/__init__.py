@@ -1,21 +1,21 @@
-"""goldsmith under transformers and peft: an experts implementation, packed experts with LoRA, adapters in peft's files.
+"""goldsmith for transformers and peft: an experts implementation, packed experts with LoRA, adapters in peft's files.
 
-Importing it registers "goldsmith" among transformers' experts implementations. Nothing of transformers is patched.
+Importing it registers the experts implementation "goldsmith" in transformers. Nothing in transformers is patched.
 """
 
 from importlib.util import find_spec
 
-# peft itself is imported where it is used: that takes seconds
+# peft is imported only inside the functions that use it, because its import takes seconds
 if _missing := [name for name in ("transformers", "peft") if find_spec(name) is None]:
     raise ImportError(
         f"goldsmith.hf needs transformers 5 and peft, and {_missing[0]} is not installed: pip install goldsmith[hf]"
     )
 
+from .adapter.loading import load_adapter
+from .adapter.saving import save_adapter
 from .convert import convert
 from .dispatch import register
-from .load import load_adapter
-from .report import trainable_report
-from .save import save_adapter
+from .parameter_counts import trainable_report
 
 register()
 

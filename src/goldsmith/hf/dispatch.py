@@ -1,96 +1,94 @@
-"""The experts implementation "goldsmith" of transformers."""
+"""The experts implementation "goldsmith" for transformers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..experts import moe
-from .forms import experts_modules, form_of, name_of
-from .peft_factors import lora_of, spare_trials, weight_and_factors
+from .experts_spec import experts_modules, name_of, spec_of
+from .model_types import base_of
+from .peft_factors import lora_of, skip_trials, weight_and_factors
 
 NAME = "goldsmith"
-ENGINE = "_goldsmith_engine"  # attribute of an experts module whose weights goldsmith.offload holds: what computes it
+ENGINE = "_goldsmith_engine"  # key in an experts module's __dict__: the offload engine that computes it
 
 
 def register(model: nn.Module | None = None) -> None:
-    """Makes "goldsmith" an experts implementation of transformers; with a model, selects it there, and sees to it.
+    """Registers the experts implementation "goldsmith" in transformers; with a model, also selects it there and checks.
 
-    Registering is done on import too; afterwards `model.set_experts_implementation("goldsmith")` and
-    `from_pretrained(..., experts_implementation="goldsmith")` work. The first does nothing, without a word, for a model
-    whose source file has no `@use_experts_implementation`: `register(model)` raises ValueError then, and also for
-    experts that "goldsmith" cannot compute, with class and flag.
+    Importing goldsmith.hf registers it too; then `model.set_experts_implementation("goldsmith")` and
+    `from_pretrained(..., experts_implementation="goldsmith")` work. But set_experts_implementation silently does
+    nothing if the source file of the model's class has no `@use_experts_implementation`; `register(model)` raises
+    ValueError in that case, and for experts that goldsmith cannot compute, naming class and flag.
 
-    On a model with stock peft adapters (`target_parameters`), call it after peft: the wrappers of this model then no
-    longer evaluate W + BA once per forward to try it.
+    On a model with stock peft adapters (`target_parameters`), call it after peft: its wrappers then skip a trial
+    evaluation of W + BA at every forward.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     if model is None:
         return
-    found = list(experts_modules(model))
-    if not found:
+    modules = list(experts_modules(model))
+    if not modules:
         raise ValueError(
             f"goldsmith.hf.register: {type(model).__name__} has no experts module that transformers dispatches (a "
-            "class under @use_experts_implementation), so set_experts_implementation would do nothing, without a word"
+            "class under @use_experts_implementation), so set_experts_implementation would silently do nothing"
         )
-    for _, module in found:
-        form_of(module)
-    given: Any = model
-    base = given.get_base_model() if hasattr(given, "get_base_model") else given
+    for _, module in modules:
+        spec_of(module)
+    base = base_of(model)
     base.set_experts_implementation(NAME)
-    for path, module in found:
-        came = getattr(module.config, "_experts_implementation", None)
-        if came != NAME:
+    for path, module in modules:
+        implementation = getattr(module.config, "_experts_implementation", None)
+        if implementation != NAME:
             raise ValueError(
                 f"goldsmith.hf.register: set_experts_implementation({NAME!r}) did nothing for {path} "
-                f"({name_of(module)}), whose implementation is still {came!r}: the source file of "
+                f"({name_of(module)}), whose implementation is still {implementation!r}: the source file of "
                 f"{type(base).__name__} ({type(base).__module__}) has no @use_experts_implementation. "
                 f"Give experts_implementation={NAME!r} when the model is made, or use goldsmith.hf.convert"
             )
-    spare_trials(model)
+    skip_trials(model)
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """What transformers calls for "goldsmith": y = `experts.moe` of an experts module's own weights.
+    """The function that transformers calls for "goldsmith": y = `experts.moe` with the module's own weights.
 
-    Or the engine of `goldsmith.offload`, where the module's weights are in a store.
+    If goldsmith.offload holds the module's weights in a store, its engine computes y instead.
     """
     engine = module.__dict__.get(ENGINE)
     if engine is not None:
         return engine(hidden_states, top_k_index, top_k_weights)
-    form = form_of(module)
+    spec = spec_of(module)
     gate_up, gate_up_factors = weight_and_factors(module, "gate_up_proj")
     down, down_factors = weight_and_factors(module, "down_proj")
-    base: tuple[Tensor, ...] = (form.rows(gate_up), form.columns(down))
-    if form.biased:
+    base: tuple[Tensor, ...] = (spec.canonical_gate_up(gate_up), spec.canonical_down(down))
+    if spec.biased:
         gate_up_bias = weight_and_factors(module, "gate_up_proj_bias")[0]
-        base = (*base, form.rows(gate_up_bias), weight_and_factors(module, "down_proj_bias")[0])
-    lora, scaling = lora_of(form, gate_up_factors, down_factors)
+        base = (*base, spec.canonical_gate_up(gate_up_bias), weight_and_factors(module, "down_proj_bias")[0])
+    lora, scaling = lora_of(spec, gate_up_factors, down_factors)
     return moe(
         hidden_states,
-        without_sentinels(top_k_index, form.num_experts, is_parallel(module)),
+        without_sentinels(top_k_index, spec.num_experts, is_parallel(module)),
         weights_like(top_k_weights, hidden_states),
         base,
         lora=lora or None,
         lora_scaling=scaling or 1.0,
-        **form.options(),
+        **spec.options(),
     )
 
 
 def is_parallel(module: nn.Module) -> bool:
-    """Whether ids >= E are other ranks' experts. Without the flag (5.17) transformers itself takes them for that."""
+    """Whether ids >= E mean experts of other ranks; without the flag (transformers 5.17) they always do."""
     return bool(getattr(module, "_is_expert_parallel", True))
 
 
 def without_sentinels(ids: Tensor, num_experts: int, expert_parallel: bool) -> Tensor:
-    """Under expert parallelism ids >= E belong to another rank: -1, which `experts.moe` skips."""
+    """ids with -1, which `experts.moe` skips, for ids >= E if these are experts of other ranks."""
     return torch.where(ids < num_experts, ids, -1) if expert_parallel else ids
 
 
 def weights_like(weights: Tensor, x: Tensor) -> Tensor:
-    """Routing weights in a dtype that `experts.moe` takes beside x."""
+    """The routing weights in a dtype that `experts.moe` accepts together with x."""
     return weights if weights.dtype in (torch.float32, x.dtype) else weights.to(x.dtype)

@@ -1,8 +1,8 @@
-"""Stock peft around an experts module: its low-rank factors, read without making W + BA.
+"""The low-rank factors that stock peft puts on an experts module, read without computing W + BA.
 
-peft's ParamWrapper puts a parametrisation on a parameter while the module runs. Evaluating it makes W + BA of every
-expert; with one adapter it holds both factors, and W is its `original` (peft 0.21). torch evaluates a parametrisation
-once more by itself, when it is put on, to see that dtype and shape stay: `spare_trials` leaves that out.
+While a module runs, peft's ParamWrapper puts a parametrisation on its parameter. Evaluating it computes W + BA of
+every expert. With one adapter, the parametrisation holds both factors, and W is its `original` (peft 0.21). torch also
+evaluates a parametrisation once when it is registered, to check dtype and shape; `skip_trials` avoids that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .forms import Form, is_experts, name_of
+from .experts_spec import ExpertsSpec, is_experts, name_of
 
 Factors = tuple[Tensor, Tensor, float]  # lhs, rhs, scaling: W + scaling * lhs @ rhs in the parameter's own layout
 _PROXY = "_LoraFactorsProxy"
@@ -24,46 +24,50 @@ _warned: set[str] = set()
 
 
 def weight_and_factors(module: nn.Module, name: str) -> tuple[Tensor, Factors | None]:
-    """A parameter of an experts module, and what peft would add to it.
+    """A parameter of an experts module, and the factors of what peft adds to it.
 
-    Several active adapters, or a parametrisation that is not peft's: the evaluated weight, with one warning.
+    With several active adapters, or a parametrisation from elsewhere: the evaluated weight and None, with one warning.
     """
     parametrizations: Any = getattr(module, "parametrizations", {})
     if name not in parametrizations:
         return getattr(module, name), None
-    added = parametrizations[name]
-    if len(added) == 1 and type(added[0]).__name__ == _PROXY:
-        return added.original, (added[0].lhs, added[0].rhs, float(added[0].scaling))
-    what = ", ".join(type(one).__name__ for one in added)
+    parametrization = parametrizations[name]
+    if len(parametrization) == 1 and type(parametrization[0]).__name__ == _PROXY:
+        return parametrization.original, (
+            parametrization[0].lhs,
+            parametrization[0].rhs,
+            float(parametrization[0].scaling),
+        )
+    classes = ", ".join(type(one).__name__ for one in parametrization)
     _warn_once(
-        f"goldsmith.hf: {name} of {name_of(module)} goes through {what}, whose factors are not known (several active "
-        "adapters, or a parametrisation that is not peft's): W + BA of all experts is made at every forward, which is "
-        "right, and slow. One adapter at a time avoids it"
+        f"goldsmith.hf: {name} of {name_of(module)} is parametrised by {classes}, whose factors are unknown (several "
+        "active adapters, or a parametrisation from outside peft): every forward computes W + BA of all experts, which "
+        "is correct but slow. Using one adapter at a time avoids it"
     )
     return getattr(module, name), None
 
 
 def lora_of(
-    form: Form, gate_up: Factors | None, down: Factors | None
+    spec: ExpertsSpec, gate_up: Factors | None, down: Factors | None
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, float]]:
-    """peft's factors as the dict that `experts.moe` takes, and its scalings: gate and up share one A."""
+    """The `lora` and `lora_scaling` arguments of `experts.moe` from peft's factors; gate and up share one A."""
     lora: dict[str, tuple[Tensor, Tensor]] = {}
     scaling: dict[str, float] = {}
     if gate_up is not None:
-        a, b = _upright(form, gate_up)
-        half = form.intermediate_size
-        gate, up = (b[:, 0::2], b[:, 1::2]) if form.interleaved else (b[:, :half], b[:, half:])
+        a, b = _upright(spec, gate_up)
+        half = spec.intermediate_size
+        gate, up = (b[:, 0::2], b[:, 1::2]) if spec.interleaved else (b[:, :half], b[:, half:])
         lora |= {"gate": (a, gate), "up": (a, up)}
         scaling |= {"gate": gate_up[2], "up": gate_up[2]}
     if down is not None:
-        lora["down"], scaling["down"] = _upright(form, down), down[2]
+        lora["down"], scaling["down"] = _upright(spec, down), down[2]
     return lora, scaling
 
 
-def spare_trials(model: nn.Module) -> None:
-    """peft's wrappers of experts in this model, one by one, put their parametrisation on without torch's trial of it.
+def skip_trials(model: nn.Module) -> None:
+    """Makes peft's wrappers of experts in this model register parametrisations without torch's trial evaluation.
 
-    An attribute of each wrapper, not of peft: `del wrapper._activate_lora` undoes it.
+    Sets an attribute on each wrapper and patches nothing in peft; `del wrapper._activate_lora` undoes it.
     """
     for wrapper in model.modules():
         if type(wrapper).__name__ == "ParamWrapper" and hasattr(wrapper, "get_delta_factors"):
@@ -74,7 +78,7 @@ def spare_trials(model: nn.Module) -> None:
 
 @contextmanager
 def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
-    """As peft's own, which is called where there is not exactly one adapter; and `unsafe`: no trial."""
+    """peft's method, but with `unsafe=True`, which skips the trial; calls peft's unless one adapter is active."""
     from peft.tuners.lora import layer
 
     adapters = [name for name in active_adapters if name in self.lora_A]
@@ -94,10 +98,10 @@ def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
         self._remove_parametrizations()
 
 
-def _upright(form: Form, factors: Factors) -> tuple[Tensor, Tensor]:
-    """A [E, r, in] and B [E, out, r]; for a transposed weight peft keeps W^T + A^T B^T."""
+def _upright(spec: ExpertsSpec, factors: Factors) -> tuple[Tensor, Tensor]:
+    """A [E, r, in] and B [E, out, r]; for a transposed weight peft stores W^T + A^T B^T."""
     lhs, rhs, _ = factors
-    return (lhs.transpose(1, 2), rhs.transpose(1, 2)) if form.transposed else (rhs, lhs)
+    return (lhs.transpose(1, 2), rhs.transpose(1, 2)) if spec.transposed else (rhs, lhs)
 
 
 def _warn_once(text: str) -> None:

@@ -1,29 +1,29 @@
-"""Which modules of a model choose experts."""
+"""The routers of a model: the modules that choose experts."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from .forms import is_experts
-from .modules import ConvertedExperts
+from .converted_experts import ConvertedExperts
+from .experts_spec import is_experts
 
 NAMES = ("gate", "router")
 
 
 def experts_paths(model: nn.Module) -> list[str]:
-    """Of every experts module, converted or not yet."""
+    """Paths of all experts modules, converted or not."""
     return [path for path, m in model.named_modules() if is_experts(m) or isinstance(m, ConvertedExperts)]
 
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:
-    """{path: module} of every router: `gate` or `router` beside experts; peft's layer on it where there is one."""
-    beside = {path.rpartition(".")[0] for path in experts_paths(model)}
+    """{path: module} of every router: a `gate` or `router` next to experts, wrapped by peft's layer if it has LoRA."""
+    blocks = {path.rpartition(".")[0] for path in experts_paths(model)}
     split = ((path, *path.rpartition(".")[::2], module) for path, module in model.named_modules())
-    return {path: module for path, block, name, module in split if name in NAMES and block in beside}
+    return {path: module for path, block, name, module in split if name in NAMES and block in blocks}
 
 
 def router_weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The routers' own parameters, however deep in them, through peft's layers and without a LoRA's."""
+    """The routers' own parameters by name, at any depth, also inside peft's layers; without LoRA factors."""
     return {
         f"{path}.{name}": parameter
         for path, module in routers(model).items()

@@ -1,19 +1,19 @@
 """Manifold-constrained hyper-connections (mHC): n residual streams, mixed by (nearly) doubly stochastic matrices.
 
-The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
-how it is fast (_triton), on what it is tried (cases).
+README.md in this folder has the mathematics. Each operator is a folder: declaration (op.py), plain torch
+(reference.py), Triton (_triton.py) and test cases (cases.py).
 """
 
 from .boundary.op import boundary
 from .coefficients.op import coefficients
-from .connect_backward import op as _connect_backward  # noqa: F401  registers the operator
+from .connect_backward import op as _connect_backward  # noqa: F401  the import registers the operator
 from .convert import from_hf, from_liger, from_te, streams_from_te, streams_to_te, to_hf, to_liger, to_te
 from .expand.op import expand
 from .head.op import head
 from .modules import HyperConnection, HyperHead
 from .post.op import post
 from .pre.op import pre
-from .pre_backward.op import pre_backward
+from .pre_gradient_formula.op import pre_backward
 from .sinkhorn.op import sinkhorn
 from .stack import HyperStack
 

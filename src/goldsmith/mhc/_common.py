@@ -1,10 +1,10 @@
-"""What every operator of the family checks and names alike: dtypes, shapes, the likely mistakes."""
+"""Constants, sizes and argument checks that the family's operators share; error messages name likely mistakes."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 import torch
 from torch import Tensor
@@ -28,29 +28,41 @@ POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 PRE_OPTIONS = (
     "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
 )
-MOST_ITERATIONS = 2**31 - 1  # what an int32 of a kernel counts
+MOST_ITERATIONS = 2**31 - 1  # kernels count iterations in int32
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums and coefficients: float32, or float64 when the streams are float64."""
+class CoefficientOptions(TypedDict):
+    """The options that coefficients, pre and boundary share, as their backends receive them."""
+
+    rms_eps: float
+    pre_eps: float
+    post_mult: float
+    iterations: int
+    sinkhorn_eps: float
+    form: str
+    sinkhorn: bool
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and coefficients: float64 for float64 streams, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tokens(x: Tensor, keep: int) -> Tensor:
-    """All leading dimensions as one, the last `keep` as they are: a view where strides allow it, else a copy."""
+    """x with all but the last `keep` dimensions flattened to one: a view where strides allow it, otherwise a copy."""
     return x.reshape(math.prod(x.shape[: x.dim() - keep]), *x.shape[x.dim() - keep :])
 
 
-def rows(n: int) -> int:
-    """M, the number of mixes of n streams: n for pre, n for post, n*n for res."""
+def mix_count(n: int) -> int:
+    """M = n*(n+2), the number of mixes of n streams: n for pre, n for post, n*n for res."""
     return n * (n + 2)
 
 
-def streams(mixes: int) -> int | None:
-    """n with rows(n) == mixes, or None."""
+def streams_of(mixes: int) -> int | None:
+    """The n with rows(n) == mixes, or None: the inverse of `rows`."""
     n = math.isqrt(mixes + 1) - 1
-    return n if n >= 1 and rows(n) == mixes else None
+    return n if n >= 1 and mix_count(n) == mixes else None
 
 
 def check_streams(op: str, name: str, x: Tensor) -> None:
@@ -61,12 +73,12 @@ def check_streams(op: str, name: str, x: Tensor) -> None:
 
 
 def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
-    """Coefficients are float32 (or float64 beside float64 streams): in bfloat16 rows would miss 1 by 3e-3."""
+    """Refuses coefficients that are not float32 (or float64 with float64 streams): bfloat16 row sums miss 1 by 3e-3."""
     check_tensor(op, name, value)
     allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
     if value.dtype not in allowed:
         came = str(value.dtype).removeprefix("torch.")
-        wanted = str(wide(x.dtype)).removeprefix("torch.")
+        wanted = str(sum_dtype(x.dtype)).removeprefix("torch.")
         raise TypeError(
             f"{op}: {name} is {came}, wanted {wanted}: coefficients and their parameters keep full precision"
         )
@@ -83,42 +95,42 @@ def check_mixing(
     head: bool = False,
     biased: bool = True,
 ) -> None:
-    """phi, alpha, bias, gamma against x [*batch, n, dim]; `head` has n mixes and one alpha instead of M and three."""
+    """Checks phi, alpha, bias and gamma against x [*batch, n, dim]; a `head` has n mixes and one alpha, not M and 3."""
     if _mixing_fits(x, phi, alpha, bias, gamma, head) and (bias is not None) == biased:
         return
     check_streams(op, "x", x)
     n, dim = (
         int(size) for size in x.shape[-2:]
-    )  # numbers for the patterns, also while a graph with free sizes is traced
-    groups, mixes = (1, n) if head else (3, rows(n))
+    )  # the patterns below need plain integers, also when a graph with dynamic sizes is traced
+    groups, mixes = (1, n) if head else (3, mix_count(n))
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)
     if phi.dtype == torch.float64 and x.dtype != torch.float64:
         raise TypeError(
-            f"{op}: phi is float64, but x is {_name(x)} and sums run in float32; use phi.float() or x.double()"
+            f"{op}: phi is float64, but x is {dtype_name(x)} and sums run in float32; use phi.float() or x.double()"
         )
     _check_vector(op, "alpha", alpha, groups, x)
-    given = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
+    arguments = {"x": (x, f"*batch {n} {dim}"), "phi": (phi, f"{mixes} {n * dim}"), "alpha": (alpha, f"{groups}")}
     hints = {"phi": _hint_phi(x, phi, mixes, head), "alpha": "" if head else "alpha = [pre, post, res], one scale each"}
     if biased:
-        given["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
-        if tuple(given["bias"][0].shape) == (1, mixes):
+        arguments["bias"] = (_check_vector(op, "bias", bias, mixes, x), f"{mixes}")
+        if tuple(arguments["bias"][0].shape) == (1, mixes):
             hints["bias"] = "[1, M] is TransformerEngine's layout: use mhc.from_te or bias.squeeze(0)"
     if gamma is not None:
         check_coefficient(op, "gamma", gamma, x)
-        given["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
+        arguments["gamma"] = (gamma, f"{n} {dim}" if gamma.dim() == 2 else f"{n * dim}")
         hints["gamma"] = f"one weight per stream and channel; for one per channel: gamma.repeat({n})"
-    wrong = next((name for name, (t, pattern) in given.items() if name != "x" and _shape(t) != pattern), None)
-    check_shapes(op, given, hint=hints.get(wrong, "") if wrong else "")
-    check_same_device(op, {name: t for name, (t, _) in given.items()})
+    wrong = next((name for name, (t, pattern) in arguments.items() if name != "x" and _shape(t) != pattern), None)
+    check_shapes(op, arguments, hint=hints.get(wrong, "") if wrong else "")
+    check_same_device(op, {name: t for name, (t, _) in arguments.items()})
 
 
-def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool) -> bool:
-    """The usual call, recognised in a few microseconds (the full check takes 90); False decides nothing."""
+def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, head: bool) -> bool:
+    """Fast path: True for an ordinary valid call, in a few microseconds. False leaves it to the full check (90 us)."""
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
-    mixes, device = n if head else rows(n), x.device
+    mixes, device = n if head else mix_count(n), x.device
     return (
         n * dim > 0
         and phi.shape == (mixes, n * dim)
@@ -130,35 +142,35 @@ def _mixing_fits(x: Any, phi: Any, alpha: Any, bias: Any, gamma: Any, head: bool
     )
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def _is_float32(value: Any, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
+def _is_float32(value: Tensor, shapes: tuple[tuple[int, ...], ...], device: torch.device) -> bool:
     fits = _is_dense(value) and tuple(value.shape) in shapes
     return fits and value.dtype == torch.float32 and value.device == device
 
 
 def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
-    """The likely mistake behind a phi of this shape."""
+    """A hint about the likely mistake behind a phi of this shape."""
     n, dim = x.shape[-2:]
     shape = tuple(phi.shape)
     if shape == (n * dim, mixes):
         return "phi looks transposed: " + ("use phi.T" if head else "Liger's layout? use mhc.from_liger or phi.T")
-    if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else rows(dim)):
+    if len(shape) == 2 and shape[1] == n * dim and shape[0] == (dim if head else mix_count(dim)):
         return f"x looks like [*batch, dim={n}, n={dim}], streams innermost: use mhc.streams_from_te"
     if len(shape) == 2 and shape[0] != mixes and not head:
-        valid = ", ".join(f"{rows(k)} (n={k})" for k in (1, 2, 3, 4, 8))
-        found = streams(shape[0])
-        fits = f"for no n: {valid}" if found is None else f"for n={found}, but x has n={n}"
+        valid = ", ".join(f"{mix_count(k)} (n={k})" for k in (1, 2, 3, 4, 8))
+        implied_n = streams_of(shape[0])
+        fits = f"for no n: {valid}" if implied_n is None else f"for n={implied_n}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
-    if len(shape) == 2 and shape[0] == rows(n) and head:
-        return f"a head has one mix a stream, {n}; {shape[0]} rows are those of a connection"
-    return f"phi has a column for each of the {n}*{dim} channels of x"
+    if len(shape) == 2 and shape[0] == mix_count(n) and head:
+        return f"a head has one mix per stream, {n}; {shape[0]} rows belong to a connection"
+    return f"phi needs one column for each of the {n}*{dim} channels of x"
 
 
-def _check_vector(op: str, name: str, value: Any, size: int, x: Tensor) -> Tensor:
-    """alpha or bias: one tensor, where a number or several tensors are the likely mistakes."""
+def _check_vector(op: str, name: str, value: object, size: int, x: Tensor) -> Tensor:
+    """Checks alpha or bias, which must be one tensor; a number or a list of tensors is the likely mistake."""
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
         what = f"{type(value).__name__} of {len(value)}"
@@ -174,12 +186,12 @@ def _shape(t: Tensor) -> str:
 
 
 def check_numbers(op: str, **numbers: float) -> None:
-    """iterations from 1, post_mult above 0, every eps from 0; all finite in float32."""
+    """Checks iterations >= 1, post_mult > 0 and every eps >= 0, all finite in float32."""
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int if name == "iterations" else (int, float)):
             wanted = "a whole number of at least 1" if name == "iterations" else "a number"
-            shown = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
-            raise TypeError(f"{op}: {name}{shown}, wanted {wanted}")
+            value_text = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
+            raise TypeError(f"{op}: {name}{value_text}, wanted {wanted}")
     _check_ranges(op, **numbers)
 
 
@@ -187,7 +199,7 @@ def check_numbers(op: str, **numbers: float) -> None:
 def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **epsilons: float) -> None:
     check_at_least(op, "iterations", iterations, 1)
     if not post_mult > 0:
-        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model has 2.0)")
+        raise ValueError(f"{op}: post_mult={post_mult!r}, wanted a number above 0 (the published model uses 2.0)")
     for name, value in epsilons.items():
         check_at_least(op, name, value, 0.0)
     if iterations > MOST_ITERATIONS:
@@ -204,13 +216,22 @@ def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
 
 
 def check_pre(
-    op: str, x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+    op: str,
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool = True,
+    **numbers: float,
 ) -> None:
-    """What coefficients, pre and boundary take alike."""
+    """Checks the arguments that coefficients, pre and boundary share."""
     check_mixing(op, x, phi, alpha, bias, gamma)
-    check_form(op, options["form"])
-    check_flag(op, "sinkhorn", options.get("sinkhorn", True))
-    check_numbers(op, **{k: v for k, v in options.items() if k not in ("form", "sinkhorn")})
+    check_form(op, form)
+    check_flag(op, "sinkhorn", sinkhorn)
+    check_numbers(op, **numbers)
 
 
 def check_form(op: str, form: str) -> None:
@@ -232,26 +253,26 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     check_coefficient(op, "h_res", h_res, x)
     hint = "leading dimensions must agree: nothing is broadcast"
     if f.shape == x.shape:
-        hint = "f has a stream dimension: it is the layer's output, one row a token"
+        hint = "f has a stream dimension, but the layer's output has one row per token"
     elif h_res.dim() == x.dim() - 1 and h_res.shape[-1] == x.shape[-2] ** 2:
         hint = f"h_res is flat: h_res.unflatten(-1, ({x.shape[-2]}, {x.shape[-2]}))"
     elif x.shape[-2:] == (f.shape[-1:] + h_post.shape[-1:]) and x.shape[-1] != x.shape[-2]:
         hint = f"x looks like [*batch, dim={x.shape[-2]}, n={x.shape[-1]}], streams innermost: use mhc.streams_from_te"
     elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
-        hint = f"f is the layer's output, {x.shape[-1]} channels a token as in x; it has {f.shape[-1]}"
+        hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, as x has; it has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
-        hint = "h_post and h_res hold one row a stream of x"
-    given = {
+        hint = "h_post and h_res need one row per stream of x"
+    arguments = {
         "x": (x, "*batch n dim"),
         "f": (f, "*batch dim"),
         "h_post": (h_post, "*batch n"),
         "h_res": (h_res, "*batch n n"),
     }
-    check_shapes(op, given, hint=hint)
+    check_shapes(op, arguments, hint=hint)
     check_same_device(op, {"x": x, "f": f, "h_post": h_post, "h_res": h_res})
 
 
-def _post_fits(x: Any, f: Any, h_post: Any, h_res: Any) -> bool:
+def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> bool:
     if not all(map(_is_dense, (x, f, h_post, h_res))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     batch, (n, dim) = x.shape[:-2], x.shape[-2:]
@@ -266,5 +287,5 @@ def _post_fits(x: Any, f: Any, h_post: Any, h_res: Any) -> bool:
     )
 
 
-def _name(x: Tensor) -> str:
+def dtype_name(x: Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")

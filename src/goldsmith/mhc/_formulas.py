@@ -1,7 +1,7 @@
-"""Formulas that several references of the family share; letters as in README.md.
+"""Formulas that several references of the family share; README.md explains the letters.
 
-T tokens (any leading dimensions), n streams, D dim, K = n*D; groups are the segments of the mixes, each scaled by an
-alpha of its own: (n, n, n*n) for pre, post and res, (n,) for the head.
+T tokens (any leading dimensions), n streams, D dim, K = n*D. Groups are the segments of the mixes, and each has its own
+alpha: (n, n, n*n) for pre, post and res, (n,) for the head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.tracing import stage
-from ._common import wide
+from ._common import sum_dtype
 
 
 def groups_of(n: int) -> tuple[int, int, int]:
@@ -20,18 +20,18 @@ def groups_of(n: int) -> tuple[int, int, int]:
 
 
 def spread(alpha: Tensor, groups: tuple[int, ...]) -> Tensor:
-    """[len(groups)] -> one value per mix."""
+    """alpha [len(groups)] repeated to one value per mix, [M]."""
     return torch.cat([alpha[i].expand(size) for i, size in enumerate(groups)])
 
 
 def weight(gamma: Tensor | None, x: Tensor) -> Tensor | float:
-    """gamma as [K] in the dtype of sums, or 1."""
-    return 1.0 if gamma is None else gamma.reshape(-1).to(wide(x.dtype))
+    """gamma as [K] in the dtype of the sums; 1 without gamma."""
+    return 1.0 if gamma is None else gamma.reshape(-1).to(sum_dtype(x.dtype))
 
 
 def mix(x: Tensor, phi: Tensor, gamma: Tensor | None, rms_eps: float) -> tuple[Tensor, Tensor]:
     """inv_rms = rsqrt(mean(X^2) + rms_eps),  h_mix = (gamma * X) phi^T"""
-    vec = x.to(wide(x.dtype)).flatten(-2)
+    vec = x.to(sum_dtype(x.dtype)).flatten(-2)
     inv_rms = stage("inv_rms", torch.rsqrt(vec.square().mean(-1) + rms_eps))
     h_mix = stage("h_mix", (vec * weight(gamma, x)) @ phi.to(vec.dtype).mT)
     return inv_rms, h_mix
@@ -54,8 +54,8 @@ def sigmoid_gradient(logits: Tensor) -> Tensor:
 
 
 def collapse_gradient(grad_h_in: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
-    """u = dL/dh_in (zero when none arrives), and dh_pre[i] = <u, x[i]>"""
-    stream = x.to(wide(x.dtype))
+    """u = dL/dh_in (zeros for None), and dh_pre[i] = <u, x[i]>"""
+    stream = x.to(sum_dtype(x.dtype))
     u = torch.zeros_like(stream[..., 0, :]) if grad_h_in is None else grad_h_in.to(stream.dtype)
     return u, (u.unsqueeze(-2) * stream).sum(-1)
 
@@ -68,13 +68,13 @@ def mix_gradients(
     collapsed: tuple[Tensor, Tensor] | None = None,
     grad_x_post: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Everything below the logits, in the precision of sums.
+    """Gradients of x, phi, alpha, bias and gamma from the gradient of the logits, not yet rounded.
 
     z = r m;  dz = alpha dl;  dm = r dz;  dphi = dm^T (gamma X);  dgamma = sum_t (dm phi) X
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)
     """
     x, phi, alpha, gamma = (tensors[name] for name in ("x", "phi", "alpha", "gamma"))
-    vec = x.to(wide(x.dtype)).flatten(-2)
+    vec = x.to(sum_dtype(x.dtype)).flatten(-2)
     phi = phi.to(vec.dtype)
     r = tensors["inv_rms"].unsqueeze(-1)
     z = r * tensors["h_mix"]
@@ -89,34 +89,34 @@ def mix_gradients(
     if grad_x_post is not None:
         dx = dx + stage("post", grad_x_post.to(vec.dtype))
     per_group = over_tokens(dlogits * z).sum(0).split(groups, -1)
-    found = {
+    gradients = {
         "x": dx,
         "phi": over_tokens(dm).mT @ over_tokens(vec * weight(gamma, x)),
         "alpha": torch.stack([mixes.sum() for mixes in per_group]),
         "bias": over_tokens(dlogits).sum(0),
     }
     if gamma is not None:
-        found["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
-    return found
+        gradients["gamma"] = over_tokens((dm @ phi) * vec).sum(0)
+    return gradients
 
 
-def like_inputs(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """Each gradient in the shape and dtype of its input: the one rounding."""
-    return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in found.items()}
+def in_dtypes_of_inputs(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """Each gradient in the shape and dtype of its input. This is the only rounding."""
+    return {name: grad.reshape(tensors[name].shape).to(tensors[name].dtype) for name, grad in gradients.items()}
 
 
-def named(found: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """The same, as stages dx, dphi, dalpha, dbias and dgamma."""
-    return {name: stage(f"d{name}", grad) for name, grad in like_inputs(found, tensors).items()}
+def as_stages(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> dict[str, Tensor]:
+    """The gradients rounded to their inputs' dtypes, as stages dx, dphi, dalpha, dbias and dgamma."""
+    return {name: stage(f"d{name}", grad) for name, grad in in_dtypes_of_inputs(gradients, tensors).items()}
 
 
-def as_results(found: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-    """(dx, dphi, dalpha, dbias, dgamma); dgamma has no elements when there is no gamma."""
-    found = like_inputs(found, tensors)
-    none = found["alpha"].new_empty(0)
-    return found["x"], found["phi"], found["alpha"], found["bias"], found.get("gamma", none)
+def as_results(gradients: dict[str, Tensor], tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+    """(dx, dphi, dalpha, dbias, dgamma); dgamma is empty without gamma."""
+    gradients = in_dtypes_of_inputs(gradients, tensors)
+    none = gradients["alpha"].new_empty(0)
+    return gradients["x"], gradients["phi"], gradients["alpha"], gradients["bias"], gradients.get("gamma", none)
 
 
 def over_tokens(value: Tensor) -> Tensor:
-    """All tokens as rows: [..., M] -> [T, M]."""
+    """[..., M] -> [T, M]"""
     return value.reshape(-1, value.shape[-1])

@@ -1,21 +1,21 @@
-"""Sizes on which boundary and connect_backward are tried alike: both join what pre and post do at one connection."""
+"""Sizes that the cases of boundary and connect_backward share: both operators combine pre and post."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
-JOINT_CASES: dict[str, tuple[dict[str, Any], str]] = {
+JOINT_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "no_tokens": ({"T": 0, "n": 4, "dim": 5}, "empty outputs, zero parameter gradients of the right shape"),
     "one_token": ({"T": 1, "n": 4, "dim": 64, "iterations": 3}, "decoding; the sums over tokens have one term"),
     "published": ({"T": 3, "n": 4, "dim": 64, "gamma": False, "std": 1.28}, "DeepSeek's form"),
-    "out_in": ({"T": 3, "n": 4, "dim": 7, "orientation": "out_in", "iterations": 3}, "the other orientation"),
+    "out_in": ({"T": 3, "n": 4, "dim": 7, "orientation": "out_in", "iterations": 3}, "Megatron's orientation"),
     "odd_dim": ({"T": 2, "n": 4, "dim": 129, "iterations": 2}, "one past a power of two"),
     "one_channel": ({"T": 3, "n": 4, "dim": 1, "iterations": 2}, "a block over dim that is almost all mask"),
-    "two_slices": ({"T": 2, "n": 1, "dim": 515, "iterations": 1}, "one slice of the sum is almost all mask"),
+    "two_slices": ({"T": 2, "n": 1, "dim": 515, "iterations": 1}, "the second slice of the sum is almost all mask"),
     "one_stream": ({"T": 2, "n": 1, "dim": 5, "iterations": 2}, "softmax of one number: dL is 0"),
     "three_streams": (
         {"T": 3, "n": 3, "dim": 5, "std": 3.0, "sinkhorn_eps": 1e-2, "iterations": 3},
-        "n and M = 15 are no powers of two",
+        "n and M = 15 are not powers of two",
     ),
     "two_streams": ({"T": 3, "n": 2, "dim": 5, "iterations": 2, "diagonal": 4.0}, "half way to the identity"),
     "eight_streams": ({"T": 2, "n": 8, "dim": 5, "std": 0.5, "iterations": 2}, "M = 80"),

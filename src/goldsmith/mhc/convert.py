@@ -1,23 +1,24 @@
-"""Weights of other projects' hyper-connections, to and from ours.
+"""Converts the weights of other projects' hyper-connections to and from ours.
 
-A layout alone does not carry the semantics, so `from_*` also return the options that HyperConnection needs. A wrong or
-missing key, or a tensor of the wrong shape, raises ValueError and names what was found; what is no tensor of floating
-point numbers raises TypeError. A connection's `layer.*` and `norm.*` are left alone.
+A layout alone does not define the model, so the `from_*` functions also return the options that HyperConnection needs.
+A wrong or missing key, or a tensor of the wrong shape, raises ValueError with the keys that are there. A value that is
+not a floating-point tensor raises TypeError. Keys `layer.*` and `norm.*` of a connection are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..core.shapes import ShapeError, check_dtype, check_tensor
-from ._common import FLOATS, rows, streams
+from ._common import FLOATS, mix_count, streams_of
 
 Weights = dict[str, Tensor]
-TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, fixed in TransformerEngine
+Options = dict[str, Any]  # keyword arguments of HyperConnection or HyperHead
+TE_RMS_EPS = 1.1920928955078125e-07  # float32's epsilon, hard-coded in TransformerEngine
 
 _CONFIG = {
     "n": "hc_mult",
@@ -28,24 +29,24 @@ _CONFIG = {
 }
 
 
-def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None) -> tuple[Weights, dict[str, Any]]:
+def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: object = None) -> tuple[Weights, Options]:
     """fn, base, scale = {prefix}.fn, .base, .scale of a transformers deepseek_v4 model, or {prefix}_fn, ... of a file
 
-    The weights are for HyperConnection, or, when `scale` has one element (`hc_head`), for HyperHead as hc_fn, hc_base,
-    hc_scale; all in float32. Options: n, and from `config` (hc_mult, hc_sinkhorn_iters, hc_eps, rms_norm_eps; an object
-    or a mapping) iterations, pre_eps, sinkhorn_eps and rms_eps too. Raises ValueError naming the keys found.
+    Returns float32 weights for HyperConnection, or for HyperHead as hc_fn, hc_base, hc_scale when `scale` has one
+    element (`hc_head`). The options hold n; with `config` (an object or a mapping with hc_mult, hc_sinkhorn_iters,
+    hc_eps, rms_norm_eps) also iterations, pre_eps, sinkhorn_eps and rms_eps. Raises ValueError that lists the keys.
     """
-    found = _hf_keys(state, prefix)
-    fn, base, scale = (_float("from_hf", found[name], state[found[name]]) for name in ("fn", "base", "scale"))
+    keys = _hf_keys(state, prefix)
+    fn, base, scale = (_float("from_hf", keys[name], state[keys[name]]) for name in ("fn", "base", "scale"))
     head = scale.numel() == 1
-    n = _streams("from_hf", found["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
-    _size("from_hf", found["base"], base, fn.shape[0])
-    _size("from_hf", found["scale"], scale, 1 if head else 3)
-    options: dict[str, Any] = {"n": n}
+    n = _streams("from_hf", keys["fn"], fn, "fn [n*(n+2), n*dim], or [n, n*dim]", head=head)
+    _size("from_hf", keys["base"], base, fn.shape[0])
+    _size("from_hf", keys["scale"], scale, 1 if head else 3)
+    options: Options = {"n": n}
     if config is not None:
         options |= {ours: _config(config, theirs) for ours, theirs in _CONFIG.items()}
         if options["n"] != n:
-            raise ValueError(f"mhc.from_hf: {found['fn']} has n={n}, but the config says hc_mult={options['n']}")
+            raise ValueError(f"mhc.from_hf: {keys['fn']} has n={n}, but the config says hc_mult={options['n']}")
         if head:
             options = {name: options[name] for name in ("n", "pre_eps", "rms_eps")}
     weights = {"fn": fn, "base": base.reshape(-1), "scale": scale.reshape(-1)}
@@ -53,29 +54,28 @@ def from_hf(state: Mapping[str, Tensor], prefix: str = "", *, config: Any = None
 
 
 def to_hf(weights: Mapping[str, Tensor]) -> Weights:
-    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) as transformers' deepseek_v4 has them: float32, the same names
+    """{fn, base, scale} (or hc_fn, hc_base, hc_scale) for transformers' deepseek_v4: float32, the same names
 
-    Raises ValueError for norm_weight, which those models do not have (fn * norm_weight gives the same model without
-    it).
+    Raises ValueError for norm_weight, which those models lack; fn * norm_weight gives the same model without it.
     """
     if isinstance(weights, Mapping) and "hc_fn" in weights:
-        given = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
-        n = _streams("to_hf", "hc_fn", given["hc_fn"], "hc_fn [n, n*dim]", head=True)
-        _size("to_hf", "hc_base", given["hc_base"], n)
-        _size("to_hf", "hc_scale", given["hc_scale"], 1)
-        return given
+        tensors = _checked("to_hf", weights, ("hc_fn", "hc_base", "hc_scale"))
+        n = _streams("to_hf", "hc_fn", tensors["hc_fn"], "hc_fn [n, n*dim]", head=True)
+        _size("to_hf", "hc_base", tensors["hc_base"], n)
+        _size("to_hf", "hc_scale", tensors["hc_scale"], 1)
+        return tensors
     return _ours("to_hf", weights, no_gamma="the model")[0]
 
 
-def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
+def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, Options]:
     """fn = phi^T, base = b, scale = [alpha_pre, alpha_post, alpha_res]        phi [K, M], in float32
 
-    `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0.
-    Liger's default phi is float16: what that rounding lost stays lost.
+    `state` is a LigerMHC's state dict. Options: n, orientation="out_in", pre_eps=0.0. Liger's phi is float16 by
+    default; the conversion cannot recover the lost bits.
     """
     own = _checked("from_liger", state, ("phi", "b", "alpha_pre", "alpha_post", "alpha_res"))
     n = _streams("from_liger", "phi", own["phi"], "phi [K, M] = [n*dim, n*(n+2)]", across=True)
-    _size("from_liger", "b", own["b"], rows(n))
+    _size("from_liger", "b", own["b"], mix_count(n))
     for name in ("alpha_pre", "alpha_post", "alpha_res"):
         _size("from_liger", name, own[name], 1)
     scale = torch.stack([own[f"alpha_{part}"].reshape(()) for part in ("pre", "post", "res")])
@@ -86,44 +86,44 @@ def from_liger(state: Mapping[str, Tensor]) -> tuple[Weights, dict[str, Any]]:
 def to_liger(weights: Mapping[str, Tensor]) -> Weights:
     """phi = fn^T [K, M], b = base, alpha_pre, alpha_post, alpha_res = scale (0-dim each), in float32
 
-    Raises ValueError for norm_weight, which Liger does not have (fn * norm_weight gives the same model without it).
+    Raises ValueError for norm_weight, which Liger lacks; fn * norm_weight gives the same model without it.
     """
-    given, _ = _ours("to_liger", weights, no_gamma="Liger")
-    pre, post, res = given["scale"].clone().unbind(0)
-    phi = given["fn"].T.contiguous()
-    return {"phi": phi, "b": given["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
+    ours, _ = _ours("to_liger", weights, no_gamma="Liger")
+    pre, post, res = ours["scale"].clone().unbind(0)
+    phi = ours["fn"].T.contiguous()
+    return {"phi": phi, "b": ours["base"], "alpha_pre": pre, "alpha_post": post, "alpha_res": res}
 
 
-def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, dict[str, Any]]:
+def from_te(state: Mapping[str, Tensor], n: int = 4) -> tuple[Weights, Options]:
     """fn[:, i*dim + d] = phi[:, d*n + i], norm_weight likewise; base = beta, scale = alpha
 
-    `state` has phi [M, K], alpha [3], beta [M] or [1, M] and perhaps norm_weight [K], as TransformerEngine's mHC takes
-    them with n streams innermost; activations go through `streams_from_te`. Options: n, form="log", rms_eps=2^-23,
-    pre_eps=0.0, orientation="in_out", and gamma=True when norm_weight is there.
+    `state` has phi [M, K], alpha [3], beta [M] or [1, M] and optionally norm_weight [K] in TransformerEngine's layout,
+    with the n streams innermost; convert activations with `streams_from_te`. Options: n, form="log", rms_eps=2^-23,
+    pre_eps=0.0, orientation="in_out", and gamma=True if there is a norm_weight.
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 1:
         raise ValueError(f"mhc.from_te: n={n!r}, wanted a whole number of at least 1")
-    given = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
-    phi = given["phi"]
-    if phi.dim() != 2 or phi.shape[0] != rows(n) or phi.shape[1] % n or not phi.shape[1]:
-        raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{rows(n)}, dim*{n}] for n={n}")
-    _size("from_te", "beta", given["beta"], rows(n))
-    _size("from_te", "alpha", given["alpha"], 3)
-    weights = {"fn": _outermost(phi, n), "base": given["beta"].reshape(-1), "scale": given["alpha"].reshape(-1)}
-    options: dict[str, Any] = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
-    if "norm_weight" in given:
-        _size("from_te", "norm_weight", given["norm_weight"], phi.shape[1])
-        weights["norm_weight"] = _outermost(given["norm_weight"].reshape(-1), n)
+    tensors = _checked("from_te", state, ("phi", "alpha", "beta"), optional=("norm_weight",))
+    phi = tensors["phi"]
+    if phi.dim() != 2 or phi.shape[0] != mix_count(n) or phi.shape[1] % n or not phi.shape[1]:
+        raise _wrong_shape("from_te", "phi", phi, f"phi [M, K] = [{mix_count(n)}, dim*{n}] for n={n}")
+    _size("from_te", "beta", tensors["beta"], mix_count(n))
+    _size("from_te", "alpha", tensors["alpha"], 3)
+    weights = {"fn": _outermost(phi, n), "base": tensors["beta"].reshape(-1), "scale": tensors["alpha"].reshape(-1)}
+    options: Options = {"n": n, "form": "log", "rms_eps": TE_RMS_EPS, "pre_eps": 0.0, "orientation": "in_out"}
+    if "norm_weight" in tensors:
+        _size("from_te", "norm_weight", tensors["norm_weight"], phi.shape[1])
+        weights["norm_weight"] = _outermost(tensors["norm_weight"].reshape(-1), n)
         options["gamma"] = True
     return weights, options
 
 
 def to_te(weights: Mapping[str, Tensor]) -> Weights:
     """phi[:, d*n + i] = fn[:, i*dim + d], norm_weight likewise; alpha = scale, beta = base as [1, M]; in float32"""
-    given, n = _ours("to_te", weights)
-    state = {"phi": _innermost(given["fn"], n), "alpha": given["scale"], "beta": given["base"].reshape(1, -1)}
-    if "norm_weight" in given:
-        state["norm_weight"] = _innermost(given["norm_weight"], n)
+    ours, n = _ours("to_te", weights)
+    state = {"phi": _innermost(ours["fn"], n), "alpha": ours["scale"], "beta": ours["base"].reshape(1, -1)}
+    if "norm_weight" in ours:
+        state["norm_weight"] = _innermost(ours["norm_weight"], n)
     return state
 
 
@@ -154,60 +154,60 @@ def _innermost(value: Tensor, n: int) -> Tensor:
     return value.unflatten(-1, (n, -1)).transpose(-1, -2).flatten(-2).contiguous()
 
 
-def _float(function: str, name: str, value: Any) -> Tensor:
+def _float(function: str, name: str, value: Tensor) -> Tensor:
     check_tensor(f"mhc.{function}", name, value)
-    check_dtype(f"mhc.{function}", name, value, FLOATS)  # float8 comes with scales, which this would forget
+    check_dtype(f"mhc.{function}", name, value, FLOATS)  # not float8: its scales would be lost
     return value.detach().float()
 
 
 def _ours(function: str, weights: Mapping[str, Tensor], *, no_gamma: str = "") -> tuple[Weights, int]:
-    """fn, base, scale and, where there is one, norm_weight, as HyperConnection has them, in float32; and n."""
-    given = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
-    if no_gamma and "norm_weight" in given:
+    """(HyperConnection's fn, base, scale and optional norm_weight in float32, n), after a check of their shapes."""
+    tensors = _checked(function, weights, ("fn", "base", "scale"), optional=("norm_weight",))
+    if no_gamma and "norm_weight" in tensors:
         raise ValueError(
-            f"mhc.{function}: there is a norm_weight, which {no_gamma} has no place for; use fn * norm_weight"
+            f"mhc.{function}: the weights have a norm_weight, which {no_gamma} does not support; use fn * norm_weight"
         )
-    n = _streams(function, "fn", given["fn"], "fn [n*(n+2), n*dim]")
-    _size(function, "base", given["base"], rows(n))
-    _size(function, "scale", given["scale"], 3)
-    if "norm_weight" in given:
-        _size(function, "norm_weight", given["norm_weight"], given["fn"].shape[1])
-    return {name: value if name == "fn" else value.reshape(-1) for name, value in given.items()}, n
+    n = _streams(function, "fn", tensors["fn"], "fn [n*(n+2), n*dim]")
+    _size(function, "base", tensors["base"], mix_count(n))
+    _size(function, "scale", tensors["scale"], 3)
+    if "norm_weight" in tensors:
+        _size(function, "norm_weight", tensors["norm_weight"], tensors["fn"].shape[1])
+    return {name: value if name == "fn" else value.reshape(-1) for name, value in tensors.items()}, n
 
 
 def _checked(
-    function: str, state: Mapping[str, Any], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
+    function: str, state: Mapping[str, Tensor], wanted: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> Weights:
-    """Exactly the wanted tensors, and those optional ones that are there, in float32."""
+    """The wanted tensors and the optional ones that are present, in float32; any other key is an error."""
     _mapping(function, state)
     own = {name: value for name, value in state.items() if not str(name).startswith(("layer.", "norm."))}
     missing = [name for name in wanted if name not in own]
     unknown = [str(name) for name in own if name not in wanted + optional]
     if missing or unknown:
         what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
-        also = f" (and perhaps {', '.join(optional)})" if optional else ""
-        raise ValueError(f"mhc.{function}: {what}; wanted {', '.join(wanted)}{also}; {_listed('found', own)}")
+        also = f" (and optionally {', '.join(optional)})" if optional else ""
+        raise ValueError(f"mhc.{function}: the state {what}; wanted {', '.join(wanted)}{also}; {_listed('keys', own)}")
     present = [*wanted, *(name for name in optional if own.get(name) is not None)]
     return {name: _float(function, name, own[name]) for name in present}
 
 
-def _mapping(function: str, state: Any) -> None:
+def _mapping(function: str, state: object) -> None:
     if not isinstance(state, Mapping):
         hint = ": its state_dict()" if isinstance(state, nn.Module) else ""
         raise TypeError(f"mhc.{function}: the weights are a {type(state).__name__}, wanted a dict of tensors{hint}")
 
 
 def _streams(function: str, name: str, fn: Tensor, wanted: str, *, head: bool = False, across: bool = False) -> int:
-    """n of fn [M, n*dim], of a head's [n, n*dim], or `across` of its transposed one."""
+    """n of fn [M, n*dim], or of a head's [n, n*dim]; with `across`, fn is transposed."""
     mixes, features = (reversed(fn.shape) if across else fn.shape) if fn.dim() == 2 else (0, 0)
-    n = mixes if head else streams(mixes)
+    n = mixes if head else streams_of(mixes)
     if not n or not features or features % n:
         raise _wrong_shape(function, name, fn, wanted)
     return n
 
 
 def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
-    """The keys of fn, base and scale, whichever of the two spellings the state has."""
+    """The state's keys of fn, base and scale, in either of the two spellings."""
     _mapping("from_hf", state)
     if not isinstance(prefix, str):
         raise TypeError(f"mhc.from_hf: prefix={prefix!r}, wanted a string such as 'model.layers.0.attn_hc'")
@@ -224,10 +224,10 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     )
 
 
-def _listed(what: str, names: Any) -> str:
-    names = [str(name) for name in names]
-    shown = ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
-    return f"{what}: {shown or 'nothing'}"
+def _listed(what: str, names: Iterable[object]) -> str:
+    texts = [str(name) for name in names]
+    listing = ", ".join(texts[:12]) + (f", ... ({len(texts)} in all)" if len(texts) > 12 else "")
+    return f"{what}: {listing or 'nothing'}"
 
 
 def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
@@ -239,11 +239,11 @@ def _size(function: str, name: str, value: Tensor, size: int) -> None:
         raise ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {size} elements")
 
 
-def _config(config: Any, name: str) -> Any:
+def _config(config: object, name: str) -> object:
     if isinstance(config, Mapping):
         if name not in config:
-            raise ValueError(f"mhc.from_hf: the config lacks {name}; {_listed('found', config)}")
+            raise ValueError(f"mhc.from_hf: the config lacks {name}; {_listed('keys', config)}")
         return config[name]
     if not hasattr(config, name):
-        raise ValueError(f"mhc.from_hf: the config, a {type(config).__name__}, lacks {name}")
+        raise ValueError(f"mhc.from_hf: the config (a {type(config).__name__}) lacks {name}")
     return getattr(config, name)

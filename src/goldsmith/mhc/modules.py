@@ -1,9 +1,9 @@
-"""Hyper-connections as modules; names, shapes and state-dict keys are DeepSeek's."""
+"""Hyper-connections as modules, with DeepSeek's names, shapes and state-dict keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,24 @@ from torch.utils.checkpoint import checkpoint
 
 from ..core.autograd import transformed
 from ..core.shapes import ShapeError, check_choice, kind
-from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, rows
-from ._connect import Settings, enter, leave
-from ._recompute import Region
+from ._common import FLOATS, FORMS, ORIENTATIONS, check_flag, check_numbers, mix_count
+from ._connection import ConnectionSettings, enter, leave
+from ._recomputation import Region
 from .head.op import HEAD
 from .pre.op import PRE
 
 Mixing = tuple[Tensor, Tensor, Tensor, Tensor | None]  # phi, alpha, bias, gamma
+Tensors = tuple[Tensor, ...]
+Output = Tensor | tuple[object, ...]  # x_next, or (x_next, *rest)
 INITS = ("deepseek", "small", "identity")
+
+
+class HeadOptions(TypedDict):
+    """Keyword arguments of HEAD."""
+
+    rms_eps: float
+    pre_eps: float
+    backend: str
 
 
 class _Float32Module(nn.Module):
@@ -36,11 +46,11 @@ class _Float32Module(nn.Module):
 
         return super()._apply(keep, recurse=False)
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: object) -> None:
         for name, parameter in self.named_parameters(recurse=False):
-            given = state_dict.get(prefix + name)
-            if isinstance(given, Tensor) and given.is_floating_point():  # matters for assign=True alone
-                state_dict[prefix + name] = given.to(parameter.dtype)
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and value.is_floating_point():  # needed for assign=True only
+                state_dict[prefix + name] = value.to(parameter.dtype)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -54,18 +64,18 @@ class HyperConnection(_Float32Module):
 
     init: "deepseek" draws fn from N(0, 0.02^2), base 0, scale 1; "small" has scale 0.01; "identity" is "small" with
     8 on the diagonal of base's matrix, so that streams start almost separate. coefficient_dtype: h_post and h_res
-    are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps for the backward only x,
-    f and what `layer` itself keeps; coefficients, h_in and norm(h_in) are made again, bit for bit, so gradients are
-    identical. A norm that draws random numbers or writes to its own buffers or attributes is called once alone;
-    what such a connection would make again it then keeps. Hooks of a norm that is called again run again.
-    orientation, form and the numbers: see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError,
-    TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
+    are rounded to it before post (bfloat16: as HF's DeepseekV4 does). recompute=True keeps only x, f and the layer's
+    own saved tensors for the backward; it recomputes the coefficients, h_in and norm(h_in) bit for bit, so gradients
+    are identical. A norm that draws random numbers or writes to its own buffers or attributes is called only once, and
+    the connection keeps its results. Hooks of a norm that is called again run again. orientation, form and the numbers:
+    see `mhc.post`, `mhc.sinkhorn`, `mhc.coefficients`. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
+    Source: Xie et al. 2026, mHC; huggingface/transformers deepseek_v4.
     """
 
     def __init__(
         self,
         dim: int,
-        layer: Callable[..., Any],
+        layer: Callable[..., object],
         *,
         n: int = 4,
         norm: Callable[[Tensor], Tensor] | None = None,
@@ -101,17 +111,17 @@ class HyperConnection(_Float32Module):
         check_choice(name, "coefficient_dtype", coefficient_dtype, (None, *FLOATS[:3]))
         check_flag(name, "recompute", recompute)
         check_flag(name, "gamma", gamma, "" if not isinstance(gamma, Tensor) else "; its values: load norm_weight")
-        for argument, given, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
-            if not callable(given) and not (argument == "norm" and given is None):
+        for argument, function, of in (("layer", layer, "h_in"), ("norm", norm, "h_in, or None")):
+            if not callable(function) and not (argument == "norm" and function is None):
                 raise TypeError(
-                    f"{name}: {argument} is of type {type(given).__name__}, wanted a module or function of {of}"
+                    f"{name}: {argument} is of type {type(function).__name__}, wanted a module or function of {of}"
                 )
         self.layer, self.norm, self.recompute, self.init = layer, norm, recompute, init
-        self.settings = Settings(
+        self.settings = ConnectionSettings(
             rms_eps, pre_eps, post_mult, iterations, sinkhorn_eps, form, orientation, coefficient_dtype, backend
         )
-        self.fn = _parameter(device, rows(n), n * dim)
-        self.base = _parameter(device, rows(n))
+        self.fn = _parameter(device, mix_count(n), n * dim)
+        self.base = _parameter(device, mix_count(n))
         self.scale = _parameter(device, 3)
         self.norm_weight = _parameter(device, n * dim) if gamma else None
         self.reset_parameters()
@@ -128,15 +138,15 @@ class HyperConnection(_Float32Module):
 
     @property
     def mixing(self) -> Mixing:
-        """(phi, alpha, bias, gamma), as the operators take them."""
+        """(phi, alpha, bias, gamma), in the operators' order."""
         return self.fn, self.scale, self.base, self.norm_weight
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Output:
         check_x("mhc.HyperConnection", x, self.n, self.dim)
         if self.recompute and torch.is_grad_enabled() and not transformed():
             if not torch.compiler.is_compiling():
                 return self._recomputed(x, args, kwargs)
-            # the compiler has no saved-tensor hooks of ours; it plans the recomputation itself
+            # saved-tensor hooks do not work in a compiled graph; the compiler plans the recomputation itself
             built = checkpoint(self._enter, x, self.mixing, self.norm, use_reentrant=False, preserve_rng_state=False)
             _, h, h_post, h_res, token = built
         else:
@@ -150,26 +160,26 @@ class HyperConnection(_Float32Module):
         h_in, h_post, h_res, token = enter(x, *mixing, self.settings)
         return h_in, normed(h_in, norm), h_post, h_res, token
 
-    def _recomputed(self, x: Tensor, args: tuple, kwargs: dict) -> Any:
+    def _recomputed(self, x: Tensor, args: tuple[object, ...], kwargs: dict[str, object]) -> Output:
         mixing, norm = self.mixing, _as_it_is_now(self.norm)
         kept = (x, *(p for p in mixing if p is not None))
-        region = Region(lambda: self._enter(x, mixing, norm), kept, self.norm)
+        region = Region(lambda: cast(Tensors, self._enter(x, mixing, norm)), kept, self.norm)
         _, h, h_post, h_res, token = region.run()
         with region.watching():
             f, rest = split(self.layer(h, *args, **kwargs))
             return join(leave(x, f, h_post, h_res, token, self.settings), rest)
 
     def extra_repr(self) -> str:
-        shown = {"init": self.init, "recompute": self.recompute}
-        shown |= {k: v for k, v in vars(self.settings).items() if v != getattr(Settings(), k)}
-        return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in shown.items())])
+        options = {"init": self.init, "recompute": self.recompute}
+        options |= {k: v for k, v in vars(self.settings).items() if v != getattr(ConnectionSettings(), k)}
+        return ", ".join([f"dim={self.dim}, n={self.n}", *(f"{k}={v!r}" for k, v in options.items())])
 
 
 class HyperHead(_Float32Module):
     """h = sum_i (sigmoid(hc_scale * z[i] + hc_base[i]) + pre_eps) * x[i],   z = rsqrt(mean(X^2) + rms_eps) * X hc_fn^T
 
     x [..., n, dim] -> [..., dim], at the end of the model. Parameters hc_fn [n, n*dim], hc_base [n], hc_scale [1],
-    always float32. `init` as in HyperConnection ("identity" is "small" here). Source: huggingface/transformers
+    always float32. `init` as in HyperConnection ("identity" means "small" here). Source: huggingface/transformers
     deepseek_v4.
     """
 
@@ -190,7 +200,7 @@ class HyperHead(_Float32Module):
         check_choice("mhc.HyperHead", "init", init, INITS)
         check_choice("mhc.HyperHead", "backend", backend, ("auto", *HEAD.backends))
         self.init = init
-        self.settings: dict[str, Any] = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
+        self.settings: HeadOptions = {"rms_eps": rms_eps, "pre_eps": pre_eps, "backend": backend}
         self.hc_fn = _parameter(device, n, n * dim)
         self.hc_base = _parameter(device, n)
         self.hc_scale = _parameter(device, 1)
@@ -211,7 +221,7 @@ class HyperHead(_Float32Module):
 
 
 def _as_it_is_now(norm: Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
-    """The norm with the weights that it has now: `torch.func.functional_call` takes them away before the backward."""
+    """The norm bound to its current weights: `torch.func.functional_call` removes them before the backward."""
     if not isinstance(norm, nn.Module):
         return norm
     now = {**dict(norm.named_parameters()), **dict(norm.named_buffers())}
@@ -231,8 +241,8 @@ def normed(h_in: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
     return h
 
 
-def split(output: Any) -> tuple[Tensor, tuple]:
-    """f and the rest of what a layer returns."""
+def split(output: object) -> tuple[Tensor, tuple[object, ...]]:
+    """(f, rest) of a layer's output f or (f, *rest)."""
     f, rest = (output[0], tuple(output[1:])) if isinstance(output, tuple) and output else (output, ())
     if not isinstance(f, Tensor):
         raise TypeError(
@@ -241,7 +251,7 @@ def split(output: Any) -> tuple[Tensor, tuple]:
     return f, rest
 
 
-def join(x_next: Tensor, rest: tuple) -> Any:
+def join(x_next: Tensor, rest: tuple[object, ...]) -> Output:
     return (x_next, *rest) if rest else x_next
 
 
@@ -263,7 +273,7 @@ def check_x(module: str, x: Tensor, n: int, dim: int) -> None:
         return
     hint = ""
     if tuple(x.shape[-2:]) == (dim, n):
-        hint = "; streams are innermost here: use mhc.streams_from_te"
+        hint = "; its streams are innermost: use mhc.streams_from_te"
     elif x.dim() and x.shape[-1] == dim:
-        hint = f"; a single stream is widened by mhc.expand(x, {n})"
+        hint = f"; to widen a single stream use mhc.expand(x, {n})"
     raise ShapeError(f"{module}: x is {list(x.shape)}, expected [*batch, n={n}, dim={dim}]{hint}")

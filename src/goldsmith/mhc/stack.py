@@ -1,28 +1,28 @@
-"""Hyper-connections one after the other, joined where one ends and the next begins."""
+"""A sequence of hyper-connections in which post of one and pre of the next run as one operator."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from ..core.shapes import kind
 from .boundary.op import BOUNDARY
-from .modules import HyperConnection, check_x, normed, split
+from .modules import HyperConnection, Output, check_x, normed, split
 from .post.op import POST
 from .pre.op import PRE
 
 
 class HyperStack(nn.Module):
-    """x = connections[-1](... connections[0](x)), post of one and pre of the next being one `mhc.boundary`
+    """x = connections[-1](... connections[0](x)), where post of one and pre of the next are one `mhc.boundary`
 
     x [..., n, dim] -> the same shape. Further arguments of forward go to every layer. When layers return (f, *rest),
-    the result is (x, [rest of each connection]). Connections that must be called as modules are joined by post and pre
-    instead: those that recompute, have hooks of their own (or global ones apply), are compiled by themselves or change
-    `forward`; and so are neighbours whose backends differ. Values are the same either way. keep_every: only 1 is
-    offered. Raises as HyperConnection does.
+    the result is (x, [rest of each connection]). Separate post and pre run around connections that must be called as
+    modules: those that recompute, have hooks (their own or global), are compiled themselves or override `forward`.
+    The same holds between neighbours with different backends. Values are the same either way. keep_every must be 1.
+    Raises the same errors as HyperConnection.
     """
 
     def __init__(self, connections: Iterable[HyperConnection], *, keep_every: int = 1) -> None:
@@ -36,7 +36,7 @@ class HyperStack(nn.Module):
         for at, connection in enumerate(connections):
             if not isinstance(connection, HyperConnection):
                 came = f"connections[{at}] is {kind(connection)}"
-                raise TypeError(f"mhc.HyperStack: {came}, wanted what goes around it: mhc.HyperConnection(dim, layer)")
+                raise TypeError(f"mhc.HyperStack: {came}, wanted a connection: mhc.HyperConnection(dim, layer)")
         if isinstance(keep_every, bool) or not isinstance(keep_every, int) or keep_every != 1:
             raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
         sizes = {(c.n, c.dim) for c in connections}
@@ -44,10 +44,10 @@ class HyperStack(nn.Module):
             raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")
         self.connections = nn.ModuleList(connections)
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Output:
         rests = []
         connections = cast(list[HyperConnection], list(self.connections))
-        entered = None  # what boundary has already computed of the connection at hand
+        entered = None  # h_in, h_post and h_res of the current connection, where boundary has computed them
         for here, after in zip(connections, [*connections[1:], None], strict=True):
             if entered is None and not _fusable(here, after):
                 x, rest = split(here(x, *args, **kwargs))
@@ -59,8 +59,8 @@ class HyperStack(nn.Module):
                 f, rest = split(here.layer(normed(h_in, here.norm), *args, **kwargs))
                 h_post, h_res = here.settings.rounded(h_post), here.settings.rounded(h_res)
                 if after is not None and _fusable(here, after):
-                    options = after.settings.of_pre | here.settings.of_post
-                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, **options)
+                    options, orientation = after.settings.of_pre, here.settings.orientation
+                    x, *entered = BOUNDARY(x, f, h_post, h_res, *after.mixing, orientation=orientation, **options)
                 else:
                     x, entered = POST(x, f, h_post, h_res, **here.settings.of_post), None
             rests.append(rest)
@@ -74,7 +74,7 @@ def _fusable(here: HyperConnection, after: HyperConnection | None) -> bool:
 
 
 def _is_called(connection: HyperConnection) -> bool:
-    """Whether its `__call__` does more than the formulas: recomputation, hooks, another `forward`."""
+    """Whether `__call__` does more than the formulas: recomputation, hooks, an overridden `forward`."""
     own = type(connection).forward is HyperConnection.forward and "forward" not in vars(connection)
     hooks = (
         connection._forward_pre_hooks

@@ -1,15 +1,16 @@
-"""Experts split over CPU and GPU: a read-only store of packed experts, and what computes with it."""
+"""Mixture-of-experts layers whose experts are split over CPU and GPU: a read-only store of experts, and the Engine."""
 
 from .attach import Offloaded, from_pretrained, offload
-from .calibrate import Calibration, calibrate
-from .costs import Costs
+from .calibrate import calibrate
+from .calibration.calibration import Calibration
 from .engine import Engine
 from .errors import RoutingError, StoreCorrupt, StoreError, StoreMismatch, UnsupportedModel
 from .explanation import Explanation
-from .plan import Plan, plan, predict_stream
-from .report import NumericsError, NumericsReport, NumericsWarning
-from .statistics import Stats
-from .store import ExpertStore
+from .guard.report import NumericsError, NumericsReport, NumericsWarning
+from .observe.statistics import Stats
+from .planning.costs import Costs
+from .planning.plan import Plan, plan, predict_stream
+from .store.expert_store import ExpertStore
 
 __all__ = [
     "Calibration",

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
 
 import torch
 
 from .engine import Engine
-from .settings import not_sent
-from .store import ExpertStore
+from .explanation import Explanation
+from .observe.statistics import Stats
+from .settings import pickling_error
+from .store.expert_store import ExpertStore
 
-ADAPTER = "goldsmith.hf.offload"  # by name, and when it is needed: this floor imports no transformers
+ADAPTER = "goldsmith.hf.offload"  # imported by name on first use, because this floor must not import transformers
 Progress = Callable[[int, int | None, str], None]
 
 
 class Offloaded:
-    """A model whose experts are in a store and are computed by an engine; `offload` and `from_pretrained` make it.
+    """A transformers model whose experts are in a store and computed by an engine; returned by offload,
+    from_pretrained.
 
     model    the same transformers model: `model(...)` and `model.generate(...)` work as before
     engine   the Engine that computes its experts
-    stats, reset_stats, explain, trace, profile   the engine's own
+    stats, reset_stats, explain, trace, profile   the engine's methods
 
-    As a context manager it closes at the end. Afterwards the model's experts cannot be computed any more; `detach`
-    gives the plain model back instead.
+    A context manager that closes at the end. After `close` the model's experts cannot be computed any more; call
+    `detach` instead to get the plain model back.
     """
 
     def __init__(self, attached: Any) -> None:
@@ -40,42 +44,42 @@ class Offloaded:
     def engine(self) -> Engine:
         return self._attached.engine
 
-    def stats(self) -> Any:
+    def stats(self) -> Stats:
         return self.engine.stats()
 
     def reset_stats(self) -> None:
         self.engine.reset_stats()
 
-    def explain(self) -> Any:
+    def explain(self) -> Explanation:
         return self.engine.explain()
 
-    def trace(self, path: str | Path) -> Any:
+    def trace(self, path: str | Path) -> AbstractContextManager[None]:
         return self.engine.trace(path)
 
-    def profile(self, *args: Any, **options: Any) -> Any:
+    def profile(self, *args: object, **options: object) -> dict[str, dict[str, list[int]]]:
         return self.engine.profile(*args, **options)
 
     def detach(self) -> Any:
-        """The plain model: its experts' parameters out of the store, all of it on the device where it was before.
+        """The plain model: its experts' parameters read from the store, everything on its former device.
 
-        A model of `from_pretrained` comes back on the CPU. The engine is closed. Raises ValueError where the store's
-        format was lossy, since the model's own weights are gone then, and after close().
+        A model of `from_pretrained` comes back on the CPU. Closes the engine. Raises ValueError after close(), and if
+        the store's format is lossy, because the model's own weights no longer exist.
         """
         store = self.engine.store
         if self.engine.closed:
-            raise ValueError("Offloaded.detach: it is closed; detach() before close(), or in its place")
+            raise ValueError("Offloaded.detach: it is closed; call detach() before close(), or instead of it")
         if not store.exact:
             raise ValueError(
-                f"Offloaded.detach: the store holds the experts in {store.format}, which is not exactly what they "
-                "were: load the model anew"
+                f"Offloaded.detach: the store holds the experts in {store.format}, which rounded their weights: "
+                "load the model again"
             )
-        self.engine.flush()  # an error of the last call is raised before anything is undone
+        self.engine.flush()  # raises errors of the last call before anything is undone
         model = self._attached.detach()
         self.close()
         return model
 
     def close(self) -> None:
-        """Ends the engine's threads and gives its memory back. Twice is once."""
+        """Ends the engine's threads and frees its memory. May be called twice."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Offloaded:
@@ -88,8 +92,8 @@ class Offloaded:
             if self._attached.owned:
                 self.engine.store.close()
 
-    def __reduce__(self) -> Any:
-        raise not_sent()
+    def __reduce__(self) -> NoReturn:
+        raise pickling_error()
 
     def __repr__(self) -> str:
         store = self.engine.store
@@ -109,26 +113,27 @@ def offload(
 ) -> Offloaded:
     """y = sum_j w_j expert_{id_j}(x) of every mixture layer, computed by an Engine over a store of the experts
 
-    model       a transformers model whose experts are fused (Qwen3-MoE, Mixtral, OLMoE, DeepSeek-V2 and V3, gpt-oss,
-                and others that a trial on one pair of experts agrees with)
-    store       an ExpertStore, or a path, which is opened if it exists and else built there. Default: the user's cache
-                folder, under a key of every byte of the weights; one that is there is used again. One that is given is
-                compared with a model in memory to the last byte, where it is exact, else by a sample
-    cpu_format  "auto": the narrowest that holds the weights exactly; or a format of `experts.pack`, and then a lossy
-                one needs exact=False
-    batch, max_length   with gpu_budget="auto": rows, and tokens of each, whose keys and values find room on the GPU
-                beside the experts. Default: one row of the generation config's max_length, or of 4096
-    progress    is told (bytes done, bytes in all or None, what) while weights are hashed and a store is built
-    options     the Engine's keywords: device, gpu_budget, cache, prefill, exact, guard, lanes, threads, calibration,
+    model       a transformers model with fused experts (Qwen3-MoE, Mixtral, OLMoE, DeepSeek-V2 and V3, gpt-oss, and
+                others for which a trial on one pair of experts gives the same result)
+    store       an ExpertStore, or a path: opened if it exists, otherwise built there. Default: the cache folder, under
+                a key of every byte of the weights; an existing store is reused. A given store is compared with a model
+                in memory, byte by byte if the store is exact, otherwise by a sample
+    cpu_format  "auto": the narrowest format that holds the weights exactly. Or a format of `experts.pack`; a lossy one
+                needs exact=False
+    batch, max_length   with gpu_budget="auto": rows, and tokens per row, whose keys and values must fit on the GPU
+                        besides
+                the experts. Default: one row of the generation config's max_length, or of 4096
+    progress    called with (bytes done, total bytes or None, what) while weights are hashed and a store is built
+    options     keywords of the Engine: device, gpu_budget, cache, prefill, exact, guard, lanes, threads, calibration,
                 profile, adaptive
 
-    The experts leave the memory (their parameters go to the meta device) as soon as the store that holds them is
-    published; before that an error leaves the model as it was. The rest of the model moves to the engine's device, and
-    no parameter asks for a gradient any more. Raises UnsupportedModel with the class and the property, StoreMismatch
-    for a store of other weights, ValueError for arguments, ImportError where transformers is not installed.
+    When the store is published, the model's experts leave memory (their parameters move to the meta device). An error
+    before that leaves the model unchanged. The rest of the model moves to the engine's device, and no parameter
+    requires a gradient any more. Raises UnsupportedModel with the class and the property, StoreMismatch for a store of
+    other weights, ValueError for arguments, ImportError if transformers is not installed.
     """
-    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
-    return Offloaded(_adapter().attach(model, **given, progress=progress, **options))
+    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().attach(model, **arguments, progress=progress, **options))
 
 
 def from_pretrained(
@@ -142,23 +147,23 @@ def from_pretrained(
     progress: Progress | None = None,
     **options: Any,
 ) -> Offloaded:
-    """`offload` of the model in a folder (or of a hub name that this machine has), which never holds experts twice
+    """`offload` of the model in a folder, or of a cached hub model; the experts are never in memory twice
 
-    dtype   of what is no expert, and of the numbers that experts stand for; default: the checkpoint's
+    dtype   of all other weights, and of the numbers that codes of experts represent; default: the checkpoint's
 
-    The model is made on the meta device; what is no expert is loaded to the engine's device, and the experts go from
-    the checkpoint's files to the store one at a time, the codes of a quantised checkpoint bit for bit. `progress` is
-    told of both. The other keywords, and what is raised, as in `offload`.
+    The model is created on the meta device, and all but its experts is loaded to the engine's device. The experts go
+    from the checkpoint's files to the store one at a time; codes of a quantised checkpoint are kept bit for bit.
+    `progress` reports both. Other keywords and errors as in `offload`.
     """
-    given: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
-    return Offloaded(_adapter().load(path, dtype=dtype, **given, progress=progress, **options))
+    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, **options))
 
 
-def _adapter() -> Any:
+def _adapter() -> ModuleType:
     try:
         return importlib.import_module(ADAPTER)
     except ImportError as error:
         raise ImportError(
-            f"goldsmith.offload computes experts without transformers, but a model of transformers needs it: {error}. "
-            "pip install goldsmith[hf] brings it; ExpertStore and Engine work as they are."
+            f"goldsmith.offload computes experts without transformers, but models of transformers need it: {error}. "
+            "Install it with pip install goldsmith[hf]; ExpertStore and Engine work without it."
         ) from error

@@ -1,4 +1,4 @@
-"""Engine: the experts of a model, computed where they lie, where they were copied to, or where they stay."""
+"""Engine: computes a model's experts on the CPU, after a copy to the device, or from the device's cache."""
 
 from __future__ import annotations
 
@@ -9,59 +9,60 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
-from .adapting import Adapting
-from .assign import PREFILL, assign
-from .cache import Cache, counts_of
-from .call import Assignment, Call
-from .chosen import chosen_calibration, chosen_experts
-from .device import DeviceLanes
+from .calibration.calibration import Calibration
+from .engine_inputs import calibration_for, static_experts
+from .engine_lock import EngineLock
 from .explanation import Explanation, explain
-from .faults import Faults
-from .guard import Guard
-from .host import HostLanes
-from .kernel import kernel_dtype
-from .machine import Cuda
-from .memory import Memory, spent
-from .routing import check_call, counted
-from .settings import OP, check_store, not_sent, settings
-from .statistics import Counts, Stats
-from .store import ExpertStore
-from .trace import Trace
-from .turns import Turns
+from .guard.faults import Faults
+from .guard.guard import Guard
+from .lanes.call_checks import check_call, count_tokens
+from .lanes.device_lanes import DeviceLanes
+from .lanes.host_lanes import HostLanes
+from .lanes.kernels import kernel_dtype
+from .lanes.slot_memory import SlotMemory, divided_budget
+from .memory.cache import Cache, counts_of
+from .memory.machine import CudaMachine
+from .observe.statistics import Counts, Stats
+from .observe.trace import Trace
+from .planning.adaptation import AdaptiveCosts
+from .planning.assignment import PREFILL, Assignment, assign
+from .planning.call import Call
+from .settings import OP, check_store, pickling_error, settings
+from .store.expert_store import ExpertStore
 
 _AS_IT_IS = nullcontext()
 
 
 class Engine:
-    """y[t] = sum over j of weights[t, j] * expert ids[t, j] of x[t]: the experts of a store, on several lanes at a time
+    """y[t] = sum over j of weights[t, j] * expert ids[t, j] of x[t]: the experts of a store, on several lanes at once
 
-    device        "auto" (cuda if there is one), "cuda:N", "cpu", where all lanes go through one kernel
-    gpu_budget    "auto", bytes, or "6GiB", "6GB", "500MiB": all device memory that the engine takes, allocated here and
-                  never grown. 0, or too little for two slots: everything on the CPU
-    cache         which experts stay on the device, by layer: "lru", "lfu", "static" (needs profile=), "none"
-    prefill       what calls of more than 16 tokens do: "auto", "cpu", "stream", "split"; or the token count from which
+    device        "auto" (cuda if there is one), "cuda:N", or "cpu", where all lanes use one kernel
+    gpu_budget    "auto", bytes, or "6GiB", "6GB", "500MiB": all device memory that the engine takes, allocated at the
+                  start and never grown. 0, or too little for two slots: everything runs on the CPU
+    cache         which experts stay on the device, per layer: "lru", "lfu", "static" (needs profile=), "none"
+    prefill       how calls of more than 16 tokens run: "auto", "cpu", "stream", "split"; or the token count from which
                   whole layers are streamed
     exact         True refuses a store whose format does not hold the weights exactly
-    guard         "raise", "warn" (once a layer and cause) or "off": what happens at a NaN or Inf. No value is replaced
+    guard         on NaN or Inf: "raise", "warn" (once per layer and cause) or "off". Values are never replaced
     lanes         "auto"; or forced, for proofs: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
     threads       of the CPU's pool; default: the processors that the process may use (affinity, quota), one less with
                   a GPU
-    calibration   a Calibration or its file; default: `calibrate`, when the plan needs it
-    profile       what Engine.profile() gave, or its file, for cache="static"
-    adaptive      True: timings of the running program correct the calibrated costs; the same calls may then give other
-                  bits. False: the plan is a function of the calls and the calibration alone
+    calibration   a Calibration or its file; default: `calibrate`, if the plan needs it
+    profile       the result of Engine.profile(), or its file, for cache="static"
+    adaptive      True: timings of the running program correct the calibrated costs, so the same calls may give
+                  different bits. False: the plan depends only on the calls and the calibration
 
-    `engine(layer, x, top_k_index, top_k_weights)` computes. For inference; one call at a time, whichever thread it
-    comes from. A context manager; `close()` ends its threads and gives its memory back. On a GPU a call may return
-    before it is over: what the guard finds in it is said by the next call, `flush()`, `stats()`, or `close()`. Raises
-    ValueError and TypeError that name the keyword.
+    `engine(layer, x, top_k_index, top_k_weights)` computes one call. For inference only; calls from several threads run
+    one at a time. A context manager; `close()` ends its threads and frees its memory. On a GPU a call may return before
+    it is finished; the next call, `flush()`, `stats()` or `close()` then raises what the guard finds in it. Invalid
+    arguments raise ValueError or TypeError with the keyword's name.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Engine:
         guard: str = "raise",
         lanes: str = "auto",
         threads: int | None = None,
-        calibration: Any = None,
-        profile: Mapping[str, Any] | str | Path | None = None,
+        calibration: Calibration | str | Path | None = None,
+        profile: Mapping[str, object] | str | Path | None = None,
         adaptive: bool = False,
     ) -> None:
         self.settings = settings(
@@ -88,23 +89,27 @@ class Engine:
         self.store = store
         self.device = self.settings.device
         self.threads = self.settings.threads
-        chosen = chosen_experts(store, self.settings, profile)
-        self.spending = spent(store, self.settings, self._row_bytes())
-        self.calibration, locked = chosen_calibration(store, self.settings, self.spending, calibration)
+        chosen = static_experts(store, self.settings, profile)
+        self.spending = divided_budget(store, self.settings, self._row_bytes())
+        self.calibration, locked = calibration_for(store, self.settings, self.spending, calibration, Engine)
         self._costs = getattr(self.calibration, "costs", None)
-        self._adapting = Adapting(self._costs) if self._costs is not None and self.settings.adaptive else None
+        self._adapting = AdaptiveCosts(self._costs) if self._costs is not None and self.settings.adaptive else None
         self._tallies: defaultdict[int, Counts] = defaultdict(Counts)
         self._faults, self._trace = Faults(store), Trace()
-        self._turns, self._number, self._positions = Turns(), 0, 0
-        self._assign = assign  # benchmarks put other rules here
+        self._lock, self._number, self._positions = EngineLock(), 0, 0
+        self._assign = assign  # benchmarks set other rules here
         self._guard = Guard(store, self._faults, self.settings.guard)
-        self._entry = torch.compiler.disable(Engine._call)  # here: it brings in torch's compiler, which takes a second
-        # a GPU's flags are read one call later; without a device lane it has no rows, and all of a call is the host's
+        self._entry = torch.compiler.disable(
+            Engine._call
+        )  # created here because it imports torch's compiler, which takes a second
+        # a GPU's flags are read one call later; without a device lane the whole call runs on the host
         self._deferred = self.device.type == "cuda" and self.spending.device_lane
-        self._on_host = self.device.type == "cuda" and not self._deferred  # no memory there at all: x comes over
+        self._on_host = (
+            self.device.type == "cuda" and not self._deferred
+        )  # no memory on the GPU, so x is copied to the host
         self._lanes = self._allocate(chosen)
         self._transport, self._runs_ahead = self._lanes.transport, self._lanes.runs_ahead
-        del locked  # pages that were locked to calibrate are the machine's now
+        del locked  # the machine holds the page lock that the calibration took
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -117,8 +122,8 @@ class Engine:
     ) -> Tensor:
         """out[t] = sum over j = 0..k-1, in this order, of top_k_weights[t, j] * expert top_k_index[t, j] of x[t]
 
-        x [T, H] in float32, bfloat16 or float16, top_k_index [T, k] in int32 or int64, top_k_weights [T, k] in a dtype
-        of their own -> a fresh [T, H] in x's dtype. Rows are float32, and so is their sum, which is rounded once. An
+        x [T, H] in float32, bfloat16 or float16, top_k_index [T, k] in int32 or int64, top_k_weights [T, k] in any of
+        these float dtypes -> a fresh [T, H] in x's dtype. Rows and their sum are float32; the sum is rounded once. An
         index of -1 or E skips its slot, and its weight is not read.
 
         Raises RoutingError for another index out of range, before any lane starts; NumericsError for NaN and Inf
@@ -137,20 +142,22 @@ class Engine:
         if self._on_host:
             x, top_k_index, top_k_weights = x.cpu(), top_k_index.cpu(), top_k_weights.cpu()
         with torch.no_grad() if torch.is_grad_enabled() else _AS_IT_IS:
-            out = self._turns.take(self._made, begin, experts, layer, x, top_k_index, top_k_weights)
+            out = self._lock.take(self._locked_call, begin, experts, layer, x, top_k_index, top_k_weights)
         return out.to(self.device) if self._on_host else out
 
-    def _made(self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor) -> Tensor:
-        ids, counts, skips = self._routed(layer, index, x, experts)
-        begin = max(begin, self._lanes.until)  # the call before had the time until then
-        assignment = self._begun(layer, x, ids, counts)
+    def _locked_call(
+        self, begin: float, experts: int, layer: int, x: Tensor, index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
+        ids, counts, skips = self._count_routes(layer, index, x, experts)
+        begin = max(begin, self._lanes.until)  # the time until then was counted for the call before
+        assignment = self._begin_early(layer, x, ids, counts)
         tally = self._tallies[layer]
         weights = top_k_weights if self._deferred else top_k_weights.float()  # a GPU's merge reads any dtype
         if skips:
             weights = weights.masked_fill(ids.to(weights.device) < 0, 0.0)
         self._number += 1
         if self._faults.on:
-            x, weights = self._faults.given(layer, self._number, x, weights)
+            x, weights = self._faults.apply_to_inputs(layer, self._number, x, weights)
         bound = tally.bound
         try:
             out = self._pieces(layer, x, ids, weights, counts, tally, assignment)
@@ -172,51 +179,55 @@ class Engine:
         return out
 
     def begin_forward(self, batch: int, positions: int) -> None:
-        """A model's forward begins: until its end tokens are batch x positions, and reports say which."""
+        """Begins a model's forward: until its end, tokens are batch x positions, and reports name both."""
         self._positions = positions
         self._guard.begin()
 
-    def end_forward(self, made: Tensor | None = None) -> None:
-        """A model's forward is over: raises what the guard found in its last layers, and in `made` ([rows, any])."""
+    def end_forward(self, output: Tensor | None = None) -> None:
+        """Ends a model's forward: raises what the guard found in its last layers, and in the output `made` ([rows,
+        any]).
+        """
         self._positions = 0
         self.flush()
-        self._guard.look_after(made, self._number)
+        self._guard.check_output(output, self._number)
 
-    def _routed(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
-        """ids [T, k] on the host with -1 where a slot is skipped, tokens of each expert, and whether any is skipped."""
+    def _count_routes(self, layer: int, index: Tensor, x: Tensor, experts: int) -> tuple[Tensor, list[int], bool]:
+        """ids [T, k] on the host with -1 for skipped slots, tokens of each expert, and whether a slot is skipped."""
         lanes = self.settings.lanes
         alone = self._caches[layer].holds >= experts if lanes == "auto" else lanes in ("copied", "cached")
         ids = self._lanes.to_host(index, x, alone)
-        counts, skips = counted(layer, ids, experts)
+        counts, skips = count_tokens(layer, ids, experts)
         if skips:
             there = ids.numpy()
             ids = torch.from_numpy(np.where(there == experts, -1, there))
         return ids.contiguous(), counts, skips
 
-    def _begun(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
-        """Where the experts of a call of one token go, and the CPU's begun: all else is done while it works."""
-        lanes, found = self._lanes, None
+    def _begin_early(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
+        """The assignment of a call of one token, whose CPU work begins here so that it overlaps all the rest; otherwise
+        None.
+        """
+        lanes, assignment = self._lanes, None
         if not isinstance(lanes, DeviceLanes):
             return None
         if x.shape[0] == 1 and ids.shape[1] <= lanes.most_rows:
-            found = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
-            if found.cpu and not self._faults.on:
-                lanes.cpu.begin_early(layer, x, found.cpu, counts)
+            assignment = self._assign(counts, 1, self._caches[layer], self.settings, self.spending, self._costs)
+            if assignment.cpu and not self._faults.on:
+                lanes.cpu.begin_early(layer, x, assignment.cpu, counts)
         lanes.look_back()
-        return found
+        return assignment
 
     def _pieces(
         self, layer: int, x: Tensor, ids: Tensor, weights: Tensor, counts: list[int], tally: Counts,
         assignment: Assignment | None,
     ) -> Tensor:  # fmt: skip
-        """The call in as many pieces as the workspace asks for; mostly one."""
+        """Computes the call in as many pieces as the workspace requires; mostly one."""
         step = max(1, self._lanes.most_rows // max(1, ids.shape[1]))
         if x.shape[0] <= step:
             return self._piece(layer, x, ids, weights, counts, tally, 0, assignment)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for first in range(0, len(x), step):
             at = slice(first, first + step)
-            counts, _ = counted(layer, ids[at], len(counts))
+            counts, _ = count_tokens(layer, ids[at], len(counts))
             out[at] = self._piece(layer, x[at], ids[at], weights[at], counts, tally, first)
         return out
 
@@ -264,118 +275,118 @@ class Engine:
         return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in held)
 
     def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
-        """A lane raised: what it was filling is not to be trusted."""
+        """Forgets the contents of caches and arenas after a lane raised."""
         for expert in (*assignment.cached, *assignment.copied, *assignment.uploads):
             cache.forget(expert)
         if self._lanes.streaming is not None:
             self._lanes.streaming.forget()
 
     def _check(self) -> None:
-        self._turns.check()
+        self._lock.check()
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"{OP}: it cannot be captured in a CUDA graph: which lane computes an expert is decided on the CPU at "
-                "every call; capture what lies between the calls"
+                f"{OP}: it cannot be captured in a CUDA graph, because the CPU decides at every call which lane "
+                "computes an expert; capture the work between the calls"
             )
 
-    # -- what it tells ------------------------------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """What was counted since the engine was made, or since reset_stats(): totals and `.layers[layer]`.
+        """Counters since the engine was created, or since reset_stats(): totals and `.layers[layer]`.
 
-        In a fork: what was counted before it.
+        In a forked process: the counters from before the fork.
         """
-        if not self._turns.forked:
+        if not self._lock.forked:
             self.flush()
         return Stats.of(self._tallies)
 
     def reset_stats(self) -> None:
-        if not self._turns.forked:
+        if not self._lock.forked:
             self.flush()
         self._tallies.clear()
 
     def explain(self) -> Explanation:
-        """Budget, lanes, costs, thresholds and what limits, in words; `to_dict()` for machines."""
+        """Budget, lanes, costs, thresholds and bottlenecks, in words; `to_dict()` for programs."""
         return explain(self)
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a call may return before the CPU is through with it, as it may before a GPU is."""
+        """Whether a call may return before the CPU has finished it (like work on a GPU)."""
         return self._runs_ahead
 
     @property
     def transport(self) -> tuple[str, str]:
-        """How experts reach the device ("registered", "ring", "memory"), and why so."""
+        """How experts reach the device ("registered", "ring", "memory"), and the reason."""
         return self._transport
 
     def trace(self, path: str | os.PathLike[str]) -> AbstractContextManager[None]:
-        """`with engine.trace("t.json"):` writes what every lane did meanwhile, for Chrome's trace viewer."""
+        """`with engine.trace("t.json"):` records what every lane does in the block, for Chrome's trace viewer."""
         self._check()
         return self._trace.recording(path, self._settle)
 
-    def profile(self) -> dict[str, Any]:
-        """{"counts": {layer: calls that used each expert}} until now: what cache="static" asks for, as JSON has it."""
+    def profile(self) -> dict[str, dict[str, list[int]]]:
+        """{"counts": {layer: calls that used each expert}} so far, ready for JSON: the input of cache="static"."""
         return {"counts": {str(layer): cache.profile for layer, cache in self._caches.items()}}
 
     def flush(self) -> None:
-        """Waits for what is under way, and raises what the guard found in it: to be called at a model's end."""
-        self._turns.take_if_open(lambda: self._lanes.flush())
+        """Waits for work under way, and raises what the guard found in it; call it at the end of a model's forward."""
+        self._lock.take_if_open(lambda: self._lanes.flush())
 
     def _settle(self) -> None:
-        if not self._turns.forked:
-            self._turns.take_if_open(lambda: self._lanes.settle())
+        if not self._lock.forked:
+            self._lock.take_if_open(lambda: self._lanes.settle())
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        return self._turns.closed
+        return self._lock.closed
 
     def close(self) -> None:
-        """Ends the engine's threads and gives its memory back. Twice is once.
+        """Ends the engine's threads and frees its memory. May be called twice.
 
-        Raises what nobody has heard of the last call: what went wrong in the CPU's part, or what the guard found
-        (guard="raise"). In a `finally` it is raised too, with what is under way as its __context__; at the end of a
-        `with` block what ended the block comes first, and has the other as a note. Within a call of the same thread,
-        as in a signal's handler, the engine is closed when that call is over.
+        Raises errors of the last call that were not raised yet: of the CPU lane, or from the guard (guard="raise"). In
+        a `finally` such an error has the current exception as its __context__. At the end of a `with` block the block's
+        own exception wins, and carries the other as a note. Inside a call of the same thread, for example in a signal
+        handler, the engine closes when that call ends.
         """
-        self._turns.close(self._end)
+        self._lock.close(self._end)
 
     def _end(self) -> None:
         try:
             self._lanes.close()
         finally:
-            del self._lanes  # what it keeps for the next call holds the arenas
+            del self._lanes  # the lanes still refer to the arenas
             self._memory.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._turns.close(self._end, value)
+        self._lock.close(self._end, value)
 
-    def __reduce__(self) -> Any:
-        raise not_sent()
+    def __reduce__(self) -> NoReturn:
+        raise pickling_error()
 
     def __repr__(self) -> str:
         return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
 
     def _row_bytes(self) -> int:
-        """Of the workspace on a GPU, a route: its row, h, and its places in lists."""
+        """Bytes of a route in a GPU's workspace: its row, h, and its entries in lists."""
         if self.device.type != "cuda":
             return 0
         return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
-        memory = self._memory = Memory(self.store, self.settings, self.spending, chosen)
+        memory = self._memory = SlotMemory(self.store, self.settings, self.spending, chosen)
         self._arenas, self._caches = memory.arenas, memory.caches
         of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
         look = None if self.settings.guard == "off" else self._guard.look
-        told = look, not self.settings.adaptive  # which learns from the times of a call at its end
-        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *told)
+        options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
+        return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)
 
-    def _machine(self) -> Any:
-        return Cuda(self.store, self.device) if self._deferred else None
+    def _machine(self) -> CudaMachine | None:
+        return CudaMachine(self.store, self.device) if self._deferred else None

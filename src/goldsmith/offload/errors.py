@@ -1,4 +1,4 @@
-"""What can be wrong with a store or a call, each error with the place it is about."""
+"""The exceptions of stores, calls and models; each names the place of the error."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ class StoreError(ValueError):
 
 
 class StoreCorrupt(StoreError):
-    """Bytes of a store are not those that were written: damaged, cut off, or of another kind
+    """A store's bytes are not those that were written: damaged, truncated, or not a store's
 
-    layer, expert, section    where, as far as it is known: None where the whole file, or its header, is meant
+    layer, expert, section    the place, as far as known; None for the whole file or its header
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class StoreCorrupt(StoreError):
 class StoreMismatch(StoreError):
     """A store holds other weights than the model; the text names the first difference
 
-    layer, expert    where it is, None where the whole store is meant
+    layer, expert    the place; None for the whole store
     """
 
     def __init__(self, text: str, *, layer: int | None = None, expert: int | None = None) -> None:
@@ -32,8 +32,8 @@ class StoreMismatch(StoreError):
 
 
 class RoutingError(ValueError):
-    """An expert's number that is out of range; the text names layer, row, slot, value and range."""
+    """An expert index out of range; the text names layer, row, slot, value and range."""
 
 
 class UnsupportedModel(ValueError):
-    """A model whose experts are not computed here; the text names the class and the property."""
+    """A model whose experts the Engine cannot compute; the text names the class and the property."""

@@ -1,33 +1,57 @@
-"""What the engine is, in words and numbers: the budget, the lanes, the costs, what limits, and what would help."""
+"""The explanation of an engine in words and numbers: budget, lanes, costs, bottlenecks, and what would help."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from .assign import PREFILL
-from .costs import slower
-from .plan import quickest
-from .statistics import Counts
+import torch
 
-if TYPE_CHECKING:
-    from .costs import Costs
-    from .engine import Engine
+from .calibration.calibration import Calibration
+from .memory.budget import Spending
+from .observe.statistics import Counts, Stats
+from .planning.assignment import PREFILL
+from .planning.costs import Costs, slower
+from .planning.plan import quickest
+from .settings import EngineSettings
+from .store.expert_store import ExpertStore
 
-PROMPT = 512  # tokens of the prompt that is spoken of
+PROMPT = 512  # tokens of the prompt in the explanation
 _FASTER: dict[str, tuple[str, ...]] = {
     "cpu": ("cpu_bytes_per_s", "cpu_flops"),
     "link": ("link_bytes_per_s", "link_beside_bytes_per_s"),
 }
 _FASTER |= {"dram": ("dram_bytes_per_s",), "device": ("device_bytes_per_s", "device_flops")}
 _CURVES = {"cpu": ("cpu_curve", "cpu_beside_curve"), "device": ("device_curve",)}
-_LIMITS = {"both": "what a call takes that goes to the CPU and to the device"}
+_LIMITS = {"both": "the least time of a call that uses both the CPU and the device"}
+
+
+class ExplainedEngine(Protocol):
+    """The part of Engine that is explained."""
+
+    @property
+    def store(self) -> ExpertStore: ...
+    @property
+    def settings(self) -> EngineSettings: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def spending(self) -> Spending: ...
+    @property
+    def calibration(self) -> Calibration | None: ...
+    @property
+    def transport(self) -> tuple[str, str]: ...
+    @property
+    def closed(self) -> bool: ...
+    def stats(self) -> Stats: ...
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """`str()` has a line for each point; `to_dict()` the same for machines."""
+    """`str()` has one line per point; `to_dict()` has the same facts for programs."""
 
     lines: tuple[str, ...]
     facts: dict[str, Any]
@@ -39,42 +63,42 @@ class Explanation:
         return dict(self.facts)
 
 
-def explain(engine: Engine) -> Explanation:
-    store, asked, stats = engine.store, engine.settings, engine.stats()
+def explain(engine: ExplainedEngine) -> Explanation:
+    store, settings, stats = engine.store, engine.settings, engine.stats()
     transport, why = engine.transport
     facts: dict[str, Any] = {
-        "device": str(engine.device), "threads": engine.threads, "format": store.format, "lanes": asked.lanes,
-        "cache": asked.cache, "prefill": asked.prefill, "guard": asked.guard, "budget": engine.spending.to_dict(),
-        "transport": transport, "transport_why": why,
+        "device": str(engine.device), "threads": engine.threads, "format": store.format, "lanes": settings.lanes,
+        "cache": settings.cache, "prefill": settings.prefill, "guard": settings.guard,
+        "budget": engine.spending.to_dict(), "transport": transport, "transport_why": why,
     }  # fmt: skip
     lines = [
         f"store     {store.path}: {len(store.layers)} layers in {store.format}, {_size(store.nbytes)}",
-        f"CPU lane  {engine.threads} threads, experts where they are mapped",
+        f"CPU lane  {engine.threads} threads, experts read from the mapped store",
         *_budget(engine),
     ]
     if engine.spending.device_lane:
         lines.append(f"copies    {transport}: {why}")
     costs = getattr(engine.calibration, "costs", None)
     if costs is None:
-        lines.append("costs     none were asked for: no choice hangs on them here")
+        lines.append("costs     not measured: no decision depends on them here")
     else:
         used, hits = _typical(stats, store.num_experts(store.layers[0]))
-        found = _costs(costs, store.num_experts(store.layers[0]), used, hits)
-        facts |= found
-        lines += _told(found, asked.prefill)
+        predictions = _costs(costs, store.num_experts(store.layers[0]), used, hits)
+        facts |= predictions
+        lines += _cost_lines(predictions, settings.prefill)
         facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
         if getattr(engine.calibration, "busy", False):
-            lines.append(f"          made on a busy machine: others took {others:.0%} of the processors' time")
+            lines.append(f"          measured on a busy machine: others took {others:.0%} of the processors' time")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats, engine.spending.device_lane))
     facts["closed"] = engine.closed
     if engine.closed:
-        lines.append("closed    the engine was closed, and computes no more: the lines above are of the time before")
+        lines.append("closed    the engine was closed and computes no more; the lines above describe the time before")
     return Explanation(tuple(lines), facts)
 
 
-def _budget(engine: Engine) -> list[str]:
+def _budget(engine: ExplainedEngine) -> list[str]:
     spending = engine.spending
     if not spending.device_lane:
         return [f"device    off: {spending.why_off}"]
@@ -89,7 +113,7 @@ def _budget(engine: Engine) -> list[str]:
 
 
 def _typical(stats: Counts, experts: int) -> tuple[int, float]:
-    """How many experts a call of one token has, and how many of them are in the cache: as seen, or 8 and none."""
+    """(experts of a call of one token, share of them in the cache): as observed, or 8 and none."""
     decode = stats.calls - stats.prefill_calls
     if not decode or stats.prefill_calls:
         return min(8, experts), stats.hit_rate or 0.0
@@ -102,79 +126,81 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
         "decode": ([1] * used + [0] * (experts - used), range(round(hits * used))),
         "prefill": ([each] * experts, range(0)),
     }
-    least = costs.break_even()
-    told = {name: [list(point) for point in value] if isinstance(value, tuple) else value
+    break_even = costs.break_even()
+    listed = {name: [list(point) for point in value] if isinstance(value, tuple) else value
             for name, value in asdict(costs).items()}  # fmt: skip
-    found: dict[str, Any] = {"costs": told, "stream_tokens_per_expert": least}
-    found["stream_tokens"] = least * experts / used
+    facts: dict[str, Any] = {"costs": listed, "stream_tokens_per_expert": break_even}
+    facts["stream_tokens"] = break_even * experts / used
     for name, (counts, cached) in calls.items():
-        now = quickest(counts, cached, costs)
+        best = quickest(counts, cached, costs)
         gains = {}
         for lane in _FASTER:
             faster = _twice(costs, lane)
-            gains[lane] = now.predicted / quickest(counts, cached, faster).predicted - 1
-        found[name] = {"predicted": now.predicted, "limiting": now.limiting, "twice_as_fast": gains}
-        found[name] |= {"experts": {"cpu": len(now.cpu), "copied": len(now.copied), "cached": len(now.cached)}}
-    found["cpu_alone"] = not any(quickest(counts, held, costs).cached for counts, _ in calls.values()
-                                 for held in (range(1), range(used), range(experts)))  # fmt: skip
-    return found
+            gains[lane] = best.predicted / quickest(counts, cached, faster).predicted - 1
+        facts[name] = {"predicted": best.predicted, "limiting": best.limiting, "twice_as_fast": gains}
+        facts[name] |= {"experts": {"cpu": len(best.cpu), "copied": len(best.copied), "cached": len(best.cached)}}
+    facts["cpu_alone"] = not any(quickest(counts, held_experts, costs).cached for counts, _ in calls.values()
+                                 for held_experts in (range(1), range(used), range(experts)))  # fmt: skip
+    return facts
 
 
 def _curves(costs: dict[str, Any]) -> list[str]:
-    """What an expert takes on the CPU, where that was measured by tokens."""
-    found = []
+    """Lines with the seconds of an expert on the CPU by its tokens, if they were measured."""
+    lines = []
     for name, when in (("cpu_curve", ""), ("cpu_beside_curve", " while copies run")):
         points = costs[name]
         if points:
             few = points[:: max(1, (len(points) - 1) // 3)]
-            told = ", ".join(f"{n:.0f}: {_number(seconds * 1e6)}" for n, seconds in few)
-            found.append(f"          us of an expert on the CPU{when}, by its tokens: {told}")
-    return found
+            times = ", ".join(f"{n:.0f}: {_number(seconds * 1e6)}" for n, seconds in few)
+            lines.append(f"          us per expert on the CPU{when}, by its tokens: {times}")
+    return lines
 
 
 def _twice(costs: Costs, lane: str) -> Costs:
-    """A machine one of whose lanes needs half the time."""
+    """The costs of a machine with one lane twice as fast."""
     changes: dict[str, Any] = {rate: 2 * getattr(costs, rate) for rate in _FASTER[lane] if getattr(costs, rate)}
     changes |= {name: slower(getattr(costs, name), 0.5) for name in _CURVES.get(lane, ())}
     return replace(costs, **changes)
 
 
-def _told(found: dict[str, Any], prefill: Any) -> list[str]:
-    costs = found["costs"]
+def _cost_lines(facts: dict[str, Any], prefill: str | int) -> list[str]:
+    costs = facts["costs"]
     rates = ", ".join(
         f"{lane} {_number(costs[f'{lane}_bytes_per_s'] / 1e9)}" for lane in ("cpu", "link", "dram", "device")
     )
-    even = f"{found['stream_tokens_per_expert']:.0f} tokens an expert, about {found['stream_tokens']:,.0f} in all"
+    even = f"{facts['stream_tokens_per_expert']:.0f} tokens per expert, about {facts['stream_tokens']:,.0f} in all"
     lines = [
         f"costs     GB/s: {rates}; CPU {_number(costs['cpu_flops'] / 1e12)} TFLOP/s",
         *_curves(costs),
         f"prompts   calls of more than {PREFILL} tokens, prefill={prefill!r}; link and CPU break even at {even}",
     ]
     for name in ("decode", "prefill"):
-        of, gains = found[name], found[name]["twice_as_fast"]
+        prediction, gains = facts[name], facts[name]["twice_as_fast"]
         helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
-        split = ", ".join(f"{n} {lane}" for lane, n in of["experts"].items() if n)
-        limit = _LIMITS.get(of["limiting"], of["limiting"])
-        lines.append(f"{name:9} {_number(of['predicted'] * 1e3)} ms a layer ({split}), limited by {limit}; {helps}")
-    if found["cpu_alone"]:
-        asked = f"a call with any expert elsewhere takes {costs['device_latency'] * 1e3:.2g} ms by itself"
+        split = ", ".join(f"{n} {lane}" for lane, n in prediction["experts"].items() if n)
+        limit = _LIMITS.get(prediction["limiting"], prediction["limiting"])
         lines.append(
-            f"          the CPU alone is the quickest way for these experts: {asked}; gpu_budget=0 does the same"
+            f"{name:9} {_number(prediction['predicted'] * 1e3)} ms per layer ({split}), limited by {limit}; {helps}"
         )
+    if facts["cpu_alone"]:
+        latency = f"a call with any expert elsewhere takes at least {costs['device_latency'] * 1e3:.2g} ms"
+        lines.append(f"          the CPU alone is quickest for these experts: {latency}; gpu_budget=0 does the same")
     return lines
 
 
 def _achieved(stats: Counts, device: bool) -> str:
     if not stats.calls:
         return "so far    no calls"
-    told = [f"{stats.calls} calls, {_number(stats.t_wall * 1e3 / stats.calls)} ms each"]
+    parts = [f"{stats.calls} calls, {_number(stats.t_wall * 1e3 / stats.calls)} ms each"]
     if stats.bound_share is not None:
-        told.append(f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({stats.bound_share:.0%} of the bound)")
+        parts.append(f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({stats.bound_share:.0%} of the bound)")
     if device and stats.hit_rate is not None:
-        told.append(f"hit rate {stats.hit_rate:.0%} (it is the router's; random or tiny models have no locality)")
+        parts.append(
+            f"hit rate {stats.hit_rate:.0%} (it depends on the router; random or tiny models have no locality)"
+        )
     if stats.limiting:
-        told.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")
-    return "so far    " + ", ".join(told)
+        parts.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")
+    return "so far    " + ", ".join(parts)
 
 
 def _size(nbytes: float) -> str:
@@ -185,5 +211,5 @@ def _size(nbytes: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, and no powers of ten for a reader."""
+    """Three significant digits, never in scientific notation."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -1,11 +1,10 @@
-"""The Engine's keywords, checked: what a caller may say, and in which words it is refused."""
+"""The Engine's keywords: checks, and messages for invalid values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,13 +18,13 @@ LANES = ("auto", "cpu", "copied", "cached", "mixed")
 GUARDS = ("raise", "warn", "off")
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_MOST_BYTES = 2**63 - 1  # what a size is anywhere below
+_MOST_BYTES = 2**63 - 1  # the unit of a size in messages
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?(?:[iI]?[bB]))?\s*")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the Engine was asked for. gpu_budget: bytes, or None for "auto"; prefill: a word, or a count of tokens."""
+class EngineSettings:
+    """The checked keywords. gpu_budget: bytes, or None for "auto"; prefill: a word, or a count of tokens."""
 
     device: torch.device
     gpu_budget: int | None
@@ -38,9 +37,10 @@ class Settings:
 
 
 def settings(
-    *, device: Any, gpu_budget: Any, cache: Any, prefill: Any, guard: Any, lanes: Any, threads: Any, adaptive: Any
-) -> Settings:
-    """Raises ValueError, or TypeError for a value of the wrong kind, that names the keyword and what it may be."""
+    *, device: str | torch.device, gpu_budget: str | int, cache: str, prefill: str | int, guard: str, lanes: str,
+    threads: int | None, adaptive: bool,
+) -> EngineSettings:  # fmt: skip
+    """Checks the Engine's keywords. Raises ValueError or TypeError with the keyword's name and its valid values."""
     check_choice(OP, "cache", cache, CACHES)
     check_choice(OP, "guard", guard, GUARDS)
     check_choice(OP, "lanes", lanes, LANES)
@@ -49,7 +49,7 @@ def settings(
     if isinstance(prefill, str):
         check_choice(OP, "prefill", prefill, PREFILLS)
     elif prefill < 1:
-        raise ValueError(f"{OP}: prefill={prefill}, wanted a count of at least 1 token, from which layers are streamed")
+        raise ValueError(f"{OP}: prefill={prefill}, wanted at least 1: the token count from which layers are streamed")
     if not isinstance(adaptive, bool):
         raise TypeError(f"{OP}: adaptive={adaptive!r}, wanted True or False")
     where = chosen_device(device)
@@ -58,12 +58,12 @@ def settings(
         raise TypeError(f"{OP}: threads={threads!r}, wanted a whole number of at least 1, or None")
     if not 1 <= count <= 1024:
         raise ValueError(f"{OP}: threads={threads}, wanted a number from 1 to 1024")
-    return Settings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
+    return EngineSettings(where, parse_budget(gpu_budget), cache, prefill, guard, lanes, count, adaptive)
 
 
-def check_store(store: Any, exact: Any) -> None:
-    """Whether this is a store, and one that may be taken: exact=True refuses a format that rounds."""
-    from .store import ExpertStore
+def check_store(store: object, exact: object) -> None:
+    """Raises unless `store` is an ExpertStore that may be used: exact=True refuses a format that rounds."""
+    from .store.expert_store import ExpertStore
 
     if not isinstance(store, ExpertStore):
         raise TypeError(f"{OP}: store is {kind(store)}, wanted an ExpertStore: ExpertStore.open(path)")
@@ -76,51 +76,54 @@ def check_store(store: Any, exact: Any) -> None:
         )
 
 
-def not_sent() -> TypeError:
-    """Why an engine, and a model that has one, cannot be pickled, and what to do instead."""
+def pickling_error() -> TypeError:
+    """The error for pickling an engine or a model that has one, with what to do instead."""
     return TypeError(
-        f"{OP}: it cannot be pickled, nor the model whose experts it computes: its threads and its memory are this "
-        "process's. In another one, make an Engine over ExpertStore.open(path), or call offload.from_pretrained: they "
-        "share the store's pages. To save the model, detach() of what offload() returned gives the plain one first"
+        f"{OP}: it cannot be pickled, nor can a model whose experts it computes: its threads and memory are "
+        "this process's. In another process, make an Engine over ExpertStore.open(path), or call "
+        "offload.from_pretrained: they share the store's pages. To save the model, call detach() on the result of "
+        "offload(), which gives the plain one"
     )
 
 
-def parse_budget(value: Any) -> int | None:
+def parse_budget(value: str | int) -> int | None:
     """Bytes of "6GiB", "6GB", "500MiB" or a whole number; None for "auto"; ValueError for anything else."""
     if isinstance(value, str):
         if value.strip().lower() == "auto":
             return None
-        found = _AMOUNT.fullmatch(value)
-        amount = float(found[1]) * _UNITS[(found[2] or "B").upper()] if found else -1
-        if 0 <= amount <= _MOST_BYTES:  # digits enough are infinite
+        match = _AMOUNT.fullmatch(value)
+        amount = float(match[1]) * _UNITS[(match[2] or "B").upper()] if match else -1
+        if 0 <= amount <= _MOST_BYTES:  # float() turns very long numbers into infinity
             return int(amount)
     elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_BYTES:
         return value
-    said = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}..."
-    raise ValueError(f"{OP}: gpu_budget={said} is no amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'")
+    text = repr(value) if len(repr(value)) <= 40 else f"{repr(value)[:40]}..."
+    raise ValueError(
+        f"{OP}: gpu_budget={text} is not an amount of memory; give 'auto', bytes, or '6GiB', '6GB', '500MiB'"
+    )
 
 
-def chosen_device(device: Any) -> torch.device:
+def chosen_device(device: str | torch.device) -> torch.device:
     if isinstance(device, str) and device == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{OP}: device={device!r} is no device; give 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
-    if found.type == "cpu":
+        raise ValueError(f"{OP}: device={device!r} is not a device; give 'auto', 'cpu', 'cuda' or 'cuda:N'") from error
+    if parsed.type == "cpu":
         return torch.device("cpu")
-    if found.type != "cuda":
-        raise ValueError(f"{OP}: device={device!r}: experts are computed on 'cpu' and 'cuda' alone")
+    if parsed.type != "cuda":
+        raise ValueError(f"{OP}: device={device!r}: experts are computed only on 'cpu' and 'cuda'")
     if not torch.cuda.is_available():
         raise ValueError(f"{OP}: device={device!r}, but torch sees no CUDA device; give 'cpu', or 'auto'")
-    index = torch.cuda.current_device() if found.index is None else found.index
+    index = torch.cuda.current_device() if parsed.index is None else parsed.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"{OP}: device={device!r}, but the last CUDA device is cuda:{torch.cuda.device_count() - 1}")
     return torch.device("cuda", index)
 
 
 def free_memory(device: torch.device) -> int:
-    """What "auto" is: a GPU's free memory less max(1 GiB, 5 %); 0 on a CPU, which copies would not make faster."""
+    """The budget "auto": a GPU's free memory less max(1 GiB, 5 %); 0 on a CPU, where copies would not save time."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)
@@ -128,12 +131,12 @@ def free_memory(device: torch.device) -> int:
 
 
 def default_threads(device: torch.device) -> int:
-    """As many as can run at a time, less one where a thread launches work on a GPU meanwhile."""
+    """The processors that the process may use, less one if a thread launches work on a GPU."""
     return max(1, worth() - (device.type == "cuda"))
 
 
-def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]:
-    """{layer: experts, most used first} of what Engine.profile() gave, for cache="static"."""
+def profile_of(profile: object, experts: Mapping[int, int]) -> dict[int, list[int]]:
+    """{layer: experts, most used first} from the result of Engine.profile(), for cache="static"."""
     import json
     from pathlib import Path
 
@@ -143,22 +146,22 @@ def profile_of(profile: Any, experts: Mapping[int, int]) -> dict[int, list[int]]
         except OSError as error:
             raise ValueError(f"{OP}: profile={str(profile)!r} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
-            raise ValueError(f"{OP}: the profile is no JSON of Engine.profile(): {error}") from error
+            raise ValueError(f"{OP}: the profile is not JSON of Engine.profile(): {error}") from error
     if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):
         raise ValueError(f"{OP}: profile has no 'counts'; give what Engine.profile() returned, or a JSON file of it")
-    found: dict[int, list[int]] = {}
+    experts_by_layer: dict[int, list[int]] = {}
     for layer, count in experts.items():
         counts = profile["counts"].get(str(layer), profile["counts"].get(layer))
         if counts is None:
-            raise ValueError(f"{OP}: the profile says nothing of layer {layer}; it has {sorted(profile['counts'])}")
+            raise ValueError(f"{OP}: the profile lacks layer {layer}; it has {sorted(profile['counts'])}")
         if not _are_counts(counts) or len(counts) != count:
             raise ValueError(
-                f"{OP}: the profile's counts of layer {layer} are no list of {count} whole numbers, one an expert: it "
-                "is another model's, or damaged; take Engine.profile() of this one"
+                f"{OP}: the profile's counts of layer {layer} are not a list of {count} whole numbers, one per expert: "
+                "it belongs to another model, or is damaged; take Engine.profile() of this model"
             )
-        found[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
-    return found
+        experts_by_layer[layer] = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
+    return experts_by_layer
 
 
-def _are_counts(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(isinstance(n, int) and n >= 0 for n in given)
+def _are_counts(counts: object) -> bool:
+    return isinstance(counts, (list, tuple)) and all(isinstance(n, int) and n >= 0 for n in counts)

@@ -1,4 +1,4 @@
-"""Faults on purpose, to see that they are found: for tests of programs that rely on the guard."""
+"""Planted faults, for tests of programs that rely on the guard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from ..core.shapes import check_at_least, check_choice
 from .engine import Engine
-from .faults import PLACES, Fault
+from .guard.faults import PLACES, Fault
 
 OP = "offload.testing.inject"
 
@@ -24,15 +24,15 @@ def inject(
     value: float = math.nan,
     times: int = 1,
 ) -> Iterator[None]:
-    """While it lasts, the next `times` calls of `layer` have a fault
+    """A context manager in which the next `times` calls of `layer` have a fault
 
     stage    "weights" (the expert's numbers), "input" (x), "routing" (the weights of the merge), "gate_up",
-             "activation", "product", "down" (what that stage gives, at every replay too), "transfer" (a slot's bytes,
-             or rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that a replay does
-             not show again)
-    expert   None: every expert that is used. rows: tokens of a call; None: all
-    value    what is planted: NaN, or Inf
-    Raises ValueError for a stage, layer, expert or number of times that there is not.
+             "activation", "product", "down" (the result of that stage, also in every replay), "transfer" (a slot's
+             bytes, or rows on their way to the device), "merge" (a row that no lane writes), "race" (rows that a replay
+             does not reproduce)
+    expert   None: every used expert. rows: tokens of a call; None: all
+    value    the planted value: NaN, or Inf
+    Raises ValueError for an unknown stage, layer or expert, and for an invalid number of times.
     """
     check_choice(OP, "stage", stage, PLACES)
     check_at_least(OP, "times", times, 1)

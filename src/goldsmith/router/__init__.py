@@ -1,7 +1,7 @@
 """Cartesian-product routing to very many tiny experts: OmniMoE, PEER, product-key memory.
 
-The mathematics is in README.md beside this file; each operator is a folder: what it is (op), what it means (reference),
-how it is fast (_triton), on what it is tried (cases).
+README.md in this folder has the mathematics. Each operator is a folder: declaration (op.py), plain torch
+(reference.py), Triton (_triton.py) and test cases (cases.py).
 """
 
 from ._layers import RouterOutput
@@ -15,7 +15,7 @@ from .convert import (
     to_peer_pytorch,
     to_product_key_memory,
 )
-from .measures import Usage, load_balance_loss, usage
+from .load_balance import Usage, load_balance_loss, usage
 from .modules import OmniMoE
 from .peer import PEER
 from .product_topk.op import product_topk

@@ -1,4 +1,4 @@
-"""What the family's operators check and name alike."""
+"""Argument checks and small tensor helpers that the family's operators share."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-CHUNK_BYTES = 4 * 2**20  # what a step of a reference holds: the second cache (64 MiB took twice as long on 2 cores)
+CHUNK_BYTES = 4 * 2**20  # per step of a reference; fits the L2 cache (64 MiB took twice as long on 2 cores)
 DEVICE_CHUNK_BYTES = 64 * 2**20  # the same on other devices, where a launch costs more than a read
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums and scores: float32, or float64 when the inputs are float64."""
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums and scores: float64 for float64 inputs, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def chunk_bytes(device: torch.device) -> int:
-    """What one step of a reference may hold beside its inputs and results."""
+    """Bytes that one step of a reference may hold besides its inputs and results."""
     return CHUNK_BYTES if device.type == "cpu" else DEVICE_CHUNK_BYTES
 
 
 def check_count(op: str, name: str, value: object, about: str = "", *, least: int = 1) -> None:
-    """A whole number of at least 1, or `least`; True is none."""
+    """Refuses a value that is not a whole number of at least `least`; True is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         use = f"; use int({name})" if hasattr(value, "__index__") and not isinstance(value, bool) else ""
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a whole number{about}{use}")
@@ -38,7 +38,7 @@ def check_flag(op: str, name: str, value: object) -> None:
 
 
 def check_fraction(op: str, name: str, value: object) -> None:
-    """A number from 0 up to 1, without 1; True is none."""
+    """Refuses a value that is not a number with 0 <= value < 1; True is not a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name}={value!r} is of type {type(value).__name__}, wanted a number 0 <= {name} < 1")
     if not 0 <= value < 1:
@@ -54,27 +54,27 @@ def check_device(op: str, device: object) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ValueError(
-            f"{op}: device={device!r} is no device of torch; wanted one such as 'cpu' or 'cuda'"
+            f"{op}: device={device!r} is not a torch device; wanted one such as 'cpu' or 'cuda'"
         ) from error
 
 
-def named(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def same_dtype(op: str, tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Every tensor in the dtype of the first."""
+    """Refuses tensors whose dtype differs from the first one's."""
     first, like = tensors[0]
     for name, tensor in tensors[1:]:
         if tensor.dtype != like.dtype:
             raise TypeError(
-                f"{op}: {name} is {named(tensor.dtype)}, but {first} is {named(like.dtype)}; "
+                f"{op}: {name} is {dtype_name(tensor.dtype)}, but {first} is {dtype_name(like.dtype)}; "
                 f"convert one: {name}.to({first}.dtype)"
             )
 
 
-def answers(t: Tensor) -> bool:
-    """Whether it may be asked what it holds: only a CPU answers at once, and vmap not for many samples at a time."""
+def can_inspect(t: Tensor) -> bool:
+    """Whether Python may read t's values: only on a CPU (a GPU would have to wait), not compiled and not under vmap."""
     if t.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     levels = torch._C._functorch.get_interpreter_stack() or ()
@@ -82,15 +82,15 @@ def answers(t: Tensor) -> bool:
 
 
 def add_at(values: Tensor, at: Tensor, size: int) -> Tensor:
-    """[rows, size]: values [rows, k] summed into the places `at` of their row, in ascending order."""
+    """[rows, size]: each row's values [rows, k] added at the positions `at`, in the order of k."""
     out = values.new_zeros(values.shape[0], size)
     if not values.is_cuda:
         return out.scatter_add(-1, at, values)
-    for j in range(values.shape[-1]):  # one entry a row at a time: on a card a scatter of several adds in any order
+    for j in range(values.shape[-1]):  # one entry per row at a time: a GPU's scatter adds several in any order
         out = out.scatter_add(-1, at[:, j : j + 1], values[:, j : j + 1])
     return out
 
 
 def flat(t: Tensor) -> Tensor:
-    """[rows, size], contiguous: how a row is summed must not depend on where it lies."""
+    """[rows, size], contiguous, so that the order of a row's sum does not depend on its place in memory."""
     return t.reshape(math.prod(t.shape[:-1]), t.shape[-1]).contiguous()

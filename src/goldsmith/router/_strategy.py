@@ -1,4 +1,4 @@
-"""Which strategy atomic_experts takes: a rule of shapes alone, so that it needs no look at the routing."""
+"""The rule by which atomic_experts chooses its strategy from shapes and dtype, without reading the routing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 
 import torch
 
-from ._common import FLOATS, check_count, check_device, named
+from ._common import FLOATS, check_count, check_device, dtype_name
 
 STRATEGIES = ("auto", "gather", "sorted", "dense")
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Where matrix products with all experts are the quicker: so many tokens, each with one expert in so many."""
+    """When "dense" is faster: at least `tokens` tokens, k >= num_experts / `one_in`, and one of `dtypes`."""
 
     tokens: int
     one_in: int
     dtypes: tuple[torch.dtype, ...] = FLOATS
 
 
-# from rows of `goldsmith bench`; docs/router.md shows them, and tests/router/test_strategies.py holds the rule to them
+# From measurements with `goldsmith bench`: docs/router.md shows them, tests/router/test_strategies.py checks the rule.
 DENSE = {
-    "cpu": Dense(tokens=64, one_in=16),  # timed in float32, which both strategies make of 16-bit rows
-    # rows have "dense" ahead in bfloat16 alone: products of float32 are IEEE float32, and float16's weighed sum has
-    # such; at 512 tokens and k = N / 16 of float32 it took four times as long forward as "gather"
+    "cpu": Dense(tokens=64, one_in=16),  # timed in float32, to which both strategies convert 16-bit rows
+    # "dense" is faster in bfloat16 only. Products of float32 are IEEE float32, and so is the weighted sum of float16;
+    # in float32, at 512 tokens and k = N / 16, the forward of "dense" took four times as long as that of "gather".
     "cuda": Dense(tokens=1024, one_in=32, dtypes=(torch.bfloat16,)),
 }
 
@@ -32,11 +32,11 @@ DENSE = {
 def choose_strategy(
     tokens: int, k: int, num_experts: int, hidden: int, dtype: torch.dtype, device: torch.device | str
 ) -> str:
-    """ "dense" where tokens and k / num_experts are at least those of the device's rule, in its dtypes, else "gather"
+    """ "dense" if tokens, k / num_experts and dtype satisfy the device's rule, otherwise "gather"
 
-    For `tokens` tokens with k of num_experts experts each, rows of `hidden` numbers of `dtype`, on a device such as
-    "cuda". A pure function of its arguments; the rule, and the measurements behind it, are a table in docs/router.md.
-    "sorted" is never chosen. Raises TypeError and ValueError that name the argument.
+    For `tokens` tokens with k of num_experts experts each, whose rows have `hidden` numbers of `dtype`, on a device
+    such as "cuda". A pure function of its arguments; docs/router.md has the rule and the measurements behind it. It
+    never chooses "sorted". Raises TypeError and ValueError that name the argument.
     """
     op = "router.choose_strategy"
     for name, value in (("tokens", tokens), ("k", k)):
@@ -44,11 +44,11 @@ def choose_strategy(
     for name, value in (("num_experts", num_experts), ("hidden", hidden)):
         check_count(op, name, value)
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
-        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{named(d)}' for d in FLOATS)}")
-    return chosen(tokens, k, num_experts, dtype, check_device(op, device).type)
+        raise TypeError(f"{op}: dtype={dtype!r}, wanted one of: {', '.join(f'torch.{dtype_name(d)}' for d in FLOATS)}")
+    return rule_based_strategy(tokens, k, num_experts, dtype, check_device(op, device).type)
 
 
-def chosen(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:
+def rule_based_strategy(tokens: int, k: int, num_experts: int, dtype: torch.dtype, kind: str) -> str:
     rule = DENSE.get(kind, DENSE["cuda"])
     many = tokens >= rule.tokens and k * rule.one_in >= num_experts
     return "dense" if many and dtype in rule.dtypes else "gather"

@@ -1,9 +1,9 @@
-"""Weights of other projects' layers, to and from ours.
+"""Converts the weights of other projects' layers to and from our modules.
 
-`from_*` gives a module and `to_*` a state dict under their names, both with copies of the tensors; there and back is
-the same bit for bit, but that a BatchNorm's tensors in a 16-bit dtype come back in float32, where our modules keep
-them, their values equal. Unknown or missing keys, tensors of the wrong shape and options that our modules do not have
-raise ValueError and name what was found, tensors of another dtype than the first one's TypeError.
+`from_*` returns a module, `to_*` a state dict with the other project's names; both copy the tensors. A round trip
+repeats bit for bit, with one exception: a BatchNorm's 16-bit tensors come back in float32 with equal values, because
+our modules keep them in float32. Unknown or missing keys, tensors of the wrong shape and unsupported options raise
+ValueError that names the offending key; tensors whose dtype differs from the first one's raise TypeError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.shapes import check_choice, check_dtype, check_tensor, kind
-from ._common import FLOATS, check_count, check_flag, same_dtype, wide
+from ._common import FLOATS, check_count, check_flag, same_dtype, sum_dtype
 from ._layers import Float32BatchNorm, check_k
 from .atomic_experts.op import ACTIVATIONS
 from .modules import PAPER, OmniMoE
@@ -52,32 +52,32 @@ _OUTPUT_NORM = {"output_norm.weight": "output_norm.weight", "output_norm.bias": 
 def from_omnimoe(state_dict: Mapping[str, Tensor], *, k: int, activation: str = "silu") -> OmniMoE:
     """OmniMoE.paper with w_in = up_embed, w_out = down_embed, router_x/y = router_gate_x/y, shared_* = *_proj
 
-    With N rows in the tables and N no square, s = floor(sqrt(N)), as there: experts from s * s on can never be chosen,
-    but their rows are kept.
+    If the number N of rows in the tables is not a square, s = floor(sqrt(N)), as in OmniMoE: experts from s * s on can
+    never be chosen, but their rows are kept.
     """
-    given = _renamed("from_omnimoe", state_dict, _OMNIMOE)
-    s, dim = _matrix("from_omnimoe", "router_gate_x.weight", given["router_x.weight"])
-    rows = _matrix("from_omnimoe", "up_embed.weight", given["w_in"])[0]
+    tensors = _renamed("from_omnimoe", state_dict, _OMNIMOE)
+    s, dim = _matrix("from_omnimoe", "router_gate_x.weight", tensors["router_x.weight"])
+    rows = _matrix("from_omnimoe", "up_embed.weight", tensors["w_in"])[0]
     if s != math.isqrt(rows):
-        raise _wrong("from_omnimoe", "router_gate_x.weight", given["router_x.weight"], f"floor(sqrt({rows})) rows")
-    wide = _matrix("from_omnimoe", "gate_proj.weight", given["shared_gate.weight"])[0]
+        raise _wrong("from_omnimoe", "router_gate_x.weight", tensors["router_x.weight"], f"floor(sqrt({rows})) rows")
+    intermediate = _matrix("from_omnimoe", "gate_proj.weight", tensors["shared_gate.weight"])[0]
     shapes: dict[str, tuple[int, ...]] = {
         "w_in": (rows, dim),
         "w_out": (rows, dim),
         "router_y.weight": (s, dim),
-        "shared_down.weight": (dim, wide),
+        "shared_down.weight": (dim, intermediate),
     }
-    shapes |= {"shared_gate.weight": (wide, dim), "shared_up.weight": (wide, dim)}
+    shapes |= {"shared_gate.weight": (intermediate, dim), "shared_up.weight": (intermediate, dim)}
     batches = {"running_mean": (s,), "running_var": (s,), "num_batches_tracked": ()}
     shapes |= {f"router_norm_{axis}.{name}": shape for axis in "xy" for name, shape in batches.items()}
-    _shapes("from_omnimoe", given, shapes, _OMNIMOE)
+    _shapes("from_omnimoe", tensors, shapes, _OMNIMOE)
     _options("from_omnimoe", k, s, activation)
-    module = OmniMoE.paper(dim, (s, s), k, intermediate_size=wide, activation=activation, device="meta")
-    return _filled(module, given)
+    module = OmniMoE.paper(dim, (s, s), k, intermediate_size=intermediate, activation=activation, device="meta")
+    return _filled(module, tensors)
 
 
 def to_omnimoe(module: OmniMoE) -> State:
-    """Copies as OmniMoE's state dict; the module must be of `OmniMoE.paper`'s form, with a shared expert"""
+    """OmniMoE's state dict, with copies; the module must have the options of `OmniMoE.paper` and a shared expert"""
     _instance("to_omnimoe", module, OmniMoE)
     wanted = {name: (getattr(module, name), value) for name, value in PAPER.items()}
     _form("to_omnimoe", {**wanted, "num_experts": (module.sizes, (module.sizes[0],) * 2)})
@@ -94,11 +94,11 @@ def from_peer_pytorch(
     activation: str = "gelu",
     product_key_topk: int | None = None,
 ) -> PEER:
-    """w_in = weight_down_embed (named in reverse there), w_out = weight_up_embed, keys permuted to (axis, head, s, dim)
+    """w_in = weight_down_embed, w_out = weight_up_embed (the names are swapped there), keys as (axis, head, s, dim)
 
-    k is num_experts_per_head. heads_compete says what non_competing_scores was not: with its default, True there,
-    PEER-pytorch takes one expert per head with weight relu(score), whatever k is, so it has no default here.
-    product_key_topk below the number selected would not be an exact top-k: refused.
+    k is num_experts_per_head. heads_compete is the opposite of non_competing_scores. That is True by default, and
+    PEER-pytorch then takes one expert per head with weight relu(score) for any k; so there is no default here. A
+    product_key_topk below the number of selected experts is refused, because its top-k is not exact.
     """
     function = "from_peer_pytorch"
     check_count(f"router.{function}", "k", k)
@@ -110,23 +110,23 @@ def from_peer_pytorch(
         raise ValueError(f"router.{function}: product_key_topk={product_key_topk} < {k}: no exact top-k, not offered")
     gamma = {"pre_norm.gamma": "norm.gamma"} if "norm.gamma" in _mapping(function, state_dict) else {}
     names = {**_PEER, "keys": "keys", **gamma}
-    given = _renamed(function, state_dict, names)
-    heads, s, dim, key_dim = _keyed(function, given)
-    rows = _matrix(function, names["w_in"], given["w_in"])[0]
+    tensors = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, tensors)
+    rows = _matrix(function, names["w_in"], tensors["w_in"])[0]
     separate = rows == heads * s * s and heads > 1
     shapes = {name: (s * s * (heads if separate else 1), dim) for name in ("w_in", "w_out")}
-    _shapes(function, given, {**shapes, "pre_norm.gamma": (dim,)}, names)
+    _shapes(function, tensors, {**shapes, "pre_norm.gamma": (dim,)}, names)
     _options(function, k, s, activation)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, activation=activation,
         weights="softmax" if heads_compete else "relu", separate_tables=separate,
         pre_norm="rms" if gamma else "none", device="meta",
     )  # fmt: skip
-    return _filled(module, given)
+    return _filled(module, tensors)
 
 
 def to_peer_pytorch(module: PEER) -> State:
-    """Copies as PEER-pytorch's state dict; num_experts_per_head is k there, non_competing_scores weights="relu" """
+    """PEER-pytorch's state dict, with copies; its num_experts_per_head is k, non_competing_scores is weights="relu" """
     _instance("to_peer_pytorch", module, PEER)
     form = {"query_norm": (module.query_norm, "none"), "values_only": (module.values_only, False)}
     form["output_norm"] = (module.output_norm is not None, False)
@@ -134,7 +134,7 @@ def to_peer_pytorch(module: PEER) -> State:
         form["k"] = (module.k, 1)
     _form("to_peer_pytorch", form)
     if module.pre_norm_kind == "layer":
-        raise ValueError("router.to_peer_pytorch: pre_norm='layer'; PEER-pytorch has 'none' or 'rms'")
+        raise ValueError("router.to_peer_pytorch: pre_norm='layer'; PEER-pytorch supports 'none' or 'rms'")
     gamma = {"pre_norm.gamma": "norm.gamma"} if module.pre_norm_kind == "rms" else {}
     return _exported(module, {**_PEER, **gamma})
 
@@ -142,51 +142,51 @@ def to_peer_pytorch(module: PEER) -> State:
 def from_product_key_memory(
     state_dict: Mapping[str, Tensor], *, k: int, compete: bool = True, differentiable_topk: bool = False
 ) -> PEER:
-    """w_out = values, keys permuted to (axis, head, s, dim), query = to_queries, norms as the keys say; values_only
+    """A PEER with values_only: w_out = values, query = to_queries, keys as (axis, head, s, dim), norms as in the state
 
-    k is topk; compete says what non_competitive_gates was not. concat_values_and_combine and differentiable_topk are
+    k is topk; compete is the opposite of non_competitive_gates. concat_values_and_combine and differentiable_topk are
     refused.
     """
     function = "from_product_key_memory"
     check_flag(f"router.{function}", "compete", compete)
     if differentiable_topk:
-        raise ValueError(f"router.{function}: differentiable_topk is not offered: its scores are no top-k's")
+        raise ValueError(f"router.{function}: differentiable_topk is not offered: its scores are not those of a top-k")
     if any(str(name).startswith("maybe_concat_combine") for name in _mapping(function, state_dict)):
         raise ValueError(
-            f"router.{function}: concat_values_and_combine is not offered: values are as wide as the layer"
+            f"router.{function}: concat_values_and_combine is not offered: values must be as wide as the layer"
         )
     batch = any(str(name).startswith("norm.fn.") for name in state_dict)
     names = {**_MEMORY, "keys": "keys", **(_BATCH_NORM if batch else _LAYER_NORM)}
     pre, out = ("pre_layernorm.weight" in state_dict, "output_norm.weight" in state_dict)
     names |= (_PRE_NORM if pre else {}) | (_OUTPUT_NORM if out else {})
-    given = _renamed(function, state_dict, names)
-    heads, s, dim, key_dim = _keyed(function, given)
+    tensors = _renamed(function, state_dict, names)
+    heads, s, dim, key_dim = _keyed(function, tensors)
     shapes = {name: (dim if name.startswith(("pre", "output")) else key_dim,) for name in names if "norm" in name}
-    _shapes(function, given, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
+    _shapes(function, tensors, {**shapes, "norm.num_batches_tracked": (), "w_out": (s * s, dim)}, names)
     _options(function, k, s)
     module = PEER(
         dim, s * s, k, heads=heads, key_dim=key_dim, weights="softmax" if compete else "relu", values_only=True,
         query_norm="batch" if batch else "layer", pre_norm="layer" if pre else "none", output_norm=out, device="meta",
     )  # fmt: skip
-    return _filled(module, given)
+    return _filled(module, tensors)
 
 
 def to_product_key_memory(module: PEER) -> State:
-    """Copies as product-key-memory's state dict, of a module with values_only, a query_norm and one table"""
+    """product-key-memory's state dict, with copies, of a module with values_only, a query_norm and one table"""
     function = "to_product_key_memory"
     _instance(function, module, PEER)
     _form(function, {"values_only": (module.values_only, True), "separate_tables": (module.separate_tables, False)})
     if module.query_norm == "none" or module.pre_norm_kind == "rms":
         raise ValueError(
             f"router.{function}: query_norm={module.query_norm!r}, pre_norm={module.pre_norm_kind!r}; "
-            "product-key-memory has a query_norm of 'layer' or 'batch' and a pre_norm of 'none' or 'layer'"
+            "product-key-memory supports a query_norm of 'layer' or 'batch' and a pre_norm of 'none' or 'layer'"
         )
     names = {**_MEMORY, **(_BATCH_NORM if module.query_norm == "batch" else _LAYER_NORM)}
     names |= _PRE_NORM if module.pre_norm_kind == "layer" else {}
     return _exported(module, names | (_OUTPUT_NORM if module.output_norm is not None else {}))
 
 
-# what they share
+# shared by the converters
 
 
 def _mapping(function: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -196,7 +196,7 @@ def _mapping(function: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]
 
 
 def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str]) -> State:
-    """The tensors by our names; every key of theirs must be there, and no other."""
+    """The tensors by our names; the state must have exactly the other project's keys."""
     _mapping(function, state)
     missing = sorted(set(names.values()) - set(state))
     unknown = sorted(str(name) for name in set(state) - set(names.values()))
@@ -208,7 +208,7 @@ def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str
 
 
 def _same_dtype(op: str, state: State) -> None:
-    """Floats of the first one's dtype, but for a BatchNorm, which may be in float32; its count is an int64."""
+    """Refuses tensors not in the first one's float dtype. A BatchNorm's may be float32, and its count is an int64."""
     first, like = next(iter(state.items()))
     for name, tensor in state.items():
         check_tensor(op, name, tensor)
@@ -217,25 +217,25 @@ def _same_dtype(op: str, state: State) -> None:
             continue
         check_dtype(op, name, tensor, FLOATS)
         of_batches = name.startswith(("router_norm_", "norm.fn."))
-        if not (of_batches and tensor.dtype == wide(like.dtype)):
+        if not (of_batches and tensor.dtype == sum_dtype(like.dtype)):
             same_dtype(op, [(first, like), (name, tensor)])
 
 
-def _keyed(function: str, given: State) -> tuple[int, int, int, int]:
-    """(heads, s, dim, key_dim); puts the keys from (head, s, axis, dim) in our order."""
-    keys = given["keys"]
+def _keyed(function: str, tensors: State) -> tuple[int, int, int, int]:
+    """(heads, s, dim, key_dim); permutes tensors["keys"] from (head, s, axis, dim) to our order."""
+    keys = tensors["keys"]
     if keys.dim() != 4 or keys.shape[2] != 2:
         raise _wrong(function, "keys", keys, "[heads, s, 2, key_dim]")
     heads, s, _, key_dim = keys.shape
-    rows, dim = _matrix(function, "to_queries", given["query.weight"])
+    rows, dim = _matrix(function, "to_queries", tensors["query.weight"])
     if rows != 2 * heads * key_dim:
-        raise _wrong(function, "to_queries", given["query.weight"], f"2 * {heads} * {key_dim} rows, as keys have them")
-    given["keys"] = keys.permute(2, 0, 1, 3)
+        raise _wrong(function, "to_queries", tensors["query.weight"], f"2 * {heads} * {key_dim} rows, to match keys")
+    tensors["keys"] = keys.permute(2, 0, 1, 3)
     return heads, s, dim, key_dim
 
 
-def _options(function: str, k: object, s: int, activation: str = "silu") -> None:
-    """What the module would refuse in its own name."""
+def _options(function: str, k: int, s: int, activation: str = "silu") -> None:
+    """Checks k and activation here, so that an error names the converter and not the module."""
     check_k(f"router.{function}", k, (s, s))
     check_choice(f"router.{function}", "activation", activation, ACTIVATIONS)
 
@@ -246,16 +246,16 @@ def _copied(module: nn.Module, names: Mapping[str, str]) -> State:
 
 
 def _exported(module: PEER, names: Mapping[str, str]) -> State:
-    found = _copied(module, {**names, "keys": "keys"})
-    return found | {"keys": found["keys"].permute(1, 2, 0, 3).contiguous()}
+    state = _copied(module, {**names, "keys": "keys"})
+    return state | {"keys": state["keys"].permute(1, 2, 0, 3).contiguous()}
 
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def _filled(module: Module, given: State) -> Module:
-    """Copies in place of what the module has on the meta device; tables may have more rows than are ever chosen."""
-    for name, value in given.items():
+def _filled(module: Module, tensors: State) -> Module:
+    """The module with its meta tensors replaced by copies; tables may have more rows than can be chosen."""
+    for name, value in tensors.items():
         owner, _, own = name.rpartition(".")
         holder = module.get_submodule(owner)
         copied = value.clone(memory_format=torch.contiguous_format)
@@ -274,10 +274,10 @@ def _matrix(function: str, name: str, value: Tensor) -> Sequence[int]:
     return value.shape
 
 
-def _shapes(function: str, given: State, wanted: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> None:
+def _shapes(function: str, tensors: State, wanted: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> None:
     for ours, shape in wanted.items():
-        if ours in given and tuple(given[ours].shape) != shape:
-            raise _wrong(function, names[ours], given[ours], str(list(shape)))
+        if ours in tensors and tuple(tensors[ours].shape) != shape:
+            raise _wrong(function, names[ours], tensors[ours], str(list(shape)))
 
 
 def _wrong(function: str, name: str, value: Tensor, wanted: str) -> ValueError:
@@ -290,7 +290,7 @@ def _instance(function: str, module: object, wanted: type) -> None:
 
 
 def _form(function: str, form: Mapping[str, tuple[object, object]]) -> None:
-    """Options of the module that the other project does not have."""
+    """Refuses a module whose options differ from what the other project supports: {name: (own, wanted)}."""
     for name, (own, wanted) in form.items():
         if own != wanted:
-            raise ValueError(f"router.{function}: {name}={own!r}, but there it is always {wanted!r}")
+            raise ValueError(f"router.{function}: {name}={own!r}, but the other project supports only {wanted!r}")

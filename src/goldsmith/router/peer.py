@@ -1,25 +1,26 @@
-"""PEER and product-key memories as a module."""
+"""PEER, a product-key layer of tiny experts, as a module; with values_only it is a product-key memory."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..core.shapes import check_choice
-from ._common import check_count, check_flag, check_fraction, wide
+from ._common import check_count, check_flag, check_fraction, sum_dtype
 from ._layers import (
     Float32BatchNorm,
+    Placement,
     RouterOutput,
+    apply_experts,
     axis_sizes,
     check_experts,
     check_h,
     check_k,
-    check_made,
-    looked_up,
+    check_placement,
     over_tokens,
 )
 from .product_topk.op import product_topk
@@ -30,18 +31,18 @@ PRE_NORMS = ("none", "rms", "layer")
 
 
 class PEER(nn.Module):
-    """y = atomic_experts(h', w_in, w_out, weights, indices), the lists of all heads together;  h' = pre_norm(h)
+    """y = atomic_experts(h', w_in, w_out, weights, indices), with the lists of all heads joined;  h' = pre_norm(h)
     weights, indices of head m = product_topk(<q_0m, keys_0m>, <q_1m, keys_1m>, k),   q = query_norm(query h')
 
     h [..., D] -> y [..., D]; forward(h, return_router=True) gives (y, RouterOutput), whose tensors are [..., heads, s]
     and [..., heads, k]. num_experts = s * s. Parameters: query.weight [2*heads*key_dim, D], rows by (axis, head, dim);
-    keys [2, heads, s, key_dim]; w_in, w_out [N, D], or [heads*N, D] with separate_tables=True (head m has rows from
+    keys [2, heads, s, key_dim]; w_in, w_out [N, D], or [heads*N, D] with separate_tables=True (head m uses rows from
     m*N on); those of the norms. values_only=True is a product-key memory: no w_in, y = sum of weights * w_out.
 
-    weights: "softmax" over a head's k, or "relu" of the raw sums, which do not compete. query_norm: "none", "layer" (a
-    LayerNorm over key_dim, shared by heads and axes) or "batch" (a BatchNorm over the tokens, as in PEER's paper: not
-    causal in training). pre_norm: "none", "rms", "layer". output_norm: a LayerNorm of y. dropout: of act(a), as PEER
-    has it. activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
+    weights: "softmax" over a head's k sums, or "relu" of the raw sums, which then do not compete. query_norm: "none",
+    "layer" (a LayerNorm over key_dim, shared by heads and axes) or "batch" (a BatchNorm over the tokens, as in PEER's
+    paper; not causal in training). pre_norm: "none", "rms", "layer". output_norm: a LayerNorm of y. dropout: of act(a),
+    as in PEER. activation, strategy, sparse_grad: see atomic_experts. Raises ShapeError, TypeError, ValueError,
     BackendUnavailable. Source: He 2024, arXiv 2407.04153; Lample et al. 2019, arXiv 1907.05242.
     """
 
@@ -85,30 +86,30 @@ class PEER(nn.Module):
         check_flag(name, "values_only", values_only)
         check_experts(name, activation, strategy, sparse_grad, backend)
         check_fraction(name, "dropout", dropout)
-        check_made(name, device, dtype)
+        check_placement(name, device, dtype)
         self.hidden_size, self.size, self.k, self.heads, self.key_dim = hidden_size, sizes[0], k, heads, key_dim
         self.activation, self.weights, self.query_norm, self.pre_norm_kind = activation, weights, query_norm, pre_norm
         self.separate_tables, self.values_only, self.dropout = separate_tables, values_only, dropout
         self.strategy, self.sparse_grad, self.backend = strategy, sparse_grad, backend
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        precise: dict[str, Any] = {"device": device, "dtype": wide(dtype or torch.get_default_dtype())}
+        factory: Placement = {"device": device, "dtype": dtype}
+        precise: Placement = {"device": device, "dtype": sum_dtype(dtype or torch.get_default_dtype())}
         rows = self.size**2 * (heads if separate_tables else 1)
-        self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **made)
-        self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **made)
+        self.pre_norm = {"rms": _RMSNorm, "layer": nn.LayerNorm}.get(pre_norm, _no_norm)(hidden_size, **factory)
+        self.query = nn.Linear(hidden_size, 2 * heads * key_dim, bias=False, **factory)
         self.norm: Any = (
             Float32BatchNorm(key_dim, **precise)
             if query_norm == "batch"
-            else (nn.LayerNorm if query_norm == "layer" else _no_norm)(key_dim, **made)
+            else (nn.LayerNorm if query_norm == "layer" else _no_norm)(key_dim, **factory)
         )
-        self.keys = nn.Parameter(torch.empty(2, heads, self.size, key_dim, **made))
-        self.w_in = None if values_only else nn.Parameter(torch.empty(rows, hidden_size, **made))
-        self.w_out = nn.Parameter(torch.empty(rows, hidden_size, **made))
-        self.output_norm = (nn.LayerNorm if output_norm else _no_norm)(hidden_size, **made)
+        self.keys = nn.Parameter(torch.empty(2, heads, self.size, key_dim, **factory))
+        self.w_in = None if values_only else nn.Parameter(torch.empty(rows, hidden_size, **factory))
+        self.w_out = nn.Parameter(torch.empty(rows, hidden_size, **factory))
+        self.output_norm = (nn.LayerNorm if output_norm else _no_norm)(hidden_size, **factory)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Unit-RMS h gives logits and preactivations of variance 1."""
+        """Draws weights so that h of RMS 1 gives logits and preactivations of variance 1."""
         nn.init.normal_(self.query.weight, std=self.hidden_size**-0.5)
         nn.init.normal_(self.keys, std=self.key_dim**-0.5)
         if self.w_in is not None:
@@ -118,31 +119,33 @@ class PEER(nn.Module):
             if norm is not None:
                 norm.reset_parameters()
 
-    def forward(self, h: Tensor, *, return_router: bool = False) -> Any:
+    def forward(self, h: Tensor, *, return_router: bool = False) -> Tensor | tuple[Tensor, RouterOutput]:
         check_h("router.PEER", h, self.hidden_size, self.query.weight, return_router)
         normed = h if self.pre_norm is None else self.pre_norm(h)
         x, y = self._logits(normed)
         soft = self.weights == "softmax"
         scores, indices = product_topk(x, y, self.k, weights="softmax" if soft else "none", backend=self.backend)
         weights = scores if soft else torch.relu(scores)
-        out = looked_up(self, normed, functional.dropout(weights, self.dropout, self.training), self._folded(indices))
+        out = apply_experts(
+            self, normed, functional.dropout(weights, self.dropout, self.training), self._folded(indices)
+        )
         if self.output_norm is not None:
             out = self.output_norm(out)
         return (out, RouterOutput(x, y, weights, indices)) if return_router else out
 
     def _logits(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., heads, s] of each axis, in float32."""
+        """(x, y), the logits [..., heads, s] of each axis, in float32 or wider."""
         queries = self.query(h).unflatten(-1, (2, self.heads, self.key_dim))
         if self.query_norm == "batch":
             queries = over_tokens("router.PEER", "query_norm", self.norm, queries)
         elif self.norm is not None:
             queries = self.norm(queries)
         logits = torch.einsum("...ahd,ahsd->...ahs", queries, self.keys.to(queries.dtype))
-        x, y = logits.to(wide(logits.dtype)).unbind(-3)
+        x, y = logits.to(sum_dtype(logits.dtype)).unbind(-3)
         return x, y
 
     def _folded(self, indices: Tensor) -> Tensor:
-        """[..., heads * k] rows of the tables: with separate ones head m has those from m * N on."""
+        """[..., heads * k] row indices of the tables; with separate tables head m's rows start at m * N."""
         if self.separate_tables:
             n = self.size**2
             first = torch.arange(self.heads, device=indices.device).mul(n).unsqueeze(-1)
@@ -154,20 +157,20 @@ class PEER(nn.Module):
 
 
 class _RMSNorm(nn.Module):
-    """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as PEER-pytorch has it: no eps inside, gamma stored minus 1"""
+    """h / max(|h|, 1e-12) * sqrt(D) * (1 + gamma), as in PEER-pytorch: no eps in the root, gamma stored minus 1"""
 
-    def __init__(self, size: int, **made: Any) -> None:
+    def __init__(self, size: int, **factory: Unpack[Placement]) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.empty(size, **made))
+        self.gamma = nn.Parameter(torch.empty(size, **factory))
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.gamma)
 
     def forward(self, h: Tensor) -> Tensor:
-        to = wide(h.dtype)
+        to = sum_dtype(h.dtype)
         unit = functional.normalize(h.to(to), dim=-1)
         return (unit * math.sqrt(h.shape[-1]) * (self.gamma.to(to) + 1)).to(h.dtype)
 
 
-def _no_norm(size: int, **made: Any) -> None:
+def _no_norm(size: int, **factory: Unpack[Placement]) -> None:
     return None

@@ -1,4 +1,4 @@
-"""Every probe that the level has, on more threads than one, for sanitizers to see."""
+"""Runs every probe of the level on two threads, under the sanitizers."""
 
 from goldsmith.core import BackendUnavailable, native
 

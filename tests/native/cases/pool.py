@@ -1,4 +1,4 @@
-"""The thread pool, the errors and the arena of a debug build, from Python as users have them."""
+"""The thread pool, errors and arena of a debug build, called from Python."""
 
 import os
 import sys
@@ -37,11 +37,11 @@ def every_item_is_done_once():
         for items in (0, 1, 2, 7, 1000):
             work(threads, items)
         native.check(LIBRARY.gs_selftest_meet(threads, False))
-    for _ in range(300):  # regions in quick succession: workers that are late, or not parked yet
+    for _ in range(300):  # regions in quick succession: some workers come late or are not parked yet
         work(3, 4)
 
 
-def errors_come_back_and_the_pool_goes_on():
+def errors_are_raised_and_the_pool_keeps_working():
     for threads in (1, 2, 8):
         for bad in (0, 3, 99):
             counts = torch.zeros(100, dtype=torch.int64)
@@ -50,7 +50,7 @@ def errors_come_back_and_the_pool_goes_on():
             assert counts[bad] == 0
         work(threads, 100)
     for threads in (1, 4):
-        memory = "the native library could not get the memory that this call needs"
+        memory = "the native library could not allocate the memory for this call"
         refused(MemoryError, memory, LIBRARY.gs_selftest_throw, threads, 0)
         refused(RuntimeError, "the words of a standard exception", LIBRARY.gs_selftest_throw, threads, 1)
         refused(BackendUnavailable, "this machine has no such thing", LIBRARY.gs_selftest_throw, threads, 2)
@@ -81,7 +81,7 @@ def several_python_threads_at_once():
     assert not failed, failed
 
 
-def a_forked_child_has_a_pool_of_its_own():
+def a_forked_child_has_its_own_pool():
     child = os.fork()
     if child == 0:
         status = 1
@@ -103,7 +103,7 @@ def idle_workers_are_parked():
     assert time.process_time() - before < 0.1
 
 
-def writing_up_to_the_end_of_a_region_is_fine():
+def writing_up_to_the_end_of_a_region_is_allowed():
     native.check(LIBRARY.gs_selftest_arena(0, 100))
 
 
@@ -123,8 +123,8 @@ if sys.argv[1:]:
     globals()[sys.argv[1]]()
 else:
     every_item_is_done_once()
-    errors_come_back_and_the_pool_goes_on()
+    errors_are_raised_and_the_pool_keeps_working()
     several_python_threads_at_once()
-    a_forked_child_has_a_pool_of_its_own()
+    a_forked_child_has_its_own_pool()
     idle_workers_are_parked()
-    writing_up_to_the_end_of_a_region_is_fine()
+    writing_up_to_the_end_of_a_region_is_allowed()

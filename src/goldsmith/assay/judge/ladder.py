@@ -66,7 +66,7 @@ def judge(
     g = ref.bounded.value
     shape = tuple(g.shape)
     if got is None or tuple(got.shape) != shape:
-        came = "there is no tensor" if got is None else f"shape {list(got.shape)} came"
+        came = "no tensor came" if got is None else f"shape {list(got.shape)} came"
         text = f"{name}: {came}, expected shape {list(shape)}"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
         return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])

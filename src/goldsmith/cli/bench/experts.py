@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...experts import PackedExperts, moe, slots
-from ...experts._common import FACTORS, TARGETS
+from ...experts._conventions import FACTORS, TARGETS
 from ...experts._weights import Weights
 from ...experts.benchmarks import DRAWN
-from ...experts.layout import Layout
+from ...experts.packed.layout import Layout
 from .subject import OURS, Subject, Tensors, Variant
 
 COMPARED = 4  # tokens: a whole layer in float64 takes longer than all timings of it

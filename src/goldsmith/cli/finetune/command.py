@@ -8,11 +8,14 @@ import platform
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..say import Problem, console, count, put_json, told
 from .record import LOG, RUN, Record
 from .show import Shown
+
+if TYPE_CHECKING:
+    from ...hf.training.records.journal import LogRow
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -22,9 +25,9 @@ def run(given: dict[str, Any], *, dry_run: bool, as_json: bool) -> int:
     try:
         from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
-        from ...hf.training.exhausted import out_of_memory, paragraph
         from ...hf.training.options import Options
-        from ...hf.training.session import again
+        from ...hf.training.run.memory_errors import out_of_memory, paragraph
+        from ...hf.training.run.session import again
     except ImportError as error:
         if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
             raise
@@ -66,12 +69,12 @@ class Run:
         self.begun = False  # from here on what lies in the folder is this run's
 
     def carry_out(self, dry_run: bool) -> dict[str, Any]:
-        from ...hf.training.borders import masks, no_masks
+        from ...hf.training.data.attention_masks import masks, no_masks
         from ...hf.training.errors import Diverged
-        from ...hf.training.journal import rows as logged
-        from ...hf.training.loop import Trainer
-        from ...hf.training.options import plan
-        from ...hf.training.session import Watcher, lock
+        from ...hf.training.records.journal import rows as logged
+        from ...hf.training.run.plan import plan
+        from ...hf.training.run.session import RunCallbacks, lock
+        from ...hf.training.run.trainer import Trainer
 
         stream, said, held = self._streams()
         found = plan(self.options, len(stream))
@@ -79,7 +82,7 @@ class Run:
             _, record, accounting = self._model(said, found, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._session(found)
-        watcher = Watcher(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        watcher = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
         with lock(self.output):
             start = session.find(self.options.resume, watcher)
             with self._told_in_run_json():
@@ -110,9 +113,9 @@ class Run:
     @contextlib.contextmanager
     def _told_in_run_json(self) -> Iterator[None]:
         """Inside, an error is also the end of the run that run.json has as running, be it one that was killed."""
-        from ...hf.training.checkpoint import replace
-        from ...hf.training.exhausted import out_of_memory, paragraph
-        from ...hf.training.journal import rows
+        from ...hf.training.records.checkpoints import replace
+        from ...hf.training.records.journal import rows
+        from ...hf.training.run.memory_errors import out_of_memory, paragraph
 
         try:
             yield
@@ -132,9 +135,10 @@ class Run:
         """The rows to train on, what is said of them, and those that are held out, or None."""
         import torch
 
-        from ...hf.training import data, folders
-        from ...hf.training.device import chosen
-        from ...hf.training.model import check, folder, tokenizer
+        from ...hf.training.data import documents as data
+        from ...hf.training.model.device import chosen
+        from ...hf.training.model.loading import check, folder, tokenizer
+        from ...hf.training.run import output_folder as folders
 
         options = self.options
         chosen(options)
@@ -155,8 +159,8 @@ class Run:
         return stream, said, held
 
     def _stream(self, path: str, words: Any, *, packed: bool) -> tuple[Any, dict[str, Any]]:
-        from ...hf.training import data
-        from ...hf.training.packing import Stream
+        from ...hf.training.data import documents as data
+        from ...hf.training.data.packing import RowStream
 
         options = self.options
         read = data.read(path, words, document=options.document, train_on=options.train_on)
@@ -164,7 +168,7 @@ class Run:
         if cut.shortened:
             self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} lost what lies beyond --seq-len.")
         pad = words.pad_token_id if words.pad_token_id is not None else words.eos_token_id or 0
-        stream = Stream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
+        stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
             "file": Path(path).name,
@@ -178,16 +182,16 @@ class Run:
     def _session(self, found: Any) -> Any:
         import torch
 
-        from ...hf.training.model import folder
-        from ...hf.training.options import identity
-        from ...hf.training.session import Session
+        from ...hf.training.model.loading import folder
+        from ...hf.training.run.identity import identity
+        from ...hf.training.run.session import TrainingSession
         from .record import versions
 
         options = self.options
         place = folder(options.model)
         with self.show.doing("reading the model's files for what tells them from another's"):
             itself = identity(options, found, place)
-        return Session(
+        return TrainingSession(
             self.output,
             itself,
             {
@@ -204,12 +208,12 @@ class Run:
 
     def _model(self, said: dict[str, Any], found: Any, stream: Any) -> tuple[Any, Record, Any]:
         """The model with its LoRA, and the accounting, which is shown."""
-        from ...hf.training.accounting import account
-        from ...hf.training.model import load
+        from ...hf.training.model.accounting import account
+        from ...hf.training.model.loading import load
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
-        size = loaded.model.get_input_embeddings().num_embeddings
+        size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
                 f"MODEL {self.options.model}: its tokenizer gives the id {self.highest:,}, and its vocabulary has "
@@ -221,9 +225,9 @@ class Run:
         self.show.accounting(accounting, self.options)
         return loaded, Record(self.options, said, accounting, found.steps), accounting
 
-    def _end(self, rows: list[dict[str, Any]], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
-        from ...hf.training.model import save_adapter
-        from ...hf.training.session import again
+    def _end(self, rows: list[LogRow], trainer: Any, loaded: Any, record: Record) -> dict[str, Any]:
+        from ...hf.training.model.loading import save_adapter
+        from ...hf.training.run.session import again
 
         if trainer.done:
             try:

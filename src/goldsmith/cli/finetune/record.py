@@ -6,10 +6,13 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ..say import Problem, count
+
+if TYPE_CHECKING:
+    from ...hf.training.records.journal import LogRow
 
 LOG, RUN, PAGE = "log.jsonl", "run.json", "loss.html"
 
@@ -32,15 +35,15 @@ class Record:
         }
 
     def write(self, result: dict[str, Any]) -> None:
-        from ...hf.training.checkpoint import replace
+        from ...hf.training.records.checkpoints import replace
 
         try:
             replace(self.output / RUN, json.dumps({**self.facts, "result": result}, indent=1) + "\n")
         except OSError as error:
             raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
 
-    def page(self, rows: Sequence[dict[str, Any]]) -> None:
-        from ...hf.training import page
+    def page(self, rows: Sequence[LogRow]) -> None:
+        from ...hf.training.records import loss_page as page
 
         title = f"{Path(self.options.model).name} on {self.facts['data']['file']}"
         try:

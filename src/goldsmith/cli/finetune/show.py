@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..say import count, duration
+
+if TYPE_CHECKING:
+    from ...hf.training.records.journal import LogRow
 
 NOTHING = "Interrupted before the first step was done; nothing was trained."
 LINES = 10  # about so many lines of progress in a log that is no terminal
@@ -143,7 +146,7 @@ class Shown:
             self.training = False
             self._progress = None
 
-    def row(self, row: dict[str, Any]) -> None:
+    def row(self, row: LogRow) -> None:
         """A row of the log, shown as it comes, or about every tenth."""
         if "loss" not in row:
             self._say(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}")

@@ -58,11 +58,11 @@ class Command:
         from torch import OutOfMemoryError
 
         try:
-            from ...hf.offload import text
-            from ...hf.offload.load import folder
+            from ...hf.offload import generation as text
+            from ...hf.offload.loading import folder
             from ...offload.attach import from_pretrained
             from ...offload.errors import RoutingError, StoreError
-            from ...offload.report import NumericsError
+            from ...offload.guard.report import NumericsError
             from ...offload.settings import parse_budget
         except ImportError as error:
             if error.name is not None:  # of one of ours; goldsmith.hf says in words what is not installed
@@ -92,10 +92,10 @@ class Command:
             if given["verify_store"]:
                 self._verify()
             self._say_what_is_not_plain(width)
-            self.made = text.Made([])
+            self.made = text.Generation([])
             with self._trace(), self.show.text(self.prompts) as written:
                 text.generate(
-                    self.held.model, tokenizer, self.prompts, made=self.made, inputs=inputs, told=written,
+                    self.held.model, tokenizer, self.prompts, generation=self.made, inputs=inputs, on_piece=written,
                     **{name: given[name] for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed")},
                 )  # fmt: skip
         except NumericsError as error:

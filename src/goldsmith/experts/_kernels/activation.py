@@ -1,4 +1,4 @@
-"""The activations of experts, in Triton."""
+"""The activations of the family, in Triton."""
 
 import triton
 import triton.language as tl
@@ -8,8 +8,8 @@ from ...core._kernels.arithmetic import sigmoid
 
 @triton.jit
 def activated(g, u, alpha, limit, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr):
-    """act(g) * u, in the order of experts._common.ACTIVATIONS"""
-    if LIMITED:  # NaN stays: minimum and maximum would drop it
+    """h = act(g, u); ACTIVATION is an index into experts._conventions.ACTIVATIONS"""
+    if LIMITED:  # comparisons keep NaN, which minimum and maximum would drop
         g = tl.where(g > limit, limit, g)
         u = tl.where(u > limit, limit, tl.where(u < -limit, -limit, u))
     if ACTIVATION == 0:

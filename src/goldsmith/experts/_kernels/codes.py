@@ -1,7 +1,7 @@
-"""Weights out of a packed panel's words, in Triton: what experts/layout.py lays out and experts/formats.py decodes.
+"""Decodes the words of packed panels in Triton (layout: packed/layout.py, formats: packed/formats.py).
 
-A code's bits are put where float32 has sign, exponent and mantissa, and one product or difference does the rest: three
-or four operations a weight. Numbers below float32's normal ones are met on the way, which a GPU keeps.
+A code's bits are moved to the sign, exponent and mantissa of a float32; one product or difference completes the value:
+three or four operations per weight. Intermediate values can be subnormal float32 numbers, which a GPU supports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..layout import Layout
+from ..packed.layout import Layout
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int4_asym": 4, "mxfp4": 5, "fp8_block": 6}
 _SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.uint8: 4}
@@ -20,10 +20,10 @@ _SCALES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch
 
 @dataclass(frozen=True)
 class Constants:
-    """Of a projection in a block, for a launch: where it begins, bytes of a panel, and what kernels call
+    """Launch constants of a projection in a block: its start, bytes of a panel, and the kernels' constants
 
-    PER, FORMAT, SCALE, GROUP, SCALES, ZEROS: inputs of a word, format, dtype of the scales (0: none), inputs of a
-    scale, and where in a panel scales and zeros begin.
+    PER, FORMAT, SCALE, GROUP, SCALES, ZEROS: inputs per word, format, dtype of the scales (0: none), inputs per
+    scale, and the starts of scales and zeros in a panel.
     """
 
     at: int
@@ -41,9 +41,9 @@ def constants(layout: Layout, which: str) -> Constants:
 
 @triton.jit
 def weight(words, zero, J, FORMAT: tl.constexpr):
-    """The code of input J of each word, less its zero point (int4_asym alone), as a float32 without scale
+    """The code of input J of each word as an unscaled float32, minus its zero point for int4_asym
 
-    J: a number, or a tensor that goes with `words`.
+    J: a number, or a tensor that broadcasts with `words`.
     """
     if FORMAT == 0:
         value = words.to(tl.float32, bitcast=True)
@@ -53,7 +53,7 @@ def weight(words, zero, J, FORMAT: tl.constexpr):
         value = ((words << (24 - 8 * J)) >> 24).to(tl.float32)
     elif FORMAT == 6:
         top = words << (24 - 8 * J)
-        # 2^120 is between E4M3's bias of 7 and float32's of 127
+        # 2^120 corrects the difference between the biases of E4M3 (7) and float32 (127)
         value = ((top >> 4) & -2014314496).to(tl.float32, bitcast=True) * 1.329227995784916e36
         value = tl.where((top & 2130706432) == 2130706432, float("nan"), value)
     else:
@@ -61,7 +61,7 @@ def weight(words, zero, J, FORMAT: tl.constexpr):
         if FORMAT == 5:
             top = words << (28 - shift)  # E2M1's bias is 1
             value = ((top >> 6) & -2118123520).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
-        elif FORMAT == 3:  # 2^23 + (code ^ 8) as float32 has it
+        elif FORMAT == 3:  # the bits of 2^23 + (code ^ 8) in float32
             value = (((words >> shift) & 15) ^ 0x4B000008).to(tl.float32, bitcast=True) - 8388616.0
         else:
             value = (((words >> shift) & 15) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + zero)
@@ -70,32 +70,32 @@ def weight(words, zero, J, FORMAT: tl.constexpr):
 
 @triton.jit
 def spread(words, zero, WORDS: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr):
-    """[WORDS, PER, OUTPUTS] of words [WORDS, OUTPUTS]: what `weight` says of each input."""
+    """words [WORDS, OUTPUTS] -> [WORDS, PER, OUTPUTS]: `weight` of each input."""
     each = tl.arange(0, PER)[None, :, None]
     return weight(tl.broadcast_to(words[:, None, :], (WORDS, PER, OUTPUTS)), zero, each, FORMAT)
 
 
 @triton.jit
 def scale_of(panel_ptr, group, n, inside, SCALES: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr):
-    """Of each group and row n of a panel (panel_ptr, in bytes), in float32; 0 where not `inside`. SCALE: not 0."""
+    """The scale of each group and row n of a panel (panel_ptr, in bytes) in float32; 0 outside. SCALE is not 0."""
     at = panel_ptr + SCALES
     if FORMAT == 6:
-        found = tl.load(at.to(tl.pointer_type(tl.float32)) + group, inside, 0.0)  # of all 16 rows
+        scale = tl.load(at.to(tl.pointer_type(tl.float32)) + group, inside, 0.0)  # one for all 16 rows
     elif SCALE == 1:
-        found = tl.load(at.to(tl.pointer_type(tl.float32)) + group * 16 + n, inside, 0.0)
+        scale = tl.load(at.to(tl.pointer_type(tl.float32)) + group * 16 + n, inside, 0.0)
     elif SCALE == 2:
-        found = tl.load(at.to(tl.pointer_type(tl.bfloat16)) + group * 16 + n, inside, 0.0)
+        scale = tl.load(at.to(tl.pointer_type(tl.bfloat16)) + group * 16 + n, inside, 0.0)
     elif SCALE == 3:
-        found = tl.load(at.to(tl.pointer_type(tl.float16)) + group * 16 + n, inside, 0.0)
+        scale = tl.load(at.to(tl.pointer_type(tl.float16)) + group * 16 + n, inside, 0.0)
     else:
         e = tl.load(at.to(tl.pointer_type(tl.uint8)) + group * 16 + n, inside, 0).to(tl.int32)
-        bits = tl.where(e > 0, e << 23, 1 << 22)  # 2^(e - 127); 2^-127 is below the normal numbers
-        found = bits.to(tl.float32, bitcast=True)
-    return found.to(tl.float32)
+        bits = tl.where(e > 0, e << 23, 1 << 22)  # 2^(e - 127); 2^-127 is subnormal
+        scale = bits.to(tl.float32, bitcast=True)
+    return scale.to(tl.float32)
 
 
 @triton.jit
 def zero_of(panel_ptr, group, n, inside, ZEROS: tl.constexpr):
-    """The zero point of each group and row, in float32: int4_asym alone has any."""
+    """The zero point of each group and row in float32, for int4_asym only."""
     spot = (panel_ptr + ZEROS + group * 8 + n % 8).to(tl.pointer_type(tl.uint8))
     return ((tl.load(spot, inside, 0).to(tl.int32) >> (4 * (n // 8))) & 15).to(tl.float32)

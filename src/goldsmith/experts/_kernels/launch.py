@@ -1,46 +1,48 @@
-"""Launches of Triton kernels that are made again and again with the same constants."""
+"""Fast repeated launches of Triton kernels with the same constants."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
 
-_KNOWN = triton.__version__.startswith("3.6.")  # whose launcher's arguments are those below
+_KNOWN = triton.__version__.startswith("3.6.")  # versions whose launcher has the arguments below
+
+Argument: TypeAlias = torch.Tensor | int | float | bool
 
 
 class Launch:
-    """kernel(*given, *fixed) on the current stream; `fixed` are the kernel's last arguments
+    """Launches kernel(*arguments, *fixed) on the current stream of one device; `fixed` are the kernel's last arguments
 
-    Triton looks at every argument of a call to find which compiled kernel it wants, which takes 30 us and more of the
-    caller's time. Here it looks once, and what it found is launched from then on. So all that it decides by must be the
-    same in every call: the dtypes of `given`, and whatever a kernel does not exempt with do_not_specialize (integers)
-    and do_not_specialize_on_alignment (pointers). For one device.
+    Triton inspects every argument of a launch to select the compiled kernel, which takes 30 us or more of CPU time.
+    This class selects it at the first launch and reuses it. Therefore everything that the selection depends on must be
+    the same in all calls: the dtypes of the arguments, and all properties that the kernel does not exempt with
+    do_not_specialize (integers) and do_not_specialize_on_alignment (pointers).
     """
 
     __slots__ = ("_compiled", "_index", "_run", "_stream", "fixed", "kernel", "warps")
 
-    def __init__(self, kernel: Any, fixed: tuple[Any, ...], warps: int) -> None:
+    def __init__(self, kernel: Any, fixed: tuple[Argument, ...], warps: int) -> None:
         self.kernel, self.fixed, self.warps = kernel, fixed, warps
         self._compiled: Any = None
 
-    def __call__(self, grid: tuple[int, int, int], device: torch.device, *given: Any) -> None:
+    def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: Argument) -> None:
         compiled = self._compiled
         if compiled is None:
-            self._first(grid, device, given)
+            self._first(grid, device, arguments)
         elif self._run is None:
-            compiled[grid](*given, *self.fixed, stream=self._stream(self._index))
+            compiled[grid](*arguments, *self.fixed, stream=self._stream(self._index))
         else:
             x, y, z = grid
             self._run(
                 x, y, z, self._stream(self._index), compiled.function, compiled.packed_metadata, None, None, None,
-                *given, *self.fixed,
+                *arguments, *self.fixed,
             )  # fmt: skip
 
-    def _first(self, grid: tuple[int, int, int], device: torch.device, given: tuple[Any, ...]) -> None:
-        found = self.kernel[grid](*given, *self.fixed, num_warps=self.warps)
-        if found is not None:  # None: the interpreter compiles nothing
+    def _first(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Argument, ...]) -> None:
+        compiled = self.kernel[grid](*arguments, *self.fixed, num_warps=self.warps)
+        if compiled is not None:  # None: the interpreter compiles nothing
             self._stream, self._index = triton.runtime.driver.active.get_current_stream, device.index
-            self._run = found.run if _KNOWN else None
-            self._compiled = found
+            self._run = compiled.run if _KNOWN else None
+            self._compiled = compiled

@@ -1,13 +1,12 @@
-"""Products with the experts of an arena of blocks, on a GPU: the weights are read where they lie, once a tile of rows.
+"""Experts of an arena of blocks on a GPU, for prompts: each tile of rows reads the packed weights in place.
 
-P rows of a call, sorted by expert; a tile is up to BM of them that have one expert. I inner, H hidden.
-Grids: (tiles, blocks of outputs). Sums in float32; products of bfloat16 numbers are exact.
+P rows of a call, sorted by expert; a tile has up to BM rows of one expert. I inner, H hidden.
+Grids: (tiles, blocks of outputs). Sums are in float32; products of bfloat16 numbers are exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -15,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core.device import triton_interpreted
-from .._common import ACTIVATIONS
-from ..layout import Layout
-from ..packed import PackedExperts
+from .._conventions import ACTIVATIONS
+from ..packed.experts import PackedExperts
+from ..packed.layout import Layout
 from . import vectors
 from .activation import activated
 from .codes import constants, scale_of, spread, zero_of
@@ -29,10 +28,10 @@ _NAMES = ("PER", "FORMAT", "SCALE", "GROUP", "SCALES", "ZEROS")
 def _times(x_ptr, x_rows, x_good, K, panel_ptr, PANEL, out, N, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
            PARTS: tl.constexpr, OPERAND: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
            GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr):  # fmt: skip
-    """[BM, BN] of x's rows times rows `out` of the panels that begin at panel_ptr, PANEL bytes each
+    """[BM, BN]: rows of x times rows `out` of the panels at panel_ptr, which have PANEL bytes each
 
-    KC inputs at a time. PARTS: they have one scale, so codes are multiplied, as OPERAND holds them, and the sum is
-    scaled. What the last panel has beyond N rows is read as well.
+    Takes KC inputs per step. PARTS: these share a scale, so codes are multiplied in the dtype OPERAND and the sum is
+    scaled. The padding of the last panel beyond row N is read as well.
     """
     WORDS: tl.constexpr = KC // PER
     n, there = out % 16, out // 16 < tl.cdiv(N, 16)
@@ -76,7 +75,7 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stri
                    SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
                    BIAS: tl.constexpr, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr,
                    ROUND: tl.constexpr):  # fmt: skip
-    """h[p] = act(Wg x + bg, Wu x + bu) of the rows of a tile"""
+    """h[p] = act(Wg x + bg, Wu x + bu) for the rows of a tile"""
     tile = tl.program_id(0)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -105,7 +104,7 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
                  BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr, PARTS: tl.constexpr, OPERAND: tl.constexpr,
                  PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr,
                  SCALES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """y[p] = Wd h[p] + bd of the rows of a tile, in float32"""
+    """y[p] = Wd h[p] + bd for the rows of a tile, in float32"""
     tile = tl.program_id(0)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -124,21 +123,21 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
 
 @dataclass(frozen=True)
 class Config:
-    """rows: of a tile, at most. outputs: of a program."""
+    """rows: most rows of a tile. outputs: outputs of a program."""
 
     rows: int
     outputs: int
     why: str
 
 
-FEW = 16  # rows of an expert that are multiplied as vectors, a tile of at most 4 of them with a read of its words
-_SHORT, _LONG = (Config(rows, 64, f"a prompt: each word that is decoded serves {rows} rows") for rows in (64, 128))
+FEW = 16  # up to this many rows of an expert are multiplied as vectors, in tiles of at most 4 rows
+_SHORT, _LONG = (Config(rows, 64, f"prompt: each decoded word serves {rows} rows") for rows in (64, 128))
 _WARPS = 4
-_DECODE = {rows: Config(rows, 16, "decode: memory decides, so words are multiplied as they come") for rows in (1, 2, 4)}
+_DECODE = {rows: Config(rows, 16, "decode: memory-bound, words are multiplied as they arrive") for rows in (1, 2, 4)}
 
 
 def pick(most: int) -> Config:
-    """most: the tokens of the expert that has the most."""
+    """The configuration for a call; `most` is the largest number of tokens of any expert."""
     if most > FEW:
         return _LONG if most > _SHORT.rows else _SHORT
     return _DECODE[1 if most <= 1 else 2 if most == 2 else 4]
@@ -148,11 +147,11 @@ def panels_forward(
     x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, config: Config, *,
     activation: str, alpha: float, limit: float | None,
 ) -> None:  # fmt: skip
-    """y[p] = what the expert of sorted row p gives for x[tokens[p]]
+    """y[p] = the output of sorted row p's expert for x[tokens[p]]
 
     x [T, H] with contiguous rows, float32, bfloat16 or float16; tokens int32 [P]; tiles int32 [3, n]: expert of the
-    base, first row, rows (at most config.rows) of each tile. base: in blocks. h [P, I], in bfloat16 if x is and else in
-    float32, and y [P, H] float32 are written where tiles say.
+    base, first row, rows (at most config.rows) of each tile. base: in blocks. Writes the rows of the tiles in h [P, I],
+    which is bfloat16 if x is, else float32, and in y [P, H] float32.
     """
     options = {"activation": activation, "alpha": alpha, "limit": limit}
     if not tiles.shape[1]:
@@ -188,10 +187,10 @@ def _prompt(
     )  # fmt: skip
 
 
-def _product(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
-    """How inputs of this dtype are multiplied: on tensor cores where each product is exact there, else as float32.
+def _product(layout: Layout, dtype: torch.dtype) -> dict[str, int | bool | tl.dtype]:
+    """Constants for products with this dtype: on tensor cores if each product is exact there, else in float32.
 
-    bfloat16 and float16 hold every code of a format with scales; TF32 holds both of them.
+    bfloat16 and float16 represent every code of the formats with scales; TF32 represents both dtypes.
     """
     step, group = 64, layout.group_size
     while group is not None and group % step:
@@ -205,12 +204,12 @@ def _product(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def tiles_of(experts: list[int], counts: list[int], starts: list[int], rows: int) -> list[list[int]]:
-    """[experts, first rows, rows] of the tiles of these experts: at most `rows` rows each."""
+    """[experts, first rows, numbers of rows] of the tiles of these experts, with at most `rows` rows each."""
     if max(counts, default=0) <= rows and min(counts, default=1):
         return [experts, starts, counts]
-    found: list[list[int]] = [[], [], []]
+    tiles: list[list[int]] = [[], [], []]
     for expert, count, start in zip(experts, counts, starts, strict=True):
         for at in range(0, count, rows):
-            for values, value in zip(found, (expert, start + at, min(rows, count - at))):
+            for values, value in zip(tiles, (expert, start + at, min(rows, count - at))):
                 values.append(value)
-    return found
+    return tiles

@@ -1,9 +1,9 @@
-"""Products of few rows with the experts of an arena of blocks, on a GPU, at the speed of its memory.
+"""Experts of an arena of blocks on a GPU, for decoding: few rows, at the speed of the GPU's memory.
 
-P rows of a call, sorted by expert; a tile is up to ROWS of them that have one expert. I inner, H hidden.
-Grids: (panels of outputs, tiles). A program reads its panels in the order in which they lie, 16 bytes a thread and
-AHEAD times as many under way; words meet their inputs in registers, and partial sums come together once, at the end.
-So the order of a row's sum is the same whatever the number of rows, of tiles and of multiprocessors.
+P rows of a call, sorted by expert; a tile has up to ROWS rows of one expert. I inner, H hidden.
+Grids: (panels of outputs, tiles). A program reads its panels in memory order, 16 bytes per thread with AHEAD loads in
+flight. Words and inputs are multiplied in registers, and partial sums are added once, at the end. So the order of a
+row's sum does not depend on the number of rows, tiles or multiprocessors.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._common import ACTIVATIONS
-from ..layout import Layout
-from ..packed import PackedExperts
+from .._conventions import ACTIVATIONS
+from ..packed.experts import PackedExperts
+from ..packed.layout import Layout
 from .activation import activated
 from .codes import constants, scale_of, weight, zero_of
 from .launch import Launch
 
-HIDDEN_WARPS, DOWN_WARPS = 8, 4  # a panel of down is short: more of them at a time on a multiprocessor
+HIDDEN_WARPS, DOWN_WARPS = 8, 4  # a panel of down is short, so more of its programs run on a multiprocessor
 
 
 @triton.jit
 def _parts(words, inputs, panel_ptr, word, n, inside, ROWS: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr,
            SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr):  # fmt: skip
-    """For each row what the inputs of a word give: ROWS of [BW, 16]. inputs: x of row m and place j at m PER + j"""
+    """ROWS blocks [BW, 16]: each word times its inputs, per row. inputs: x of row m and position j at m PER + j"""
     zero = 0.0
     if SCALE != 0:
         group = (word * PER // GROUP)[:, None]
         scale = scale_of(panel_ptr, group, n[None, :], inside, SCALES, FORMAT, SCALE)
         if FORMAT == 4:
             zero = zero_of(panel_ptr, group, n[None, :], inside, ZEROS)
-    found = ()
+    sums = ()
     for _ in tl.static_range(ROWS):
-        found = found + (tl.zeros(words.shape, tl.float32),)
+        sums = sums + (tl.zeros(words.shape, tl.float32),)
     for j in tl.static_range(PER):
         value = weight(words, zero, j, FORMAT)
         more = ()
         for m in tl.static_range(ROWS):
-            more = more + (found[m] + value * inputs[m * PER + j][:, None],)
-        found = more
+            more = more + (sums[m] + value * inputs[m * PER + j][:, None],)
+        sums = more
     if SCALE != 0:
         more = ()
         for m in tl.static_range(ROWS):
-            more = more + (found[m] * scale,)
-        found = more
-    return found
+            more = more + (sums[m] * scale,)
+        sums = more
+    return sums
 
 
 @triton.jit
 def _products(rows, K, panel_ptr, OTHER, MATRICES: tl.constexpr, ROWS: tl.constexpr, BW: tl.constexpr,
               AHEAD: tl.constexpr, EVEN: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
               GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr):  # fmt: skip
-    """MATRICES times ROWS of [16]: the products of the panels at panel_ptr and OTHER bytes behind it with each row
+    """MATRICES * ROWS blocks [16]: the panels at panel_ptr, and OTHER bytes after it, times each row
 
-    rows: pointers to the inputs of each row, K of them.
+    rows: a pointer to the K inputs of each row.
     """
     at, n = tl.arange(0, BW), tl.arange(0, 16)
     total = ()
@@ -91,13 +91,13 @@ def _products(rows, K, panel_ptr, OTHER, MATRICES: tl.constexpr, ROWS: tl.conste
                 for m in tl.static_range(ROWS):
                     more = more + (total[matrix * ROWS + m] + parts[m],)
             total = more
-    found = ()
+    sums = ()
     for m in tl.static_range(MATRICES * ROWS):
-        found = found + (tl.sum(total[m], 0),)
-    return found
+        sums = sums + (tl.sum(total[m], 0),)
+    return sums
 
 
-_FREE = ["x_ptr", "tokens_ptr", "tiles_ptr", "bias_ptr", "h_ptr", "y_ptr"]  # pointers whose alignment may change
+_FREE = ["x_ptr", "tokens_ptr", "tiles_ptr", "bias_ptr", "h_ptr", "y_ptr"]  # pointers with varying alignment
 
 
 @triton.jit(do_not_specialize=["stride_x", "TILES"], do_not_specialize_on_alignment=_FREE)
@@ -106,7 +106,7 @@ def hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, strid
                   EVEN: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
                   GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
                   ACTIVATION: tl.constexpr, LIMITED: tl.constexpr, ROUND: tl.constexpr):  # fmt: skip
-    """h[p] = act(Wg x + bg, Wu x + bu) of the rows of a tile"""
+    """h[p] = act(Wg x + bg, Wu x + bu) for the rows of a tile"""
     panel, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile).to(tl.int64), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -134,7 +134,7 @@ def down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, TILES, stride_bias,
                 ROWS: tl.constexpr, BW: tl.constexpr, AHEAD: tl.constexpr, EVEN: tl.constexpr, PER: tl.constexpr,
                 FORMAT: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
                 ZEROS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
-    """y[p] = Wd h[p] + bd of the rows of a tile, in float32"""
+    """y[p] = Wd h[p] + bd for the rows of a tile, in float32"""
     panel, tile = tl.program_id(0), tl.program_id(1)
     slot = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile).to(tl.int64), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -142,11 +142,11 @@ def down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, TILES, stride_bias,
     for m in tl.static_range(ROWS):
         rows = rows + (h_ptr + (first + tl.minimum(m, count - 1)) * I,)
     down = blob_ptr + slot * STRIDE + DOWN + panel.to(tl.int64) * PANEL
-    made = _products(rows, I, down, 0, 1, ROWS, BW, AHEAD, EVEN, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS)
+    products = _products(rows, I, down, 0, 1, ROWS, BW, AHEAD, EVEN, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS)
     out = panel * 16 + tl.arange(0, 16)
     inside = out < H
     for m in tl.static_range(ROWS):
-        y = made[m]
+        y = products[m]
         if BIAS:
             y += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0).to(tl.float32)
         tl.store(y_ptr + (first + m) * H + out, y, inside & (m < count))
@@ -156,13 +156,13 @@ def forward(
     x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, rows: int, *, activation: str,
     alpha: float, limit: float | None,
 ) -> None:  # fmt: skip
-    """What panels_forward says, with tiles of at most `rows` rows."""
+    """Like panels.panels_forward, with tiles of at most `rows` rows."""
     layout, device, count = base.layout, x.device, tiles.shape[1]
     blob, first, last = base.gate_up, base.gate_up_bias, base.down_bias
     strides = (0 if first is None else first.stride(0), 0 if last is None else last.stride(0))
     hidden, down = _launches(layout.text, x.dtype, rows, strides, activation, alpha, limit, device)
-    given = (tokens, tiles, blob, blob if first is None else first, h, x.stride(0), count)
-    hidden((-(-layout.intermediate_size // 16), count, 1), device, x, *given)
+    arguments = (tokens, tiles, blob, blob if first is None else first, h, x.stride(0), count)
+    hidden((-(-layout.intermediate_size // 16), count, 1), device, x, *arguments)
     down((-(-layout.hidden_size // 16), count, 1), device, h, tiles, blob, blob if last is None else last, y, count)
 
 
@@ -171,7 +171,7 @@ def _launches(
     text: str, dtype: torch.dtype, rows: int, strides: tuple[int, int], activation: str, alpha: float,
     limit: float | None, device: torch.device,
 ) -> tuple[Launch, Launch]:  # fmt: skip
-    """The two kernels of a layout; device: what they are compiled for stays on it."""
+    """The launches of both kernels for a layout; one pair per device, because compiled kernels belong to a device."""
     layout = Layout.parse(text)
     H, I = layout.hidden_size, layout.intermediate_size
     wide, narrow = constants(layout, "gate_up"), constants(layout, "down")
@@ -191,7 +191,7 @@ def _launches(
 
 
 def _steps(words: int, inputs: int, layout: Layout, warps: int) -> tuple[int, int, bool]:
-    """BW, AHEAD, EVEN: words of a step, 16 bytes a thread; steps that are loaded together; whether it comes out."""
+    """(BW, AHEAD, EVEN): words per step (16 bytes per thread), steps loaded together, and whether they fit exactly."""
     width = 8 * warps
     steps = -(-words // width)
     ahead = next((d for d in (4, 3, 2) if steps % d == 0), min(steps, 4))

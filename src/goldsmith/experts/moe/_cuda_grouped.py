@@ -1,16 +1,16 @@
-"""experts.moe: how it is fast on a GPU, where the base is bfloat16: one grouped product for all experts.
+"""experts.moe on a GPU with a plain bfloat16 base: one grouped product for all experts.
 
-The reference's formulas with the routes in the order of their experts: rows are brought into it once and back once, and
-gate and up are one product. Nothing waits for the card: routes are sorted and counted there, and an id out of range,
-which on a CPU raises, is skipped and makes its token's y and dx NaN. Products are stored in bfloat16
-(torch._grouped_mm has no other result); what is between them is float32.
+Computes the reference's formulas with the routes sorted by expert: rows are gathered once and scattered once, and gate
+and up are one product. Nothing synchronises with the GPU: it sorts and counts the routes. An id out of range, which
+raises on a CPU, is skipped here and makes its token's y and dx NaN. Products are stored in bfloat16 (the only result
+dtype of torch._grouped_mm); everything between them is float32.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -18,10 +18,10 @@ from torch.nn.functional import pad
 
 from .. import dropout
 from .._activations import activate, slopes
-from .._common import NAMES, TARGETS, flat, named, wide
+from .._conventions import NAMES, TARGETS, MoeOptions, flat, named, wide
 from .._projections import Factors, present
 
-GRAIN = 8  # numbers: torch._grouped_mm wants rows that are multiples of 16 bytes apart
+GRAIN = 8  # elements: torch._grouped_mm needs row strides that are multiples of 16 bytes
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
@@ -36,7 +36,7 @@ def unsupported(tensors: dict, options: dict) -> str | None:
     return None
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor, Tensor, Tensor]:
     call = GroupedCall(dict(zip(NAMES, tensors, strict=True)), options)
     routes, x = call.routes, call.x
     g, u = call.gate_and_up()
@@ -46,43 +46,43 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     return (y, routes.by_slot(g), routes.by_slot(u)) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
     call = GroupedCall(tensors, options)
     routes, to = call.routes, call.to
     saved = [tensors[name].index_select(0, routes.order) for name in "gu"] if options["save"] else call.gate_and_up()
-    how = (options["activation"], *(t.to(to) for t in saved), options["alpha"], options["limit"])
+    how: tuple[Any, ...] = (options["activation"], *(t.to(to) for t in saved), options["alpha"], options["limit"])
     h = activate(*how)
     dy = call.of_routes(flat(grads["y"]))
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     if needs - {"down", "down_bias", "down_a", "down_b"}:
         v = call.inputs("down", dy)
         if "topk_weights" in needs:
             dw, bias = (v * h).sum(-1), tensors.get("down_bias")
             if bias is not None:
                 dw = dw + (dy * bias.to(to).index_select(0, routes.expert)).sum(-1)
-            found["topk_weights"] = routes.by_slot(dw).view(call.shape)
+            gradients["topk_weights"] = routes.by_slot(dw).view(call.shape)
         dh = v.mul_(call.weights)
         to_g, to_u = slopes(*how)
         both = torch.cat([to_g(dh), to_u(dh)], -1)
         d = both.to(call.store)
         if "x" in needs:
-            found["x"] = routes.sum_slots(call.inputs("gate_up", d)).view(call.x.shape)
-            found["x"] = found["x"].masked_fill(routes.lost.view(*call.x.shape[:-1], 1), math.nan)
+            gradients["x"] = routes.sum_slots(call.inputs("gate_up", d)).view(call.x.shape)
+            gradients["x"] = gradients["x"].masked_fill(routes.lost.view(*call.x.shape[:-1], 1), math.nan)
         for name, part in zip(("gate", "up"), d.chunk(2, -1), strict=True):
-            found |= call.of_factors(name, part, call.rows, needs)
-        found |= call.of_base("gate_up", both, call.rows, needs)
-    found |= call.of_factors("down", dy, h, needs, call.weights)
+            gradients |= call.of_factors(name, part, call.rows, needs)
+        gradients |= call.of_base("gate_up", both, call.rows, needs)
+    gradients |= call.of_factors("down", dy, h, needs, call.weights)
     if needs & {"down", "down_bias"}:
-        found |= call.of_base("down", dy * call.weights, h, needs)
-    return {name: value.to(tensors[name].dtype) for name, value in found.items()}
+        gradients |= call.of_base("down", dy * call.weights, h, needs)
+    return {name: value.to(tensors[name].dtype) for name, value in gradients.items()}
 
 
-class Sorted:
-    """Routes by expert, without waiting for the card: skipped ones, and those out of range, come last.
+class GroupedRoutes:
+    """Routes sorted by expert, without synchronising with the GPU; skipped routes and ids out of range come last.
 
-    order, place   route of each sorted row, sorted row of each route
-    expert, token  of each sorted row; of what is skipped, some expert
-    ends           int32 [E]: the sorted rows of expert e end there; what lies beyond is never written by a product
+    order, place   the route of each sorted row, the sorted row of each route
+    expert, token  of each sorted row; skipped rows have an arbitrary expert
+    ends           int32 [E]: end of the sorted rows of each expert; products write no row beyond the last end
     lost           bool [T]: tokens with an id out of range
     """
 
@@ -105,26 +105,26 @@ class Sorted:
         return rows.index_select(0, self.place).masked_fill_(skipped, 0.0)
 
     def sum_slots(self, rows: Tensor) -> Tensor:
-        """[T, width]: the sum over a token's slots of sorted rows."""
+        """[T, width]: sorted rows summed over the slots of each token."""
         return self.by_slot(rows).view(self.tokens, self.k, rows.shape[-1]).sum(1)
 
 
 class GroupedCall:
-    """The arguments of experts.moe, by sorted route.
+    """The arguments of experts.moe, gathered for the sorted routes.
 
-    rows     x [P, H], as products take it
+    rows     x [P, H], in the dtype of products
     weights  float32 [P, 1]
     """
 
     store = torch.bfloat16
 
-    def __init__(self, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
         self.x, ids = present(tensors, "x"), present(tensors, "topk_ids")
         self.to = wide(self.x.dtype)
         self.tensors, self.options, self.shape = tensors, options, ids.shape
         self.gate_up, self.down = present(tensors, "gate_up"), present(tensors, "down")
         self.experts = len(self.down)
-        self.routes = Sorted(ids, self.experts)
+        self.routes = GroupedRoutes(ids, self.experts)
         self.rows = self.of_routes(flat(self.x))
         weights = present(tensors, "topk_weights").reshape(-1, 1)
         self.weights = weights.to(self.to).index_select(0, self.routes.order)
@@ -136,15 +136,15 @@ class GroupedCall:
     # -- products -----------------------------------------------------------------------------------------------------
 
     def product(self, rows: Tensor, matrices: Tensor) -> Tensor:
-        """[P, n]: each row times the matrix [m, n] of its expert."""
+        """[P, n]: each row times its expert's matrix [m, n]."""
         return grouped(rows.to(self.store), matrices, self.routes.ends)
 
     def outer(self, left: Tensor, right: Tensor) -> Tensor:
-        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 where there are none."""
+        """[E, a, b]: the sum of left right^T over the routes of each expert; exactly 0 for an expert without routes."""
         return grouped(left.to(self.store).T, right.to(self.store), self.routes.ends).to(self.to)
 
     def gate_and_up(self) -> tuple[Tensor, Tensor]:
-        """[P, I] each, in x's dtype: rounded here, once, since everything after goes on from what is saved."""
+        """g and u, [P, I] each, in x's dtype: rounded once here, because all later steps use the saved values."""
         both = self.product(self.rows, self.gate_up.mT)
         bias = self.tensors.get("gate_up_bias")
         if bias is not None or self.lora["gate"] or self.lora["up"]:
@@ -157,7 +157,7 @@ class GroupedCall:
         return g, u
 
     def outputs(self, name: str, inputs: Tensor) -> Tensor:
-        """W v + b + s B A (m * v): [P, out], of down"""
+        """W v + b + s B A (m * v): [P, out], for down"""
         total = self.product(inputs, self.down.mT).to(self.to)
         bias = self.tensors.get("down_bias")
         if bias is not None:
@@ -171,7 +171,7 @@ class GroupedCall:
             total.add_(self.product(self.low(name, inputs), lora.b.mT), alpha=lora.scale)
 
     def inputs(self, name: str, grads: Tensor) -> Tensor:
-        """W^T d + s m * (A^T B^T d): [P, in], the gradient of v; of gate_up, those of both"""
+        """W^T d + s m * (A^T B^T d): [P, in], the gradient of v; for "gate_up" the sum of both gradients"""
         total = self.product(grads, self.down if name == "down" else self.gate_up).to(self.to)
         names = ("gate", "up") if name == "gate_up" else (name,)
         for target, part in zip(names, grads.chunk(len(names), -1), strict=True):
@@ -182,16 +182,16 @@ class GroupedCall:
         return total
 
     def low(self, name: str, inputs: Tensor) -> Tensor:
-        """A (m * v): [P, r], with r filled up"""
+        """A (m * v): [P, r], with r padded to a multiple of GRAIN"""
         return self._of_ranks(name, self.masked(name, inputs), self.lora[name].a.mT)  # type: ignore[union-attr]
 
     def high(self, name: str, grads: Tensor) -> Tensor:
-        """B^T d: [P, r], with r filled up"""
+        """B^T d: [P, r], with r padded to a multiple of GRAIN"""
         return self._of_ranks(name, grads, self.lora[name].b)  # type: ignore[union-attr]
 
     def _of_ranks(self, name: str, rows: Tensor, factor: Tensor) -> Tensor:
         out = self.product(rows, factor)
-        out[:, present(self.tensors, f"{name}_a").shape[1] :] = 0  # what the rank is filled up with: 0 * inf is NaN
+        out[:, present(self.tensors, f"{name}_a").shape[1] :] = 0  # clear the padding of the rank: 0 * inf is NaN
         return out
 
     def masked(self, name: str, values: Tensor) -> Tensor:
@@ -209,43 +209,43 @@ class GroupedCall:
     def of_factors(
         self, name: str, grads: Tensor, inputs: Tensor, needs: frozenset, weights: Tensor | float = 1.0
     ) -> dict[str, Tensor]:
-        """dA = s sum (w B^T d) (m * v)^T and dB = s sum d (w A (m * v))^T; weights go to the ranks, which are few."""
-        found: dict[str, Tensor] = {}
+        """dA = s sum (w B^T d) (m * v)^T and dB = s sum d (w A (m * v))^T; w is applied to the few ranks."""
+        gradients: dict[str, Tensor] = {}
         if self.lora[name] is None:
-            return found
-        scale, rank = self.options[f"{name}_scale"], present(self.tensors, f"{name}_a").shape[1]
+            return gradients
+        scale, rank = self.options[f"{name}_scale"], present(self.tensors, f"{name}_a").shape[1]  # type: ignore[literal-required]
         if f"{name}_a" in needs:
             high = self.high(name, grads) * weights
-            found[f"{name}_a"] = scale * self.outer(high, self.masked(name, inputs))[:, :rank]
+            gradients[f"{name}_a"] = scale * self.outer(high, self.masked(name, inputs))[:, :rank]
         if f"{name}_b" in needs:
             low = self.low(name, inputs) * weights
-            found[f"{name}_b"] = scale * self.outer(grads, low)[..., :rank]
-        return found
+            gradients[f"{name}_b"] = scale * self.outer(grads, low)[..., :rank]
+        return gradients
 
     def of_base(self, key: str, grads: Tensor, inputs: Tensor, needs: frozenset) -> dict[str, Tensor]:
-        """dW = sum d v^T and db = sum d, of "gate_up" or "down" """
-        found = {key: self.outer(grads, inputs)} if key in needs else {}
+        """dW = sum d v^T and db = sum d, for "gate_up" or "down" """
+        gradients = {key: self.outer(grads, inputs)} if key in needs else {}
         if f"{key}_bias" in needs:
             skipped = self.routes.skipped.index_select(0, self.routes.order)
             kept = grads.to(self.to).masked_fill(skipped, 0.0)
-            # index_put_ sorts, and so repeats bit for bit, which index_add_ on a card does not
+            # index_put_ sorts, so it repeats bit for bit; index_add_ on a GPU does not
             sums = kept.new_zeros(self.experts, kept.shape[-1])
-            found[f"{key}_bias"] = sums.index_put_((self.routes.expert,), kept, accumulate=True)
-        return found
+            gradients[f"{key}_bias"] = sums.index_put_((self.routes.expert,), kept, accumulate=True)
+        return gradients
 
     def _factors(self, name: str) -> Factors | None:
-        """As products take them: the rank, which may be anything, filled up with 0 to a multiple of 8."""
+        """The LoRA factors in the dtype of products, with the rank padded with 0 to a multiple of GRAIN."""
         a, b = self.tensors.get(f"{name}_a"), self.tensors.get(f"{name}_b")
         if a is None or b is None:
             return None
         a, b = a.to(self.store), b.to(self.store)
         if missing := -a.shape[1] % GRAIN:
             a, b = pad(a, (0, 0, 0, missing)), pad(b, (0, missing))
-        return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])
+        return Factors(a.contiguous(), b.contiguous(), self.options[f"{name}_scale"])  # type: ignore[literal-required]
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """a [rows, m] b [E, m, n] -> [rows, n], by the expert of each row; a [m, rows] b [rows, n] -> [E, m, n]."""
+    """a [rows, m] b [E, m, n] -> [rows, n], by the expert of each row; or a [m, rows] b [rows, n] -> [E, m, n]."""
     if not a.numel() or not b.numel():
         return a.new_zeros((a.shape[0], b.shape[-1]) if b.dim() == 3 else (len(ends), a.shape[0], b.shape[1]))
     return torch._grouped_mm(a, b, offs=ends)

@@ -1,22 +1,22 @@
-"""experts.moe: how it is fast on a CPU (csrc/experts).
+"""experts.moe on a CPU, by the native library (csrc/experts).
 
-Forward: 6 H I FLOP a route; every active expert's 3 H I weights are read once. Backward: the same again for dx. Sums in
-float32, each by one worker in one order: the bits hang on no number of threads. Tensors are read and written through
-their strides where they lie; the base is never copied.
+Forward: 6 H I FLOP per route, and one read of the 3 H I weights of each active expert. Backward: the same again for dx.
+One worker computes each float32 sum in a fixed order, so the bits do not depend on the number of threads. Tensors are
+read and written in place through their strides; the base is never copied.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from .. import _recycled
-from .._common import NAMES, TARGETS, flat
-from .._native_abi import Call
+from .. import _page_pool
+from .._conventions import NAMES, TARGETS, MoeOptions, flat
+from .._native_abi import NativeCall
 
-# where the gradient of an input goes; the others' fields are d and the name
+# fields for the results of inputs; the field of any other input is "d" + its name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
 
 
@@ -27,18 +27,18 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 def float16(tensors: dict) -> str | None:
     for name, tensor in tensors.items():
         if tensor is not None and tensor.dtype == torch.float16:
-            return f"{name} is float16, which only the reference and a GPU take; float32 and bfloat16 run here"
+            return f"{name} is float16, which only the reference and GPUs support; float32 and bfloat16 run here"
     return None
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor, Tensor, Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
     x = named["x"]
-    call = Call(named, options)
+    call = NativeCall(named, options)
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     call.keep("y", flat(y))
     shape = (call.tokens * call.slots, call.intermediate) if options["save"] else (0,)
-    g, u = _recycled.empty(shape, x.dtype), _recycled.empty(shape, x.dtype)
+    g, u = _page_pool.empty(shape, x.dtype), _page_pool.empty(shape, x.dtype)
     if options["save"]:
         call.keep("g", g)
         call.keep("u", u)
@@ -46,17 +46,17 @@ def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Te
     return y, g, u
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
     if not options["save"]:
         saved = forward(*(tensors[name] for name in NAMES), **options | {"save": True})
         tensors = tensors | dict(zip("gu", saved[1:], strict=True))
-    found: dict[str, Tensor] = {}
-    call = Call(tensors, options)
+    results: dict[str, Tensor] = {}
+    call = NativeCall(tensors, options)
     call.keep("dy", flat(grads["y"]).contiguous())
     for name in "gu":
         call.keep(name, tensors[name])
     for name in needs:
-        found[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
-        call.keep(FIELDS.get(name, f"d{name}"), flat(found[name]) if name in ("x", "topk_weights") else found[name])
+        results[name] = torch.empty_like(tensors[name], memory_format=torch.contiguous_format)
+        call.keep(FIELDS.get(name, f"d{name}"), flat(results[name]) if name in ("x", "topk_weights") else results[name])
     call.run("backward", "experts.moe", tensors["topk_ids"])
-    return found
+    return results

@@ -1,9 +1,9 @@
-"""experts.moe: what it is."""
+"""experts.moe: declaration of the operator, and its public function."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from ...core.op import Op
 from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
-from .._check import check_moe
-from .._common import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, finite
+from .._checks import check_moe
+from .._conventions import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, MoeOptions, finite
 from .._weights import sizes
 from ..moe_int8.op import MOE_INT8
 
@@ -50,28 +50,29 @@ def moe(
 ) -> Tensor:
     """y = sum_j weights[j] * (Wd h_j + bd + L_d(h_j)),   h_j = act(Wg x + bg + L_g(x), Wu x + bu + L_u(x))
 
-    Wg, Wu, Wd, bg, bu, bd and L are those of expert topk_ids[j]; L(v) = scaling * B A v. x [..., H] in bfloat16,
-    float16, float32 or float64 -> y [..., H] in x's dtype, summed in float32 and rounded once. topk_ids [..., k] in
-    int32 or int64: 0 <= id < E, or -1 for a slot that is skipped; an expert that a token lists twice counts twice.
-    topk_weights [..., k] in float32 or x's dtype; they are not normalised here.
+    Wg, Wu, Wd, bg, bu, bd and L belong to expert topk_ids[j]; L(v) = scaling * B A v. x [..., H] in bfloat16, float16,
+    float32 or float64 -> y [..., H] in x's dtype, summed in float32 and rounded once. topk_ids [..., k] in int32 or
+    int64: 0 <= id < E, or -1 to skip the slot; an expert that a token lists twice counts twice. topk_weights [..., k]
+    in float32 or x's dtype; they are not normalised here.
 
-    base          a PackedExperts, or plain tensors (gate_up [E, 2I, H], down [E, H, I]) with, if it has them,
-                  gate_up_bias [E, 2I] and down_bias [E, H]. Rows 0..I-1 of gate_up are the gate's
-    lora          an experts.LoRA, or {"gate" | "up" | "down": (A [E, r, in], B [E, out, r])}, of any rank each, in a
-                  dtype of its own; read through its strides at every call. lora_scaling: a number, or one for each key
+    base          a PackedExperts, or plain tensors (gate_up [E, 2I, H], down [E, H, I]), optionally followed by
+                  gate_up_bias [E, 2I] and down_bias [E, H]. Rows 0..I-1 of gate_up belong to the gate
+    lora          an experts.LoRA, or {"gate" | "up" | "down": (A [E, r, in], B [E, out, r])}, each with any rank and
+                  its own dtype; read through its strides at every call. lora_scaling: a number, or one for each key
     activation    "silu": silu(g) u; "gelu", "gelu_tanh": gelu(g) u; "relu2": relu(g)^2 u; "swiglu_oai":
                   g sigmoid(alpha g) (u + 1) with limit 7 unless given
-    limit         g = min(g, limit), u = clamp(u, -limit, limit) before the activation; no gradient beyond
+    limit         g = min(g, limit), u = clamp(u, -limit, limit) before the activation; no gradient beyond it
     compute       "float"; "int8" is for inference over a base in int8, int4 or int4_asym: x and h are rounded to 8 bits
-                  by token and group (scale = amax / 127, ties to even), products are of whole numbers and exact, and
-                  scaled at the end. LoRA sees x and h as they are. A group with NaN or Inf makes its token NaN
+                  per token and group (scale = amax / 127, ties to even), integer products are exact, and their sums
+                  are scaled at the end. LoRA uses the unrounded x and h. A group with NaN or Inf makes its token NaN
 
-    Differentiable in x, topk_weights, A, B and plain base tensors; only what is asked for is computed, and nothing is
-    kept without it: then g and u in x's dtype, 2 k I numbers a token. An expert without tokens has gradient exactly 0.
-    NaN stays in its token's row of y and dx and in the experts that it visits. Any backend repeats bit for bit.
+    Differentiable in x, topk_weights, A, B and plain base tensors; only requested gradients are computed. If any is
+    requested, the forward saves g and u in x's dtype, 2 k I elements per token; otherwise nothing. An expert without
+    tokens has a gradient of exactly 0. A NaN stays in its token's row of y and dx and in that token's experts. Every
+    backend repeats bit for bit.
 
-    Raises ShapeError, TypeError, ValueError (an id out of range, with its place; a GPU, which would have to be waited
-    for, skips it instead, and the token's y and dx are NaN), BackendUnavailable.
+    Raises ShapeError, TypeError, ValueError, BackendUnavailable. An id out of range raises ValueError with its index;
+    on a GPU, to avoid a synchronisation, it is skipped instead, and the token's y and dx are NaN.
     """
     gate_up, down, gate_up_bias, down_bias, layout = base_of("experts.moe", base)
     factors, scales, dropout, seed = lora_of("experts.moe", lora, lora_scaling)
@@ -86,15 +87,15 @@ def moe(
     if compute == "float":
         return MOE(*tensors, seed, **options, save=save)
     if save:
-        raise ValueError("experts.moe: compute='int8' is for inference; call it under torch.no_grad(), or use 'float'")
+        raise ValueError("experts.moe: compute='int8' has no gradient; call it under torch.no_grad(), or use 'float'")
     return MOE_INT8(*tensors, seed, **options)
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
 
 
-def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Tensor, **options: Unpack[MoeOptions]) -> tuple[Tensor, ...]:
     gate_up, down = tensors[1:3]
     _, _, inner = sizes(gate_up, down, options["layout"])
     shape = (topk_ids.numel(), inner) if options["save"] else (0,)

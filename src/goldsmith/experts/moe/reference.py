@@ -1,4 +1,4 @@
-"""experts.moe: what it means. A loop over the experts; the mathematics is in the family's README.
+"""experts.moe: reference, a loop over the experts in plain torch; the family's README has the mathematics.
 
 T tokens, k slots, P = T k routes (route t k + j is slot j of token t), E experts, H hidden, I inner.
 """
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from ...core.tracing import stage
 from .._activations import activate, slopes
-from .._common import NAMES, flat
-from .._projections import Call
+from .._conventions import NAMES, MoeOptions, flat
+from .._projections import ReferenceCall
 
 
 def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return forward_of(Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
+    return forward_of(ReferenceCall("experts.moe", dict(zip(NAMES, tensors, strict=True)), options))
 
 
-def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return backward_of(Call("experts.moe", tensors, options), grads, needs)
+def backward(grads: dict, tensors: dict, options: MoeOptions, needs: frozenset) -> dict[str, Tensor]:
+    return backward_of(ReferenceCall("experts.moe", tensors, options), grads, needs)
 
 
-def forward_of(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def forward_of(call: ReferenceCall) -> tuple[Tensor, Tensor, Tensor]:
     x, options = call.x, call.options
     g, u = call.gate_and_up()
     h = stage("h", activate(options["activation"], g.to(call.to), u.to(call.to), options["alpha"], options["limit"]))
@@ -33,28 +33,28 @@ def forward_of(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return (y, g, u) if options["save"] else (y, x.new_empty(0), x.new_empty(0))
 
 
-def backward_of(call: Call, grads: dict, needs: frozenset) -> dict[str, Tensor]:
+def backward_of(call: ReferenceCall, grads: dict, needs: frozenset) -> dict[str, Tensor]:
     tensors, options, routes, to = call.tensors, call.options, call.routes, call.to
     g, u = (tensors["g"], tensors["u"]) if options["save"] else call.gate_and_up()
-    how = (options["activation"], g.to(to), u.to(to), options["alpha"], options["limit"])  # type: ignore[union-attr]
-    h = stage("h", activate(*how))
-    dy = flat(grads["y"]).to(to).index_select(0, call.tokens)  # [P, H], of each route
+    arguments = (options["activation"], g.to(to), u.to(to), options["alpha"], options["limit"])  # type: ignore[union-attr]
+    h = stage("h", activate(*arguments))
+    dy = flat(grads["y"]).to(to).index_select(0, call.tokens)  # [P, H], one row per route
     q = stage("q", call.weights.unsqueeze(-1) * dy)
-    found: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     if needs - {"down", "down_bias", "down_a", "down_b"}:
-        v = stage("v", call.inputs("down", dy))  # before it is weighed: a weight of 0 has a gradient, too
+        v = stage("v", call.inputs("down", dy))  # before multiplying by w: a weight of 0 has a gradient, too
         if "topk_weights" in needs:
             dw, bias = (v * h).sum(-1), call.bias("down")
             if bias is not None:
                 dw = dw + (dy * bias.to(to).index_select(0, call.expert)).sum(-1)
-            found["topk_weights"] = routes.kept(dw).view(call.shape)
+            gradients["topk_weights"] = routes.kept(dw).view(call.shape)
         dh = stage("dh", call.weights.unsqueeze(-1) * v)
-        to_g, to_u = slopes(*how)
+        to_g, to_u = slopes(*arguments)
         dg, du = stage("dg", to_g(dh)), stage("du", to_u(dh))
         if "x" in needs:
-            found["x"] = routes.sum_slots(call.inputs("gate", dg) + call.inputs("up", du)).view(call.x.shape)
-        found |= call.of_factors("gate", dg, call.rows, needs) | call.of_factors("up", du, call.rows, needs)
+            gradients["x"] = routes.sum_slots(call.inputs("gate", dg) + call.inputs("up", du)).view(call.x.shape)
+        gradients |= call.of_factors("gate", dg, call.rows, needs) | call.of_factors("up", du, call.rows, needs)
         if needs & {"gate_up", "gate_up_bias"}:
-            found |= call.of_base("gate_up", torch.cat([dg, du], -1), call.rows, needs)
-    found |= call.of_factors("down", q, h, needs) | call.of_base("down", q, h, needs)
-    return {name: stage(f"d{name}", value.to(tensors[name].dtype)) for name, value in found.items()}  # type: ignore[union-attr]
+            gradients |= call.of_base("gate_up", torch.cat([dg, du], -1), call.rows, needs)
+    gradients |= call.of_factors("down", q, h, needs) | call.of_base("down", q, h, needs)
+    return {name: stage(f"d{name}", value.to(tensors[name].dtype)) for name, value in gradients.items()}  # type: ignore[union-attr]

@@ -1,1 +1,1 @@
-"""experts.moe_int8: what experts.moe computes with compute="int8"; internal."""
+"""experts.moe_int8: the internal operator of experts.moe with compute="int8"."""

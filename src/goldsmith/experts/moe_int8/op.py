@@ -1,15 +1,15 @@
-"""experts.moe_int8: what it is: `experts.moe` with compute="int8", an operator of its own since it has no gradient."""
+"""experts.moe_int8: declaration of the operator behind compute="int8"; separate because it has no gradient."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._check import check_int8, check_moe
-from .._common import NAMES, TARGETS
+from .._checks import check_int8, check_moe
+from .._conventions import NAMES, TARGETS, MoeOptions
 
 MOE_INT8 = Op(
     "experts.moe_int8",
@@ -25,15 +25,15 @@ MOE_INT8 = Op(
         for target in TARGETS
         for part in ("codes", "code_scales", "product", "a_read", "b_read", "masked", "low", "lora")
     ),
-    summary="experts.moe with products of whole numbers; inference",
+    summary="experts.moe with integer products; inference",
     internal=True,
 )
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
     check_int8("experts.moe", options["layout"])
 
 
-def fake(x: Tensor, *tensors: Any, **options: Any) -> Tensor:
+def fake(x: Tensor, *tensors: Tensor | None, **options: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,44 +1,44 @@
-"""experts.moe_int8: what it means. experts.moe, but W v is a sum of products of whole numbers.
+"""experts.moe_int8: reference. It is experts.moe, except that W v is a sum of integer products.
 
-Of a row v and a group of inputs that share a scale of W (the whole row where W has one for each row):
+For a row v and a group of inputs that share a scale of W (the whole row if W has one scale per row):
 
     scale = amax / 127,  code = nearest(v / scale), ties to even       scale 0: codes 0; NaN or Inf in v: scale NaN
     W v   = sum over groups of (sum_k code[k] * code of W[n, k]) * scale of W[n] * scale
 
-A code of int4_asym is what its zero has been taken off. Codes of x are decided in float32, those of h as h comes.
+A code of int4_asym is the code minus its zero. Codes of x are decided in float32, codes of h in the dtype of h.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from ...core.tracing import constants, deciding, stage
-from .._common import NAMES, flat
-from .._projections import Call, present
-from ..formats import code_values, scale_values
-from ..layout import Layout, read_expert
+from .._conventions import NAMES, MoeOptions, flat
+from .._projections import ReferenceCall, present
 from ..moe.reference import forward_of
+from ..packed.formats import code_values, scale_values
+from ..packed.layout import Layout, read_expert
 
 LARGEST = 127
 
 
-def forward(*tensors: Tensor | None, **options: Any) -> tuple[Tensor]:
+def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor]:
     call = Int8Call("experts.moe", dict(zip(NAMES, tensors, strict=True)), options | {"save": False})
     return forward_of(call)[:1]
 
 
-class Int8Call(Call):
-    """Products with the base in whole numbers."""
+class Int8Call(ReferenceCall):
+    """A reference call whose base products use integers."""
 
-    def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: Mapping[str, Any]) -> None:
+    def __init__(self, op: str, tensors: Mapping[str, Tensor | None], options: MoeOptions) -> None:
         super().__init__(op, tensors, options)
         self.layout = Layout.parse(options["layout"])
-        # bytes that may lie apart, and are read as words
+        # the caller's bytes may be strided, but are read as words
         self.gate_up = present(tensors, "gate_up").clone(memory_format=torch.contiguous_format)
         self.down = present(tensors, "down").clone(memory_format=torch.contiguous_format)
 
@@ -70,7 +70,7 @@ class Int8Call(Call):
 
 
 def rounded(rows: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Codes [rows, groups, inputs of a group] and scales [rows, groups] of rows [rows, inputs], in their own dtype."""
+    """(codes [rows, groups, inputs of a group], scales [rows, groups]) of rows [rows, inputs], in the dtype of rows."""
     grouped = rows.view(len(rows), rows.shape[-1] // group, group)
     amax = grouped.abs().amax(-1)
     finite = amax.isfinite()

@@ -1,1 +1,1 @@
-"""experts.slots: what each slot's expert gives, before the weighted sum."""
+"""experts.slots: the output of each slot's expert, before the weighted sum."""

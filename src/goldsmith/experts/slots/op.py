@@ -1,9 +1,9 @@
-"""experts.slots: what it is."""
+"""experts.slots: declaration of the operator, and its public function."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from ...core.autograd import plain
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
-from .._check import check_moe
-from .._common import SLOT_NAMES, TARGETS, finite, wide
+from .._checks import check_moe
+from .._conventions import SLOT_NAMES, TARGETS, MoeOptions, finite, wide
 
 SLOTS = Op(
     "experts.slots",
@@ -25,7 +25,7 @@ SLOTS = Op(
     backends=("native",),
     stages=("g", "u", "h", "o")
     + tuple(f"{target}_{part}" for target in TARGETS for part in ("product", "a_read", "b_read", "low", "lora")),
-    summary="what each slot's expert gives, one row for each; inference",
+    summary="the output of each slot's expert, one row per slot; inference",
 )
 
 
@@ -43,16 +43,16 @@ def slots(
     flags: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """o[j] = Wd h_j + bd + L_d(h_j), the output of expert topk_ids[j] as in `experts.moe`, not weighed and not summed
+    """o[j] = Wd h_j + bd + L_d(h_j): the output of expert topk_ids[j] as in `experts.moe`, not weighted and not summed
 
-    x [..., H], topk_ids [..., k] -> o [..., k, H] in float32 (float64 if x is); 0 where the id is -1. base, lora and
-    the keywords are those of `experts.moe`; dropout is never applied.
+    x [..., H], topk_ids [..., k] -> o [..., k, H] in float32 (float64 if x is float64); 0 where the id is -1. base,
+    lora and the keywords are those of `experts.moe`; dropout is never applied.
 
-    out     a contiguous tensor of o's shape and dtype, which is written whole and returned
+    out     a contiguous tensor of o's shape and dtype, which is overwritten and returned
     flags   a uint8 tensor [..., k], which is set to 1 where a row has NaN or Inf, and to 0 elsewhere
 
-    Inference only: raises ValueError where a gradient would be asked for. Raises ShapeError, TypeError, ValueError and
-    BackendUnavailable as `experts.moe`.
+    Inference only: raises ValueError if an argument requires a gradient. Raises ShapeError, TypeError, ValueError and
+    BackendUnavailable like `experts.moe`.
     """
     op = "experts.slots"
     gate_up, down, gate_up_bias, down_bias, layout = base_of(op, base)
@@ -75,14 +75,20 @@ def slots(
         SLOTS.backend("native").into(o, flags, *tensors, **options)
         _increment([t for t in (out, flags) if t is not None])
         return o
-    o, found = SLOTS(*tensors, **options, backend=backend)
+    o, computed = SLOTS(*tensors, **options, backend=backend)
     if flags is not None:
-        flags.copy_(found)
+        flags.copy_(computed)
     return o if out is None else out.copy_(o)
 
 
-def _directly(tensors: Any, options: Any, backend: str, out: Tensor | None, flags: Tensor | None) -> bool:
-    """Whether kernels of the CPU write rows and flags where they are wanted; else they are copied there."""
+def _directly(
+    tensors: tuple[Tensor | None, ...],
+    options: dict[str, Any],
+    backend: str,
+    out: Tensor | None,
+    flags: Tensor | None,
+) -> bool:
+    """Whether the CPU kernels can write directly to out and flags; otherwise the results are copied."""
     places = [t for t in (out, flags) if t is not None]
     if torch.compiler.is_compiling() or not plain((*tensors, *places)) or any(t.is_neg() for t in places):
         return False
@@ -93,29 +99,29 @@ def _directly(tensors: Any, options: Any, backend: str, out: Tensor | None, flag
 
 
 def _increment(written: list[Tensor]) -> None:
-    """Tells autograd, which has not seen it, that these were written."""
+    """Tell autograd that these tensors were written, because it has not seen the kernel's writes."""
     for tensor in written:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
 
 
-def _check_result(name: str, given: Any, shape: Any, dtype: torch.dtype, x: Tensor) -> None:
+def _check_result(name: str, tensor: Tensor | None, shape: Sequence[int], dtype: torch.dtype, x: Tensor) -> None:
     op = "experts.slots"
-    if given is None:
+    if tensor is None:
         return
-    check_tensor(op, name, given)
-    if given.shape != shape:
-        raise ShapeError(f"{op}: {name} is {list(given.shape)}, wanted {list(shape)}")
-    check_dtype(op, name, given, (dtype,))
-    check_same_device(op, {"x": x, name: given})
-    if not given.is_contiguous():
-        raise ValueError(f"{op}: {name} is not contiguous; give a contiguous tensor")
+    check_tensor(op, name, tensor)
+    if tensor.shape != shape:
+        raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, wanted {list(shape)}")
+    check_dtype(op, name, tensor, (dtype,))
+    check_same_device(op, {"x": x, name: tensor})
+    if not tensor.is_contiguous():
+        raise ValueError(f"{op}: {name} is not contiguous; pass a contiguous tensor")
 
 
-def check(*tensors: Any, **options: Any) -> None:
+def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
 
 
-def fake(x: Tensor, topk_ids: Tensor, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def fake(x: Tensor, topk_ids: Tensor, *tensors: Tensor | None, **options: object) -> tuple[Tensor, Tensor]:
     o = torch.empty((*topk_ids.shape, x.shape[-1]), dtype=wide(x.dtype), device=x.device)
     return o, torch.empty(topk_ids.shape, dtype=torch.uint8, device=x.device)

@@ -1,9 +1,9 @@
-"""What `goldsmith.offload` needs of transformers: a model's experts into a store, an engine in their place, and back.
+"""The transformers side of `goldsmith.offload`: puts a model's experts into a store and an engine in their place.
 
-`goldsmith.offload.offload` and `from_pretrained` find this by name.
+`goldsmith.offload.offload` and `from_pretrained` import this package by name.
 """
 
-from .attach import Attached
-from .load import attach, load
+from .attachment import Attached
+from .loading import attach, load
 
 __all__ = ["Attached", "attach", "load"]

@@ -1,4 +1,4 @@
-"""Which modules of a model are experts that the engine can compute, and under which layer's number."""
+"""The layers of a model whose experts the engine can compute."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from torch import Tensor, nn
 
 from ...experts import moe
 from ...offload.errors import UnsupportedModel
-from ..forms import Form, experts_modules, form_of, name_of
+from ..experts_spec import ExpertsSpec, experts_modules, name_of, spec_of
 
-TOKENS, PAIR = 5, 2  # what a trial computes: rows, and the experts of one pair
+TOKENS, PAIR = 5, 2  # size of the trial: rows, and number of experts
 
 
 @dataclass(frozen=True)
-class Layer:
-    """An experts module of a model: the decoder layer's number, where it is, and what it computes."""
+class ExpertsLayer:
+    """An experts module of a model: its decoder layer's number, its path, and its spec."""
 
     index: int
     path: str
     module: Any
-    form: Form
+    spec: ExpertsSpec
 
 
-def layers_of(model: nn.Module) -> list[Layer]:
-    """Every mixture layer of the model, by its number. Raises UnsupportedModel with the class and the property."""
+def layers_of(model: nn.Module) -> list[ExpertsLayer]:
+    """All layers with experts, by number; raises UnsupportedModel, naming the class and the property."""
     kind = type(model).__name__
     _check_untouched(model, kind)
-    found = list(experts_modules(model))
-    if not found:
+    modules = list(experts_modules(model))
+    if not modules:
         raise UnsupportedModel(
             f"{kind} has no experts module that transformers dispatches (a class under @use_experts_implementation "
             "with its weights in one tensor for all experts): there is nothing to offload"
         )
-    layers: dict[int, Layer] = {}
-    tried: dict[tuple[type, Form], None] = {}
-    for path, module in found:
+    layers: dict[int, ExpertsLayer] = {}
+    tried: dict[tuple[type, ExpertsSpec], None] = {}
+    for path, module in modules:
         if path.endswith("base_layer"):
             raise UnsupportedModel(
                 f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Merge the adapter, or offload "
                 "the plain model"
             )
         try:
-            form = form_of(module)
+            spec = spec_of(module)
         except ValueError as error:
             raise UnsupportedModel(_reason(error)) from error
         index = _number(path, kind)
         if index in layers:
             raise UnsupportedModel(
-                f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine has one "
-                "for each layer"
+                f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine "
+                "supports one for each layer"
             )
-        layers[index] = Layer(index, path, module, form)
-        if (type(module), form) not in tried:
-            _try(module, form)
-            tried[type(module), form] = None
+        layers[index] = ExpertsLayer(index, path, module, spec)
+        if (type(module), spec) not in tried:
+            _check_eager_forward(module, spec)
+            tried[type(module), spec] = None
     return [layers[index] for index in sorted(layers)]
 
 
-def _check_untouched(model: Any, kind: str) -> None:
-    from ..convert import converted_modules
+def _check_untouched(model: nn.Module, kind: str) -> None:
+    from ..converted_experts import converted_modules
 
     if converted_modules(model):
         raise UnsupportedModel(
@@ -70,67 +70,69 @@ def _check_untouched(model: Any, kind: str) -> None:
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise UnsupportedModel(
-            f"{kind} was loaded with quantised parameters ({type(model.hf_quantizer).__name__}): load it in plain "
-            "floats, and let cpu_format= quantise its experts"
+            f"{kind} was loaded with quantised parameters ({type(model.hf_quantizer).__name__}): load it with float "
+            "weights, and let cpu_format= quantise its experts"
         )
     hooked = next((path for path, module in model.named_modules() if hasattr(module, "_hf_hook")), None)
     if hooked is not None:
         raise UnsupportedModel(
-            f"{kind} has accelerate's hooks on {hooked or 'it'} (device_map): load it without device_map, and "
-            "goldsmith puts its parts where they belong"
+            f"{kind} has accelerate's hooks on {hooked or 'it'} (device_map): load it without device_map; goldsmith "
+            "places its parts"
         )
 
 
 def _reason(error: ValueError) -> str:
-    """What `forms` says, without the advice that is about another way to compute the model."""
-    return str(error).removeprefix("goldsmith.hf: ").partition(". Take experts_implementation")[0]
+    """The message of `spec_of`, without its advice, which is about another way to compute the model."""
+    return str(error).removeprefix("goldsmith.hf: ").partition(". Use experts_implementation")[0]
 
 
 def _number(path: str, kind: str) -> int:
     numbers = [int(part) for part in path.split(".") if part.isdecimal()]
     if len(numbers) != 1:
         raise UnsupportedModel(
-            f"{kind}: {path} names {len(numbers)} numbers, wanted one, which is the decoder layer's: which layer these "
-            "experts belong to cannot be told"
+            f"{kind}: {path} contains {len(numbers)} numbers, wanted one, the decoder layer's: the layer of these "
+            "experts is unknown"
         )
     return numbers[0]
 
 
-def _try(module: Any, form: Form) -> None:
-    """The class's own eager forward against the formula that the engine computes, on one pair of small experts."""
+def _check_eager_forward(module: Any, spec: ExpertsSpec) -> None:
+    """Raises UnsupportedModel unless the class's eager forward equals the engine's formula, on two small experts."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
-    few = copy.copy(module)
-    few.__dict__ = {name: value for name, value in module.__dict__.items() if not name.startswith("_goldsmith")}
-    few._parameters = {
+    small = copy.copy(module)
+    small.__dict__ = {name: value for name, value in module.__dict__.items() if not name.startswith("_goldsmith")}
+    small._parameters = {
         name: nn.Parameter(draw(PAIR, *parameter.shape[1:]) * parameter.shape[-1] ** -0.5, requires_grad=False)
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-    few.num_experts = PAIR
-    x, weights = draw(TOKENS, form.hidden_size), draw(TOKENS, 1).abs() + 0.5
+    small.num_experts = PAIR
+    x, weights = draw(TOKENS, spec.hidden_size), draw(TOKENS, 1).abs() + 0.5
     ids = torch.arange(TOKENS, device="cpu").remainder(PAIR).unsqueeze(1)
-    base = [form.rows(few.gate_up_proj), form.columns(few.down_proj)]
-    if form.biased:
-        base += [form.rows(few.gate_up_proj_bias), few.down_proj_bias]
+    base = [spec.canonical_gate_up(small.gate_up_proj), spec.canonical_down(small.down_proj)]
+    if spec.biased:
+        base += [spec.canonical_gate_up(small.gate_up_proj_bias), small.down_proj_bias]
     eager = getattr(type(module).forward, "__wrapped__", None)
     if eager is None:
-        raise UnsupportedModel(f"{name_of(module)} has no eager forward to be held to")
+        raise UnsupportedModel(f"{name_of(module)} has no eager forward to compare with")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         try:
-            came = eager(few, x, ids, weights)
+            actual = eager(small, x, ids, weights)
         except (RuntimeError, TypeError, AttributeError, IndexError) as error:
             raise UnsupportedModel(
                 f"{name_of(module)} cannot be tried: its eager forward on {PAIR} experts raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        wanted = moe(x, ids, weights, tuple(base), backend="reference", **form.options())
-    # loose on purpose: this tells formulas apart, it does not judge their rounding
-    if came.shape != wanted.shape or not torch.allclose(came, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+        expected = moe(x, ids, weights, tuple(base), backend="reference", **spec.options())
+    # a loose tolerance: this distinguishes formulas, it does not judge rounding
+    if actual.shape != expected.shape or not torch.allclose(
+        actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+    ):
         raise UnsupportedModel(
-            f"{name_of(module)} computes something else than {form.activation} experts, weighed and summed: its eager "
-            f"forward and ours differ by {float((came - wanted).abs().max()):.3g} on a trial of {PAIR} experts"
+            f"{name_of(module)} does not compute a weighted sum of {spec.activation} experts: its eager forward and "
+            f"ours differ by {float((actual - expected).abs().max()):.3g} on a trial of {PAIR} experts"
         )

@@ -1,4 +1,4 @@
-"""LoRA fine-tuning: data, packing, the loop, checkpoints that a killed run goes on from, the log and its page.
+"""LoRA fine-tuning, the package behind `goldsmith finetune`: data, the model, the run, and the files that it leaves.
 
-`goldsmith finetune` is this package with a command line. Nothing here asks what the model is, except `model`.
+A killed run resumes from its last checkpoint. Only the package `model` depends on the model's architecture.
 """

@@ -1,28 +1,21 @@
-"""What a fine-tuning run is asked for, and which of it alters the result."""
+"""The options of a fine-tuning run, checked."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from .errors import TrainingError
-from .loop import Plan
-from .schedule import KINDS, Schedule, warmup_steps
+from .run.schedule import KINDS
 
 TARGETS = ("gate", "up", "down")
 DTYPES = ("fp32", "bf16")
-MOST_THREADS = 1024  # torch's own pool ends the process where the system refuses it a thread
+MOST_THREADS = 1024  # torch's thread pool aborts the process if the system refuses it a thread
 
 
 @dataclass(frozen=True)
 class Options:
-    """One field for each option of `goldsmith finetune`, with its meaning there."""
+    """One field for each option of `goldsmith finetune`, with the same meaning."""
 
     model: str
     data: str
@@ -62,7 +55,7 @@ class Options:
     resume: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, wanted, right in (
+        for name, wanted, valid in (
             ("output", "the name of a folder (. is this one)", bool(self.output)),
             ("targets", f"any of {', '.join(TARGETS)}, with commas between", self._targets_right()),
             ("dtype", " or ".join(DTYPES), self.dtype in DTYPES),
@@ -79,14 +72,14 @@ class Options:
             ("seed", "0 or more, below 2^63", 0 <= self.seed < 2**63),
             ("threads", f"1 to {MOST_THREADS:,}", self.threads is None or 1 <= self.threads <= MOST_THREADS),
         ):
-            if not right:
-                given = getattr(self, name)
-                shown = ",".join(given) if isinstance(given, tuple) else "empty" if given == "" else given
+            if not valid:
+                value = getattr(self, name)
+                shown = ",".join(value) if isinstance(value, tuple) else "empty" if value == "" else value
                 raise TrainingError(f"{flag(name)} is {shown}; expected {wanted}.")
         if self.steps is not None and self.epochs is not None:
             raise TrainingError("--steps and --epochs exclude one another; give one, or neither for one epoch.")
         if not (self.targets or self.lora_modules or self.train_router):
-            raise TrainingError("Nothing is to be trained: give --targets, --lora-modules or --train-router.")
+            raise TrainingError("There is nothing to train: give --targets, --lora-modules or --train-router.")
 
     def _targets_right(self) -> bool:
         return set(self.targets) <= set(TARGETS) and len(set(self.targets)) == len(self.targets)
@@ -94,81 +87,3 @@ class Options:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def plan(options: Options, rows: int) -> Plan:
-    """How many steps that makes of so many rows."""
-    limit = None
-    if options.steps is not None:
-        total = options.steps
-    else:
-        limit = rows * (options.epochs or 1)
-        total = -(-limit // (options.batch_size * options.grad_accum))
-    return Plan(
-        steps=total,
-        batch_size=options.batch_size,
-        grad_accum=options.grad_accum,
-        schedule=Schedule(options.schedule, options.lr, warmup_steps(options.warmup, total), total),
-        limit=limit,
-        max_grad_norm=options.max_grad_norm,
-        weight_decay=options.weight_decay,
-    )
-
-
-ALTERING = (
-    *("document", "train_on", "format", "group_size", "rank", "alpha", "targets", "shared_a", "dropout"),
-    *("lora_modules", "train_router", "dtype", "seq_len", "pack", "batch_size", "grad_accum", "lr", "schedule"),
-    *("weight_decay", "max_grad_norm", "seed", "partitions"),
-)
-
-
-def identity(options: Options, found: Plan, folder: Path) -> dict[str, Any]:
-    """Everything that alters the result, by the option's name; two runs with equal identities are the same run.
-
-    A constant rate does not depend on how many steps there will be, so such a run may be made longer.
-    """
-    values: dict[str, Any] = {flag(name): getattr(options, name) for name in ALTERING}
-    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    values["--warmup"] = found.schedule.warmup
-    if options.schedule != "constant" or found.limit is not None:
-        values["--steps or --epochs"] = found.steps
-    values["MODEL"] = fingerprint(folder)
-    values["--data"] = checksum(Path(options.data))
-    return values
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs, each as words for a reader."""
-    said = []
-    for name in [*now, *(name for name in before if name not in now)]:
-        if before.get(name) == now.get(name):
-            continue
-        if name in ("MODEL", "--data"):
-            said.append(f"the content of {name} is another")
-        elif name in before and name in now:
-            said.append(f"{name} was {_shown(before[name])} and is {_shown(now[name])}")
-        else:
-            said.append(f"{name} was {'given' if name in before else 'not given'} before")
-    return said
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # what transformers makes a model of
-
-
-def fingerprint(folder: Path) -> str:
-    """What tells a model's files from another's: every byte, since another revision may differ in a few of them."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1))) as readers:
-        for path, found in zip(paths, readers.map(checksum, paths), strict=True):
-            digest.update(f"{path.name} {found} ".encode())
-    return digest.hexdigest()

@@ -1,7 +1,7 @@
-"""From the mixes of a token to its coefficients, and back: sigmoids, Sinkhorn, the gradients that leave for the GEMMs.
+"""From a token's mixes to its coefficients (sigmoids, Sinkhorn), and from their gradients to those of the mixes.
 
-One token's numbers fit in registers: [BLOCK_T, NP] and [BLOCK_T, NP, NP] tiles, no traffic but the records themselves.
-The head is the same with the first n mixes alone (FULL = False).
+A token's numbers stay in registers as [BLOCK_T, NP] and [BLOCK_T, NP, NP] tiles; memory traffic is only the inputs and
+results. The head uses only the first n mixes (FULL = False).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from ...core._kernels.arithmetic import sigmoid
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .balance import grid, sinkhorn, sinkhorn_backward
+from .bfloat16_planes import new_planes, store_planes
 from .launch import INTERPRET
-from .planes import new_planes, store_planes
+from .sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 BLOCK_T = 8
 
 
 @triton.jit
 def gather(part_ptr, row, T, t_index, mask, stride_slice, SLICES: tl.constexpr):
-    """Row `row` of the partial sums, slices added in order."""
+    """Row `row` of the partial sums, with its slices added in order."""
     total = tl.load(part_ptr + row * T + t_index, mask=mask, other=0.0)
-    for s in tl.static_range(1, SLICES):  # unrolled: the loads of all slices are in flight together
+    for s in tl.static_range(1, SLICES):  # unrolled, so that the loads of all slices are in flight together
         total += tl.load(part_ptr + s * stride_slice + row * T + t_index, mask=mask, other=0.0)
     return total
 
@@ -126,7 +126,7 @@ def _coefficients_bwd_kernel(
     dot = tl.zeros((BLOCK_T,), tl.float32)
     if HAS_PRE:
         dl = tl.load(dh_pre_ptr + t[:, None] * N + i, mask=live, other=0.0) * (s * (1.0 - s))
-        dl = tl.where(live, dl, 0.0)  # beyond the last token s is NaN when alpha or bias is infinite
+        dl = tl.where(live, dl, 0.0)  # past the last token s is NaN when alpha or bias is infinite
     else:
         dl = tl.zeros((BLOCK_T, NP), tl.float32)
     if STORE_DLOGITS:
@@ -187,7 +187,7 @@ def coefficients_backward(
     bias: Tensor, n: int, K: int, *, pre_eps: float, post_mult: float = 1.0, iterations: int = 1,
     sinkhorn_eps: float = 0.0, sinkhorn: bool = True, dlogits: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """dm as planes [3, T, padded M], kappa [T], h_pre [T, n]; sums [blocks, 2, M] of dl and dl * z over 8 tokens."""
+    """dm as planes [3, T, padded M], kappa [T], h_pre [T, n], and sums [blocks, 2, M] of dl and dl * z per 8 tokens."""
     T, M = h_mix.shape
     MP = power_of_2(M, 16)
     blocks, full = cdiv(T, BLOCK_T), M != n

@@ -1,6 +1,6 @@
 """The weighted sum over streams, h_in = sum_i h_pre[i] x[i], and the dots of its backward, dh_pre[i] = <u, x[i]>.
 
-Bytes a token: (N + 1) * D elements either way.
+Each moves (N + 1) * D elements per token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .numerics import wide
+from .float32_products import int64_stride
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -19,7 +19,7 @@ def _collapse_fwd_kernel(
     x_ptr, h_pre_ptr, h_in_ptr, stride_xt, stride_xn, T, D, N: tl.constexpr, BLOCK_D: tl.constexpr
 ):
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     total = tl.zeros((BLOCK_D,), tl.float32)
     for i in tl.static_range(N):
@@ -32,7 +32,7 @@ def collapse(x: Tensor, h_pre: Tensor) -> Tensor:
     """h_in [T, D] in x's dtype from x [T, n, D] and h_pre [T, n]."""
     T, N, D = x.shape
     h_in = torch.empty((T, D), dtype=x.dtype, device=x.device)
-    # each element is its own sum, whatever the block; a few tokens' time is that of the longest program
+    # the block size does not change the sums; with few tokens smaller blocks give more programs
     block = min(4096 if T > 64 else 512, power_of_2(D, 16))
     run(
         _collapse_fwd_kernel, (T, cdiv(D, block)),
@@ -47,7 +47,7 @@ def _collapse_dots_kernel(
     N: tl.constexpr, NP: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     i = tl.arange(0, NP)
     total = tl.zeros((NP, BLOCK_D), tl.float32)
     for start in range(0, D, BLOCK_D):
@@ -61,7 +61,7 @@ def _collapse_dots_kernel(
 
 
 def collapse_dots(x: Tensor, u: Tensor) -> Tensor:
-    """dh_pre [T, n] in float32: <u, x[i]> for u [T, D] and x [T, n, D]."""
+    """dh_pre[i] = <u, x[i]>: [T, n] in float32 from u [T, D] and x [T, n, D]."""
     T, N, D = x.shape
     out = torch.empty((T, N), dtype=torch.float32, device=x.device)
     block = min(1024, power_of_2(D, 16))

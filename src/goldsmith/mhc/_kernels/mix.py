@@ -1,7 +1,7 @@
-"""x_next = mix of the streams + injection, and back; one token a program, each stream read and written once.
+"""x_next = mixed streams + injected layer output, and its backward; one program per token reads each stream once.
 
-Bytes a token in elements: forward N*D + D read, N*D written (9D at N = 4); backward x, G, f read, df and, when asked
-for, dx written: 14D, or 10D without dx.
+Elements moved per token: the forward reads N*D + D and writes N*D (9D at N = 4); the backward reads x, G and f and
+writes df and, if needed, dx: 14D, or 10D without dx.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
-from .numerics import wide
+from .float32_products import int64_stride
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -21,7 +21,7 @@ def _mix_fwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn = wide(stride_xn)
+    stride_xn = int64_stride(stride_xn)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     x = ()
     for j in tl.static_range(N):
@@ -57,7 +57,7 @@ def mix_forward(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation
 
 @triton.jit
 def partial_dot(a, b, BLOCK_D: tl.constexpr, VECTOR: tl.constexpr):
-    """a * b summed over runs of VECTOR neighbours, which one thread holds: [BLOCK_D / VECTOR]."""
+    """a * b summed over runs of VECTOR neighbours, which one thread holds: [BLOCK_D // VECTOR]."""
     return tl.sum(tl.reshape(a * b, (BLOCK_D // VECTOR, VECTOR)), axis=1)
 
 
@@ -68,7 +68,7 @@ def _mix_bwd_kernel(
     N: tl.constexpr, TRANSPOSED: tl.constexpr, NEEDS_DX: tl.constexpr, VECTOR: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    stride_xn, stride_gn = wide(stride_xn), wide(stride_gn)
+    stride_xn, stride_gn = int64_stride(stride_xn), int64_stride(stride_gn)
     LANES: tl.constexpr = BLOCK_D // VECTOR
     dots = ()
     for _ in tl.static_range(N * N + N):
@@ -107,7 +107,7 @@ def _mix_bwd_kernel(
 def mix_backward(
     grad: Tensor, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, orientation: str, *, needs_dx: bool = True
 ) -> dict[str, Tensor]:
-    """dx (unless not needed), df, dh_post, dh_res for grad = dL/dx_next [T, n, D]."""
+    """{x, f, h_post, h_res: gradient} for grad = dL/dx_next [T, n, D]; x only with needs_dx."""
     T, N, D = x.shape
     new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device=x.device)  # noqa: E731
     out = {"f": new((T, D), f.dtype), "h_post": new((T, N), torch.float32), "h_res": new((T, N, N), torch.float32)}

@@ -1,36 +1,34 @@
-"""mhc.boundary on a GPU: post, then pre; backward pre, whose last pass adds the gradient of x_next, then post.
+"""mhc.boundary on a GPU: post, then pre. The last pass of pre's backward adds the gradient of x_next; post's follows.
 
-Bytes a token at n = 4 in elements: forward 9D + 9D; backward 5D (dots) + 13D (x_next) + 4D (dphi) + 14D (post). One
-kernel that hands x_next's gradient to post's backward in registers saves 9D of it and is slower: its 20 dots a token
-beside the tiles spill (760 us against 330 + 319 at T = 8192, D = 4096, H100).
+Elements moved per token at n = 4: forward 9D + 9D; backward 5D (dots) + 13D (x_next) + 4D (dphi) + 14D (post). A single
+kernel that passes x_next's gradient to post's backward in registers saves 9D but is slower: its 20 dots per token do
+not fit in registers with the tiles (760 us against 330 + 319 at T = 8192, D = 4096, H100).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
 from ...core.tracing import stage
 from .._kernels import pipeline
-from .._kernels.launch import dense, narrow, rows, shaped, streams
+from .._kernels.launch import dense, rows, shaped, streams, unsupported_dtype
 from .._kernels.mix import mix_backward, mix_forward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
-    return pipeline.unsupported(tensors, options) or narrow(tensors["f"])
+    return pipeline.unsupported(tensors, options) or unsupported_dtype(tensors["f"])
 
 
 def forward(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
-    *, form: str, orientation: str, **options: Any,
+    *, form: str, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     n = x.shape[-2]
     y = mix_forward(streams(x), rows(f), dense(h_post, -1, n), dense(h_res, -1, n, n), orientation)
     x_next = stage("x_next", shaped(y, x.shape))
     names = {"h_post": "h_post_next", "h_res": "h_res_next"}
-    found = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
-    return x_next, *(found[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
+    results = pipeline.forward(x_next, phi, alpha, bias, gamma, collapsed=True, names=names, **options)
+    return x_next, *(results[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

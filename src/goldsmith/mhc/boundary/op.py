@@ -1,8 +1,6 @@
-"""mhc.boundary: what it is."""
+"""mhc.boundary: its declaration, argument checks and public function."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ BOUNDARY = Op(
     stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
     + ("dh_pre", "dh_post_next", "dlogits", "dm", "projection", "rms", "collapse", "post", "dx_next")
     + ("dphi", "dalpha", "dbias", "dgamma", *POST_GRADIENTS),
-    summary="post of one connection and pre of the next, in one pass",
+    summary="post of one connection and pre of the next together",
 )
 
 
@@ -48,12 +46,12 @@ def boundary(
     orientation: str = "in_out",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x_next = post(x, f, h_post, h_res);  (x_next, *pre(x_next, phi, alpha, bias, ...))     bit for bit on one backend
+    """(x_next, *pre(x_next, phi, alpha, bias, ...))  with  x_next = post(x, f, h_post, h_res)
 
-    Shapes, dtypes and keywords as in `post` and `pre`. Returns x_next [..., n, dim], h_in [..., dim] and the next
-    connection's h_post [..., n] and h_res [..., n, n]. Differentiable in every tensor; the gradient of x_next is never
-    rounded on its way from pre to post. Raises ShapeError, TypeError, ValueError, BackendUnavailable.
-    Source: Xie et al. 2026, mHC.
+    Equal to separate `post` and `pre` bit for bit on the same backend; shapes, dtypes and keywords are theirs. Returns
+    x_next [..., n, dim], h_in [..., dim] and the next connection's h_post [..., n] and h_res [..., n, n].
+    Differentiable in every tensor; the gradient of x_next is not rounded between pre's and post's backward. Raises
+    ShapeError, TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC.
     """
     return BOUNDARY(
         x, f, h_post, h_res, phi, alpha, bias, gamma,
@@ -64,12 +62,12 @@ def boundary(
 
 def check(
     x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None,
-    *, orientation: str, **options: Any,
+    *, orientation: str, form: str, sinkhorn: bool, **numbers: float,
 ) -> None:  # fmt: skip
     check_post("mhc.boundary", x, f, h_post, h_res, orientation)
-    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, **options)
+    check_pre("mhc.boundary", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
-def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: Any) -> tuple[Tensor, ...]:
+def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: object) -> tuple[Tensor, ...]:
     x_next = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return x_next, *fake_pre(x_next, *mixing)

@@ -1,13 +1,14 @@
-"""mhc.boundary: what it means."""
+"""mhc.boundary in plain torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 
 from ...core.tracing import stage
 from .. import _formulas as formulas
+from .._common import CoefficientOptions
 from ..coefficients import reference as coefficients
 from ..post import reference as post
 from ..pre import reference as pre
@@ -24,16 +25,16 @@ def forward(
     gamma: Tensor | None,
     *,
     orientation: str,
-    **options: Any,
+    **options: Unpack[CoefficientOptions],
 ) -> tuple[Tensor, ...]:
     (x_next,) = post.forward(x, f, h_post, h_res, orientation=orientation)
     return x_next, *pre.forward(x_next, phi, alpha, bias, gamma, suffix="_next", **options)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    """pre's dx, with x_next's own gradient among its addends and not rounded, is what post's backward starts from."""
+    """post's backward starts from pre's unrounded dx, which already includes the gradient of x_next."""
     of_pre = {"h_in": grads["h_in"], "h_post": grads["h_post_next"], "h_res": grads["h_res_next"]}
     after = tensors | {"x": tensors["x_next"]}
     below = coefficients.gradients(of_pre, after, options, grad_x_post=grads["x_next"], suffix="_next")
     above = post.backward({"x_next": stage("dx_next", below.pop("x"))}, tensors, options, needs)
-    return formulas.named(below, tensors) | above
+    return formulas.as_stages(below, tensors) | above

@@ -1,1 +1,1 @@
-"""mhc.coefficients: how strongly streams are read, written and mixed, from the streams themselves."""
+"""mhc.coefficients: computes from the streams how strongly each is read, written and mixed."""

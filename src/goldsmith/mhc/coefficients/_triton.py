@@ -1,4 +1,4 @@
-"""mhc.coefficients on a GPU: the first two kernels of mhc.pre, without the collapse."""
+"""mhc.coefficients on a GPU: the first two kernels of mhc.pre, without the collapse to h_in."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=False, **options)
-    return tuple(found[name] for name in ("h_pre", "h_post", "h_res", "inv_rms", "h_mix"))
+    results = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=False, **options)
+    return tuple(results[name] for name in ("h_pre", "h_post", "h_res", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

@@ -1,14 +1,12 @@
-"""mhc.coefficients: what it is."""
+"""mhc.coefficients: its declaration, argument checks and public function."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, mix_count, sum_dtype
 
 COEFFICIENTS = Op(
     "mhc.coefficients",
@@ -43,12 +41,12 @@ def coefficients(
     """l = alpha * rsqrt(mean(X^2) + rms_eps) * (gamma * X) phi^T + bias
     h_pre = sigmoid(l_pre) + pre_eps,  h_post = post_mult * sigmoid(l_post),  h_res = sinkhorn(l_res as [n, n])
 
-    x [..., n, dim]; X is its last two dimensions as one, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre, post, res
-    (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
-    h_res [..., n, n] in float32 (float64 if x is), whatever x's dtype. sinkhorn=False (CANN's form) returns the logits
-    l_res in place of h_res.
+    x [..., n, dim]; X is x with its last two dimensions flattened, K = n*dim. phi [M, K], M = 2n + n^2: rows of pre,
+    post, res (row-major); alpha [3]; bias [M]; gamma None, [K] or [n, dim]. Returns h_pre [..., n], h_post [..., n],
+    h_res [..., n, n] in float32 (float64 for float64 x). sinkhorn=False (CANN's form) returns the logits l_res in place
+    of h_res.
 
-    Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists what came and the likely
+    Differentiable in x, phi, alpha, bias and gamma. Raises ShapeError (the message lists the shapes and the likely
     mistake), TypeError, ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
     """
     return COEFFICIENTS(
@@ -58,11 +56,21 @@ def coefficients(
     )  # fmt: skip
 
 
-def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
-    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, **options)
+def check(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool,
+    **numbers: float,
+) -> None:
+    check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
-def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> tuple:
+def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object) -> tuple:
     batch, n = x.shape[:-2], x.shape[-2]
-    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
-    return tuple(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)
+    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, mix_count(n)))
+    return tuple(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in shapes)

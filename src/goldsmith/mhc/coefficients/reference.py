@@ -1,4 +1,4 @@
-"""mhc.coefficients: what it means."""
+"""mhc.coefficients in plain torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def forward(
     sinkhorn: bool,
     suffix: str = "",
 ) -> tuple[Tensor, ...]:
-    """`suffix` tells stages h_post and h_res from those of another connection."""
+    """h_pre, h_post, h_res, inv_rms, h_mix. `suffix` is appended to the names of stages h_post and h_res."""
     n = x.shape[-2]
     inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
     l_pre, l_post, l_res = formulas.scores(inv_rms, h_mix, alpha, bias, formulas.groups_of(n))
@@ -40,16 +40,16 @@ def forward(
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
-    return formulas.named(gradients(grads, tensors, options), tensors)
+    return formulas.as_stages(gradients(grads, tensors, options), tensors)
 
 
 def gradients(
     grads: dict, tensors: dict, options: dict, *, grad_x_post: Tensor | None = None, suffix: str = ""
 ) -> dict[str, Tensor]:
-    """The backward of coefficients and of pre, in the precision of sums.
+    """The backward of coefficients and of pre, not yet rounded.
 
-    Of the gradients of h_in, h_pre, h_post and h_res, any may be missing or None. `suffix` tells stage dh_post from
-    that of another connection.
+    Any of the gradients of h_in, h_pre, h_post and h_res may be missing or None. `suffix` is appended to the name of
+    stage dh_post.
     """
     x = tensors["x"]
     n = x.shape[-2]

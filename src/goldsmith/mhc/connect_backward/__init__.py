@@ -1,1 +1,1 @@
-"""mhc.connect_backward: the backward of one connection with both additions to dx made in one pass; internal."""
+"""mhc.connect_backward (internal): the backward of a whole connection, which adds pre's and post's dx in one pass."""

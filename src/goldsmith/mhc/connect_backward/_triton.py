@@ -1,11 +1,9 @@
-"""mhc.connect_backward on a GPU: pre's backward, whose last pass forms post's share of dx from the gradient of x_next.
+"""mhc.connect_backward on a GPU: pre's backward, whose last pass adds post's share of dx from the gradient of x_next.
 
-Bytes a token at n = 4 in elements: 5D (dots) + 5D + 4D (gradient of x_next) + 4D (dx).
+Elements moved per token at n = 4: 5D (dots) + 5D + 4D (gradient of x_next) + 4D (dx).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
@@ -19,11 +17,11 @@ def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, h_res: Tensor, inv_rms: Tensor,
     h_mix: Tensor, grad_h_in: Tensor | None, grad_h_post: Tensor | None, grad_h_res: Tensor | None,
     grad_x_next: Tensor | None,
-    *, orientation: str, **options: Any,
+    *, orientation: str, **options: object,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
-    found = pipeline.backward(
+    gradients = pipeline.backward(
         tensors, options, u=grad_h_in, h_post=grad_h_post, h_res=grad_h_res,
         grad=grad_x_next, mixing=h_res, orientation=orientation,
     )  # fmt: skip
-    return as_results(found, tensors)
+    return as_results(gradients, tensors)

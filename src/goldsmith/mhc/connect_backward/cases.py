@@ -1,12 +1,13 @@
-"""mhc.connect_backward: on what it is tried."""
+"""Cases and benchmark sizes of mhc.connect_backward."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Unpack
 
 from ...assay.declare.case import Make
-from .._cases import DERIVATIVE_SEGMENTS, bench, named, pre_inputs
-from .._common import wide
+from .._cases import DERIVATIVE_SEGMENTS, PreSettings, bench, build_cases, pre_inputs
+from .._common import sum_dtype
 from .._joint_cases import JOINT_CASES
 from ..coefficients import reference as coefficients
 
@@ -18,20 +19,20 @@ def gradients(
     dim: int,
     orientation: str = "in_out",
     arriving: tuple[str, ...] = ("h_in", "h_post", "h_res", "x_next"),
-    **settings: Any,
-) -> dict[str, Any]:
-    """What pre saved at these inputs, and gradients for those of its results, and of x_next, where one arrives."""
-    given = pre_inputs(make, T, n, dim, **settings)
-    inputs = {name: given.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
-    _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **given)
-    x, to = inputs["x"], wide(inputs["x"].dtype)
+    **settings: Unpack[PreSettings],
+) -> dict[str, object]:
+    """Inputs and saved tensors of pre, and gradients of h_in, h_post, h_res and x_next (None unless in `arriving`)."""
+    arguments = pre_inputs(make, T, n, dim, **settings)
+    inputs = {name: arguments.pop(name) for name in ("x", "phi", "alpha", "bias", "gamma")}
+    _, h_post, h_res, inv_rms, h_mix = coefficients.forward(*inputs.values(), **arguments)
+    x, to = inputs["x"], sum_dtype(inputs["x"].dtype)
     grads = {
         "h_in": make.normal(*x.shape[:-2], dim),
         "h_post": make.normal(*h_post.shape, dtype=to),
         "h_res": make.normal(*h_res.shape, dtype=to),
         "x_next": make.normal(*x.shape),
     }
-    options = {k: v for k, v in given.items() if k not in ("rms_eps", "sinkhorn")}
+    options = {k: v for k, v in arguments.items() if k not in ("rms_eps", "sinkhorn")}
     arrived = {f"grad_{name}": grad if name in arriving else None for name, grad in grads.items()}
     return {
         **inputs,
@@ -44,14 +45,14 @@ def gradients(
     }
 
 
-OWN_CASES: dict[str, tuple[dict[str, Any], str]] = {
+OWN_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "odd_dim": ({"T": 2, "n": 4, "dim": 65, "iterations": 2}, "one past a power of two"),
-    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel holds"),
-    "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next was not used"),
-    "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "frozen layer"),
+    "two_blocks": ({"T": 67, "n": 2, "dim": 3, "iterations": 2}, "more tokens than a block of any kernel"),
+    "only_h_in": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("h_in",)}, "x_next is unused"),
+    "only_x_next": ({"T": 3, "n": 4, "dim": 5, "iterations": 2, "arriving": ("x_next",)}, "the layer is frozen"),
 }
 
-CASES = named(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
+CASES = build_cases(gradients, JOINT_CASES | OWN_CASES, every_probe=("three_streams",))
 
 SEGMENTS = DERIVATIVE_SEGMENTS
 
@@ -59,5 +60,5 @@ BENCH = bench(
     gradients,
     forward=18,
     backward=None,
-    why="36*dim bytes a token: x and grad_h_in twice, grad_x_next, dx",
+    why="36*dim bytes per token: x and grad_h_in twice, grad_x_next, dx",
 )[:3]

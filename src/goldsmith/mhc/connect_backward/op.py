@@ -1,13 +1,11 @@
-"""mhc.connect_backward: what it is.
+"""mhc.connect_backward: its declaration and argument checks.
 
-Internal: `HyperConnection` calls it in place of pre's backward (see ../_connect.py). Post's backward then does not
-write its share of dx; this operator mixes the gradient of x_next itself, so that a connection's backward moves 56*dim
-bytes a token at n=4 in bfloat16 instead of 80*dim.
+Internal: `HyperConnection` calls it in place of pre's backward (see ../_connection.py). Post's backward then skips its
+share of dx, and this operator mixes the gradient of x_next itself. A connection's backward thus moves 56*dim bytes per
+token at n=4 in bfloat16 instead of 80*dim.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,15 +34,16 @@ def check(
     alpha: Tensor,
     bias: Tensor,
     gamma: Tensor | None,
-    *rest: Any,
+    *rest: Tensor | None,
     orientation: str,
-    **options: Any,
+    form: str,
+    **numbers: float,
 ) -> None:
-    check_pre("mhc.connect_backward", x, phi, alpha, bias, gamma, **options)
+    check_pre("mhc.connect_backward", x, phi, alpha, bias, gamma, form=form, sinkhorn=True, **numbers)
 
 
 def fake(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *rest: Any, **options: Any
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *rest: Tensor | None, **options: object
 ) -> tuple[Tensor, ...]:
     like = (x, phi, alpha, bias, alpha[:0] if gamma is None else gamma)
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like)

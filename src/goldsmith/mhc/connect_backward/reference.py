@@ -1,13 +1,11 @@
-"""mhc.connect_backward: what it means."""
+"""mhc.connect_backward in plain torch."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
 from .. import _formulas as formulas
-from .._common import wide
+from .._common import sum_dtype
 from ..coefficients import reference as coefficients
 from ..post.reference import output_by_input
 
@@ -27,17 +25,17 @@ def forward(
     grad_x_next: Tensor | None,
     *,
     orientation: str,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, ...]:
-    """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] among the addends of dx.
+    """pre's backward with dx_post[j] = sum_k h_res[j, k] grad_x_next[k] added to dx.
 
-    h_res is what post multiplied with: where it was rounded in between, the rounded one.
+    h_res is the matrix that post used: the rounded one if coefficient_dtype rounded it.
     """
     grad_x_post = None
     if grad_x_next is not None:
-        to = wide(x.dtype)
+        to = sum_dtype(x.dtype)
         grad_x_post = output_by_input(h_res.to(to), orientation).mT @ grad_x_next.to(to)
     grads = {"h_in": grad_h_in, "h_post": grad_h_post, "h_res": grad_h_res}
     tensors = {"x": x, "phi": phi, "alpha": alpha, "bias": bias, "gamma": gamma, "inv_rms": inv_rms, "h_mix": h_mix}
-    found = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
-    return formulas.as_results(formulas.named(found, tensors), tensors)
+    gradients = coefficients.gradients(grads, tensors, {**options, "sinkhorn": True}, grad_x_post=grad_x_post)
+    return formulas.as_results(formulas.as_stages(gradients, tensors), tensors)

@@ -1,1 +1,1 @@
-"""mhc.expand: one stream to n equal ones, at the model's entry."""
+"""mhc.expand: copies one stream to n equal ones at the entry of the model."""

@@ -1,4 +1,4 @@
-"""mhc.expand on a GPU: one read, n writes; backward n reads, one write."""
+"""mhc.expand on a GPU: one read and n writes; the backward has n reads and one write."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 from ...core.tracing import stage
-from .._kernels.launch import narrow_n, rows, streams
-from .._kernels.numerics import wide
+from .._kernels.float32_products import int64_stride
+from .._kernels.launch import rows, streams, unsupported_n
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
-    return narrow_n(options["n"])
+    return unsupported_n(options["n"])
 
 
 @triton.jit
@@ -30,7 +30,7 @@ def _expand_fwd_kernel(x_ptr, y_ptr, stride_xt, D, N: tl.constexpr, BLOCK_D: tl.
 def _expand_bwd_kernel(g_ptr, dx_ptr, stride_gt, stride_gn, D, N: tl.constexpr, BLOCK_D: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    stride_gn = wide(stride_gn)
+    stride_gn = int64_stride(stride_gn)
     total = tl.zeros((BLOCK_D,), tl.float32)
     for i in tl.static_range(N):
         total += tl.load(g_ptr + t * stride_gt + i * stride_gn + d, mask=d < D, other=0.0).to(tl.float32)

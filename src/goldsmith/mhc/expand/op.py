@@ -1,4 +1,4 @@
-"""mhc.expand: what it is."""
+"""mhc.expand: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ EXPAND = Op(
     backends=("triton",),
     grads=("x",),
     stages=("streams",),
-    summary="one stream to n equal ones at the model's entry",
+    summary="copies one stream to n equal ones at the model's entry",
 )
 
 
 def expand(x: Tensor, n: int = 4, *, backend: str = "auto") -> Tensor:
     """streams[i] = x, for i = 0 .. n-1
 
-    x [..., dim] -> [..., n, dim], fresh copies in x's dtype. The gradient is the sum over the streams, in float32,
-    rounded once. Raises ShapeError for x without dimensions, ValueError for n < 1, TypeError, BackendUnavailable.
-    Source: DeepSeek's published model code.
+    x [..., dim] -> [..., n, dim], new copies in x's dtype. The gradient is the sum over the streams in float32, rounded
+    once. Raises ShapeError for x without dimensions, ValueError for n < 1, TypeError, BackendUnavailable. Source:
+    DeepSeek's published model code.
     """
     return EXPAND(x, n=n, backend=backend)
 

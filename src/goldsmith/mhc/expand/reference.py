@@ -1,11 +1,11 @@
-"""mhc.expand: what it means."""
+"""mhc.expand in plain torch."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import wide
+from .._common import sum_dtype
 
 
 def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
@@ -14,4 +14,4 @@ def forward(x: Tensor, *, n: int) -> tuple[Tensor]:
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     g = grads["streams"]
-    return {"x": g.to(wide(g.dtype)).sum(-2).to(g.dtype)}
+    return {"x": g.to(sum_dtype(g.dtype)).sum(-2).to(g.dtype)}

@@ -1,1 +1,1 @@
-"""mhc.head: the streams collapsed to one at the end of the model."""
+"""mhc.head: collapses the streams to one at the end of the model."""

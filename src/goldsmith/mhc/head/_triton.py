@@ -1,4 +1,4 @@
-"""mhc.head on a GPU: mhc.pre with n mixes instead of 2n + n*n, and no Sinkhorn."""
+"""mhc.head on a GPU: mhc.pre with n mixes instead of 2n + n*n, without Sinkhorn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, output="h", **options)
-    return tuple(found[name] for name in ("h", "inv_rms", "h_mix"))
+    results = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, output="h", **options)
+    return tuple(results[name] for name in ("h", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""mhc.head: what it is."""
+"""mhc.head: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, check_mixing, check_numbers, wide
+from .._common import MIX_GRADIENTS, check_mixing, check_numbers, sum_dtype
 
 HEAD = Op(
     "mhc.head",
@@ -18,7 +18,7 @@ HEAD = Op(
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h")
     + ("dh_pre", "dlogits", "dm", "projection", "rms", "collapse", *MIX_GRADIENTS),
-    summary="the streams collapsed to one at the model's end",
+    summary="collapses the streams to one at the model's end",
 )
 
 
@@ -56,4 +56,4 @@ def fake(
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape[:-2], *x.shape[-2:]
     h = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
-    return h, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in (batch, (*batch, n)))
+    return h, *(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in (batch, (*batch, n)))

@@ -1,4 +1,4 @@
-"""mhc.head: what it means."""
+"""mhc.head in plain torch."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     u, dh_pre = formulas.collapse_gradient(grads["h"], x)
     dlogits = stage("dlogits", stage("dh_pre", dh_pre) * formulas.sigmoid_gradient(l_pre))
     h_pre = torch.sigmoid(l_pre) + options["pre_eps"]
-    found = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u))
-    return formulas.named(found, tensors)
+    gradients = formulas.mix_gradients(dlogits, tensors, groups, collapsed=(h_pre, u))
+    return formulas.as_stages(gradients, tensors)

@@ -1,1 +1,1 @@
-"""mhc.post: mixes the streams and adds the layer's output to them."""
+"""mhc.post: mixes the streams and adds the layer's output to each."""

@@ -1,4 +1,4 @@
-"""mhc.post: what it is."""
+"""mhc.post: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POST = Op(
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res"),
     stages=("mix", "inject", "x_next", *POST_GRADIENTS),
-    summary="streams mixed, and the layer's output added to each",
+    summary="mixes the streams and adds the layer's output to each",
 )
 
 
@@ -25,11 +25,11 @@ def post(
     """x_next[k] = sum_j h_res[j, k] * x[j] + h_post[k] * f        orientation "in_out": h_res[input, output]
     x_next[o] = sum_i h_res[o, i] * x[i] + h_post[o] * f           orientation "out_in": h_res[output, input]
 
-    x [..., n, dim], f [..., dim], h_post [..., n], h_res [..., n, n] (float32; float64 if x is) -> [..., n, dim] in x's
-    dtype, summed in float32 and rounded once. "in_out" is DeepSeek's, CANN's and TransformerEngine's, "out_in"
-    Megatron's and Liger's: they are different models, since h_res is not symmetric.
+    x [..., n, dim], f [..., dim], h_post [..., n], h_res [..., n, n] (float32; float64 for float64 x) -> [..., n, dim]
+    in x's dtype, summed in float32 and rounded once. DeepSeek, CANN and TransformerEngine use "in_out", Megatron and
+    Liger "out_in". These are different models, since h_res is not symmetric.
 
-    Differentiable in all four. Leading dimensions must agree (nothing is broadcast): raises ShapeError, TypeError,
+    Differentiable in all four. Leading dimensions must agree; nothing is broadcast. Raises ShapeError, TypeError,
     ValueError, BackendUnavailable. Source: Xie et al. 2026, mHC; DeepSeek's published model code.
     """
     return POST(x, f, h_post, h_res, orientation=orientation, backend=backend)

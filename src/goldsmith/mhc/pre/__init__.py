@@ -1,1 +1,1 @@
-"""mhc.pre: the coefficients and the layer's input, fused."""
+"""mhc.pre: computes the coefficients and the layer's input together."""

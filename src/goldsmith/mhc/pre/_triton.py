@@ -1,6 +1,6 @@
-"""mhc.pre on a GPU: projection (one read of x), coefficients in registers, collapse (another).
+"""mhc.pre on a GPU: projection (first read of x), coefficients in registers, collapse to h_in (second read of x).
 
-Bytes a token at n = 4 in elements: forward 4D + 5D; backward 5D (dots) + 5D + 4D (dx).
+Elements moved per token at n = 4: forward 4D + 5D; backward 5D (dots) + 5D + 4D (dx).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ unsupported = pipeline.unsupported
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, form: str, **options: object
 ) -> tuple[Tensor, ...]:
-    found = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, **options)
-    return tuple(found[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
+    results = pipeline.forward(x, phi, alpha, bias, gamma, collapsed=True, **options)
+    return tuple(results[name] for name in ("h_in", "h_post", "h_res", "inv_rms", "h_mix"))
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:

@@ -1,14 +1,12 @@
-"""mhc.pre: what it is."""
+"""mhc.pre: its declaration, argument checks and public function."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, PRE_OPTIONS, check_pre, rows, wide
+from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, PRE_OPTIONS, check_pre, mix_count, sum_dtype
 
 PRE = Op(
     "mhc.pre",
@@ -20,7 +18,7 @@ PRE = Op(
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post", "h_res", "h_in")
     + (*PRE_GRADIENT_STAGES, *MIX_GRADIENTS),
-    summary="coefficients, and the streams collapsed to the layer's input",
+    summary="computes the coefficients and collapses the streams to the layer's input",
 )
 
 
@@ -43,12 +41,12 @@ def pre(
     """h_in = sum_i h_pre[i] * x[i],  with (h_pre, h_post, h_res) = coefficients(x, phi, alpha, bias, ...)
 
     x [..., n, dim] in bfloat16, float16, float32 or float64 -> h_in [..., dim] in x's dtype (summed in float32, rounded
-    once), h_post [..., n] and h_res [..., n, n] in float32 (float64 if x is). Shapes and keywords as in `coefficients`;
-    with sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals h_res bit for bit,
-    but on a GPU for n > 2, where the two kernels add in different orders.
+    once), h_post [..., n] and h_res [..., n, n] in float32 (float64 for float64 x). Shapes and keywords as in
+    `coefficients`. With sinkhorn=False (CANN's form) the third result is the logits; `mhc.sinkhorn` of them equals
+    h_res bit for bit, except on a GPU for n > 2, where the two kernels add in different orders.
 
-    Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes a token (100 at n=4).
-    Raises ShapeError (the message lists what came and the likely mistake), TypeError, ValueError, BackendUnavailable.
+    Differentiable in x, phi, alpha, bias and gamma; the backward keeps x and 4*(1 + M) bytes per token (100 at n=4).
+    Raises ShapeError (the message lists the shapes and the likely mistake), TypeError, ValueError, BackendUnavailable.
     Source: Xie et al. 2026, mHC; DeepSeek's published model code; CANN's aclnnMhcPre.
     """
     return PRE(
@@ -58,14 +56,24 @@ def pre(
     )  # fmt: skip
 
 
-def check(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any) -> None:
-    check_pre("mhc.pre", x, phi, alpha, bias, gamma, **options)
+def check(
+    x: Tensor,
+    phi: Tensor,
+    alpha: Tensor,
+    bias: Tensor,
+    gamma: Tensor | None,
+    *,
+    form: str,
+    sinkhorn: bool,
+    **numbers: float,
+) -> None:
+    check_pre("mhc.pre", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
 
 
 def fake(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: Any
+    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object
 ) -> tuple[Tensor, ...]:
     batch, n, dim = x.shape[:-2], *x.shape[-2:]
     h_in = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
-    shapes = ((*batch, n), (*batch, n, n), batch, (*batch, rows(n)))
-    return h_in, *(torch.empty(shape, dtype=wide(x.dtype), device=x.device) for shape in shapes)
+    shapes = ((*batch, n), (*batch, n, n), batch, (*batch, mix_count(n)))
+    return h_in, *(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in shapes)

@@ -1,1 +1,1 @@
-"""mhc.sinkhorn: the projection of logits towards doubly stochastic matrices."""
+"""mhc.sinkhorn: turns n x n logits into (nearly) doubly stochastic matrices."""

@@ -1,4 +1,4 @@
-"""mhc.sinkhorn on a GPU: 32 matrices a program, all steps in registers."""
+"""mhc.sinkhorn on a GPU: 8 matrices per program (BLOCK_T), all steps in registers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from ...core._kernels.launch import cdiv, power_of_2, run
 from ...core.tracing import stage
-from .._kernels.balance import grid, sinkhorn, sinkhorn_backward
 from .._kernels.coefficients import BLOCK_T
-from .._kernels.launch import narrow_n
+from .._kernels.launch import unsupported_n
+from .._kernels.sinkhorn import grid, sinkhorn, sinkhorn_backward
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
     if options["form"] != "deepseek":
-        return f"form={options['form']!r} has a reference only; form='deepseek' runs here"
-    return narrow_n(tensors["logits"].shape[-1])
+        return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
+    return unsupported_n(tensors["logits"].shape[-1])
 
 
 @triton.jit(do_not_specialize=["T", "iterations"])

@@ -1,15 +1,13 @@
-"""mhc.sinkhorn: on what it is tried."""
+"""Cases and benchmark sizes of mhc.sinkhorn."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
 from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
-from .._cases import named
-from .._common import wide
+from .._cases import build_cases
+from .._common import sum_dtype
 
 
 def matrices(
@@ -21,10 +19,10 @@ def matrices(
     iterations: int = 20,
     eps: float = 1e-6,
     form: str = "deepseek",
-) -> dict[str, Any]:
-    """Logits are float32 whatever the streams are; diagonal makes them near the identity."""
+) -> dict[str, object]:
+    """Logits (float32 for streams up to float32) and options; a large `diagonal` gives matrices near the identity."""
     batch = T if isinstance(T, tuple) else (T,)
-    to = wide(make.dtype)
+    to = sum_dtype(make.dtype)
     eye = diagonal * torch.eye(n, dtype=to, device=make.device)
     return {
         "logits": make.normal(*batch, n, n, std=std, dtype=to) + eye,
@@ -34,13 +32,13 @@ def matrices(
     }
 
 
-CASES = named(
+CASES = build_cases(
     matrices,
     {
         "no_tokens": ({"T": 0, "n": 4}, "an empty result"),
         "published": ({"T": 13, "n": 4}, "DeepSeek's 20 iterations and eps"),
         "small_logits": ({"T": 5, "n": 4, "std": 0.5}, "converged long before the end"),
-        "medium_logits": ({"T": 5, "n": 4, "std": 3.0}, "rows off by 5e-2 after 20 iterations"),
+        "medium_logits": ({"T": 5, "n": 4, "std": 3.0}, "row sums miss 1 by 5e-2 after 20 iterations"),
         "large_logits": ({"T": 5, "n": 4, "std": 10.0}, "far from converged, softmax saturated"),
         "near_identity": ({"T": 5, "n": 4, "std": 0.5, "diagonal": 4.0}, "on the way to the trained state"),
         "identity": ({"T": 5, "n": 4, "std": 0.5, "diagonal": 8.0}, "the fixed point's gradient is 73 % wrong here"),
@@ -54,16 +52,16 @@ CASES = named(
             "padding to 4 must not enter the sums through eps",
         ),
         "eight_streams": ({"T": 3, "n": 8, "std": 3.0, "iterations": 5}, "8 x 8"),
-        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "iterations": 2}, "leading dimensions as they come"),
+        "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "iterations": 2}, "three leading dimensions"),
         "no_leading_dimension": ({"T": (), "n": 4, "iterations": 2}, "one matrix"),
         "megatron": ({"T": 5, "n": 4, "std": 3.0, "iterations": 4, "form": "megatron"}, "Megatron's steps"),
         "log": ({"T": 5, "n": 4, "std": 3.0, "iterations": 4, "form": "log"}, "TransformerEngine's steps"),
-        "many_tokens": ({"T": 40961, "n": 4}, "more matrices than any one block"),
+        "many_tokens": ({"T": 40961, "n": 4}, "more matrices than one block of any kernel"),
     },
     every_probe=("three_streams",),
 )
 
-DTYPES = (torch.float32,)  # logits are float32 whatever the streams are
+DTYPES = (torch.float32,)  # logits are float32 also for 16-bit streams
 
 BENCH = [
     BenchCase(
@@ -73,7 +71,7 @@ BENCH = [
         build=Case("train", matrices, {"T": T, "n": 4}).build,
         forward_bytes=2 * T * 64,
         backward_bytes=3 * T * 64,
-        why="64 bytes a matrix: logits in, P out; backward logits and grad in, dL out",
+        why="64 bytes per matrix: logits in, P out; backward logits and grad in, dL out",
     )
     for T in (4096, 8192)
 ]

@@ -1,4 +1,4 @@
-"""mhc.sinkhorn: what it means. L [..., j, k]; rows are summed over k, columns over j."""
+"""mhc.sinkhorn in plain torch. L [..., j, k]; rows are summed over k, columns over j."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import wide
+from .._common import sum_dtype
 
-ROWS, COLUMNS = -1, -2  # the axis that a row sum, a column sum runs over
+ROWS, COLUMNS = -1, -2  # the axes over which row sums and column sums run
 
 
 def forward(logits: Tensor, *, iterations: int, eps: float, form: str) -> tuple[Tensor]:
-    return (stage("h_res", balanced(logits.to(wide(logits.dtype)), iterations=iterations, eps=eps, form=form)),)
+    return (stage("h_res", balanced(logits.to(sum_dtype(logits.dtype)), iterations=iterations, eps=eps, form=form)),)
 
 
 def balanced(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
-    """P, in the dtype of the logits."""
+    """P from logits in the dtype of the sums, by the steps of `form`."""
     return _FORMS[form][0](logits, iterations, eps)
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     logits = tensors["logits"]
-    d_logits = gradient(grads["h_res"], logits.to(wide(logits.dtype)), **options)
+    d_logits = gradient(grads["h_res"], logits.to(sum_dtype(logits.dtype)), **options)
     return {"logits": d_logits.to(logits.dtype)}
 
 
 def gradient(grad: Tensor, logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
-    """dL of the unrolled steps. Differentiating the fixed point instead is 73 % wrong on near-identity logits."""
+    """dL of the unrolled steps. The fixed point's gradient would be 73 % wrong on near-identity logits."""
     return _FORMS[form][1](grad, logits, iterations, eps)
 
 
@@ -37,7 +37,7 @@ def _deepseek(logits: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def _deepseek_steps(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor, list[tuple[int, Tensor]]]:
-    """P and the denominators: from them alone every step can be rebuilt."""
+    """P and the (axis, denominator) of every step, from which the backward rebuilds each step."""
     p = torch.softmax(logits, ROWS) + eps
     denominators = []
     for axis in [COLUMNS, *[ROWS, COLUMNS] * (iterations - 1)]:
@@ -74,11 +74,11 @@ def _megatron_steps(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor
 
 def _megatron_gradient(g: Tensor, logits: Tensor, iterations: int, eps: float) -> Tensor:
     y, steps = _megatron_steps(logits, iterations, eps)
-    for axis, d, free in reversed(steps):  # a clamped denominator is a constant
+    for axis, d, free in reversed(steps):  # free: the denominator was not clamped; a clamped one is a constant
         g = (g - torch.where(free, (g * y).sum(axis, keepdim=True), 0.0)) / d
         y = y * d
     g = g * y
-    top = logits == logits.amax(ROWS, keepdim=True)  # tied maxima share, as in autograd
+    top = logits == logits.amax(ROWS, keepdim=True)  # tied maxima share the gradient, as in autograd
     return g - g.sum(ROWS, keepdim=True) * top / top.sum(ROWS, keepdim=True)
 
 

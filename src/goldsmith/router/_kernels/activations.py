@@ -10,13 +10,13 @@ from ...core._kernels.arithmetic import exp, sigmoid
 
 @triton.jit
 def tanh_of(a):
-    """tanh(sqrt(2 / pi) (a + 0.044715 a^3)) of |a| up to 30"""
+    """tanh(sqrt(2 / pi) (a + 0.044715 a^3)) for |a| up to 30"""
     return 2.0 * sigmoid(2.0 * 0.7978845608028654 * (a + 0.044715 * a * a * a)) - 1.0
 
 
 @triton.jit
 def bounded(a):
-    """a within 30 of 0, beyond which tanh_of is 1 and its slope 0 in float64 too, and where a^3 overflows not yet."""
+    """a clamped to [-30, 30]: beyond, tanh_of is +-1 and its slope 0 even in float64; within, a^3 does not overflow."""
     a = tl.where(a > 30.0, 30.0, a)  # comparisons keep NaN
     return tl.where(a < -30.0, -30.0, a)
 
@@ -30,7 +30,7 @@ def activated(a, KIND: tl.constexpr):
     elif KIND == "gelu_tanh":
         a = 0.5 * a * (1.0 + tanh_of(bounded(a)))
     elif KIND == "relu":
-        a = tl.where(a <= 0.0, 0.0, a)  # NaN stays, which tl.maximum would drop on a GPU
+        a = tl.where(a <= 0.0, 0.0, a)  # keeps NaN, which tl.maximum drops on a GPU
     elif KIND == "relu2":
         a = tl.where(a <= 0.0, 0.0, a)
         a = a * a
@@ -39,7 +39,7 @@ def activated(a, KIND: tl.constexpr):
 
 @triton.jit
 def slope(a, KIND: tl.constexpr):
-    """The derivative; that of relu and relu2 where a > 0."""
+    """act'(a); for relu and relu2 the value that holds where a > 0."""
     if KIND == "silu":
         s = sigmoid(a)
         d = s * (1.0 + a * (1.0 - s))

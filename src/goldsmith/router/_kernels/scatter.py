@@ -1,8 +1,8 @@
-"""The backward of product_topk: a row's few gradients to their places, every other place written too.
+"""The backward of product_topk: scatters a row's k gradients to both axes and writes every other element as well.
 
-One program has one row: entries that meet in a place are added in registers, the row is filled (with zero, or with the
-share of the logsumexp), and the sums are stored over it. No atomics, no buffer that must be zero.
-Bytes a row: the gradients of both axes once, 12 a selected pair; the logits again for the logsumexp.
+One program handles one row. It adds entries of the same position in registers, fills the row (with zero, or with the
+logsumexp's share), and stores the sums over it. No atomics, and no buffer that must be zero beforehand.
+Bytes per row: the gradients of both axes once, 12 per selected pair; the logits again with log_softmax.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import triton
 import triton.language as tl
 
 from ...core._kernels.arithmetic import exp
-from .warps import share
+from .warp_selection import share
 
 
 @triton.jit
 def part(logit, lse, NARROW: tl.constexpr):
-    """exp(logit - lse); a gradient of 16 bits shows none of the |logit - lse| units that the quick way costs."""
+    """exp(logit - lse); a 16-bit gradient does not show the |logit - lse| ulp that the fast exp costs."""
     x = logit.to(tl.float32) - lse
     return share(x) if NARROW else exp(x)
 
 
 @triton.jit
 def entries(grad_ptr, scores_ptr, indices_ptr, j, dot, K: tl.constexpr, WEIGHTS: tl.constexpr):
-    """(ds_j of the raw sums, indices, which are not masked); dot: sum_j grad_j w_j, for softmax."""
+    """(ds_j of the raw sums, indices, mask of valid ones); dot: sum_j grad_j w_j, for softmax."""
     index = tl.load(indices_ptr + j, mask=j < K, other=-1)
     live = index >= 0  # before any division: Triton's truncates, -1 // SY is 0
     ds = tl.load(grad_ptr + j, mask=live, other=0.0).to(tl.float32)
@@ -39,16 +39,16 @@ def spread(
     K: tl.constexpr, K_P: tl.constexpr, BLOCK: tl.constexpr, LSE: tl.constexpr, WEIGHTS: tl.constexpr,
     OF_X: tl.constexpr,
 ):  # fmt: skip
-    """One axis: out[at_j] = the sum of all ds at that place, - softmax * total everywhere with LSE."""
+    """One axis: out[at_j] = the sum of all ds at that position; with LSE, minus softmax * total everywhere."""
     NARROW: tl.constexpr = out.dtype.element_ty.primitive_bitwidth == 16
-    STEP: tl.constexpr = min(K_P, 32)  # more at a time are more than the registers hold
+    STEP: tl.constexpr = min(K_P, 32)  # larger steps do not fit in registers
     _all, at, live = entries(grad_ptr, scores_ptr, indices_ptr, tl.arange(0, K_P), dot, K, WEIGHTS)
     at = at // SY if OF_X else at % SY
     sums = tl.zeros((K_P,), tl.float32)
     for start in range(0, K, STEP):
         ds, place, _some = entries(grad_ptr, scores_ptr, indices_ptr, start + tl.arange(0, STEP), dot, K, WEIGHTS)
         place = place // SY if OF_X else place % SY
-        # what is masked adds 0; lanes lie along axis 1, so that a sum over axis 0 needs no shuffle
+        # masked entries add 0; lanes are along axis 1, so that a sum over axis 0 needs no shuffle
         sums += tl.sum(tl.where(place[:, None] == at[None, :], tl.broadcast_to(ds[:, None], (STEP, K_P)), 0.0), axis=0)
     lse = 0.0
     if LSE:
@@ -61,7 +61,7 @@ def spread(
         if LSE:
             d -= part(tl.load(logits + place, mask=place < size, other=0.0), lse, NARROW) * total
         tl.store(out + place, d, mask=place < size)
-    tl.debug_barrier()  # the sums come after what other lanes fill in
+    tl.debug_barrier()  # the sums must overwrite the fill of other lanes
     tl.store(out + at, sums, mask=live)
 
 

@@ -1,1 +1,1 @@
-"""router.atomic_experts: very many experts of one hidden unit each."""
+"""router.atomic_experts: a layer of very many experts, each with one hidden unit."""

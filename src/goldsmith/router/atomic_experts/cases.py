@@ -1,4 +1,4 @@
-"""router.atomic_experts: on what it is tried."""
+"""Cases and benchmark sizes of router.atomic_experts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from torch import Tensor
 
 from ...assay.declare.case import Case, Make
 from ...core.bench import BenchCase
-from .._common import wide
+from .._common import sum_dtype
 
 
 def routing(make: Make, batch: tuple[int, ...], K: int, N: int, kind: str) -> Tensor:
-    """[*batch, K] of N experts: "uniform", "skew" (expert N // 2 takes half), "twice" (each expert of a list occurs
-    twice), "holes" (about a third is -1, and the first list wholly), "none" (all -1), "one" (all to the last expert)
+    """Indices [*batch, K] of N experts by kind
+
+    "uniform"; "skew": half go to expert N // 2; "twice": each expert of a list occurs twice; "holes": about a third is
+    -1, and all of the first list; "none": all -1; "one": all go to the last expert.
     """
     if kind in ("none", "one"):
         return torch.full((*batch, K), -1 if kind == "none" else N - 1, dtype=torch.int32, device=make.device)
@@ -45,12 +47,11 @@ def inputs(
     layout: str = "contiguous",
     long: bool = False,
     sparse: bool = False,
-) -> dict[str, Any]:
-    """What atomic_experts takes; T is a number of tokens, or all leading dimensions; memory: w_in is None.
+) -> dict[str, object]:
+    """Inputs and options of atomic_experts; T is a number of tokens, or all leading dimensions; memory: w_in is None.
 
-    layout "strided": h and both tables are every second column of wider tensors, as slices of a fused projection are;
-    "transposed": all three lie column by column.
-    sparse: the tables' gradients are row-sparse.
+    layout "strided": h and both tables are every second column of wider tensors, like slices of a fused projection;
+    "transposed": all three are column-major. sparse: the tables' gradients are row-sparse.
     """
     batch, E = T if isinstance(T, tuple) else (T,), D if E is None else E
     step = 2 if layout == "strided" else 1
@@ -65,7 +66,7 @@ def inputs(
         "h": drawn(*batch, D, std=1.0),
         "w_in": None if memory else drawn(N, D, std=D**-0.5),
         "w_out": drawn(N, E, std=1.0),
-        "weights": make.normal(*batch, K, dtype=wide(make.dtype)),
+        "weights": make.normal(*batch, K, dtype=sum_dtype(make.dtype)),
         "indices": indices.long() if long else indices,
         "activation": activation,
         "strategy": strategy,
@@ -84,27 +85,27 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "identity": ({"T": 5, "D": 6, "N": 11, "K": 3, "activation": "identity"}, "no activation: rank-one experts"),
     "memory": (
         {"T": 6, "D": 5, "N": 9, "K": 4, "memory": True},
-        "product-key memory: no w_in, h gives its dtype alone",
+        "product-key memory: no w_in, and h only determines the dtype",
     ),
     "narrow_output": ({"T": 5, "D": 12, "N": 9, "K": 3, "E": 5}, "E is not D"),
     "one_channel": ({"T": 4, "D": 1, "N": 5, "K": 3, "E": 1}, "blocks over D and E that are almost all mask"),
     "ones": (
         {"T": 1, "D": 1, "N": 1, "K": 1},
-        "every size 1: integers of 1 are constants to a kernel, and strides of 1 stand where others do",
+        "all sizes are 1: Triton makes integers of 1 constants, and every stride is 1",
     ),
     "odd_dim": ({"T": 3, "D": 129, "N": 6, "K": 5, "E": 65}, "one past powers of two: tails of blocks"),
     "wide": (
         {"T": 2, "D": 1030, "N": 4, "K": 130, "E": 5, "kind": "one"},
-        "more slabs of a row than partial dots are kept, more columns than a block of the second stage has",
+        "more slabs per row than partial dots are kept, more columns than a block of the second stage",
     ),
     "skew": ({"T": 33, "D": 8, "N": 16, "K": 4, "kind": "skew"}, "one expert takes half of all pairs"),
     "long_lists": (
         {"T": 90, "D": 3, "N": 5, "K": 8, "kind": "skew"},
-        "one expert has more pairs than a block of the second stage, and its list begins within one",
+        "one expert has more pairs than a block of the second stage, and its list starts inside a block",
     ),
     "one_expert": ({"T": 19, "D": 6, "N": 8, "K": 3, "kind": "one"}, "every pair goes to the last expert"),
-    "twice": ({"T": 7, "D": 6, "N": 9, "K": 5, "kind": "twice"}, "an expert twice in one list counts twice"),
-    "holes": ({"T": 9, "D": 6, "N": 7, "K": 5, "kind": "holes"}, "-1 is skipped; one token has nothing else"),
+    "twice": ({"T": 7, "D": 6, "N": 9, "K": 5, "kind": "twice"}, "an expert that occurs twice in a list counts twice"),
+    "holes": ({"T": 9, "D": 6, "N": 7, "K": 5, "kind": "holes"}, "-1 is skipped; one token has only -1"),
     "nothing": ({"T": 4, "D": 6, "N": 7, "K": 3, "kind": "none"}, "every index -1: zeros everywhere"),
     "one_of_k": ({"T": 9, "D": 6, "N": 7, "K": 1, "long": True}, "K = 1; indices in int64"),
     "more_k_than_experts": ({"T": 5, "D": 6, "N": 3, "K": 8}, "K > N: duplicates are certain"),
@@ -142,12 +143,12 @@ _CASES: dict[str, tuple[dict[str, Any], str]] = {
     "usual_sorted": ({"T": 4096, "D": 512, "N": 4096, "K": 64, "strategy": "sorted"}, "64 pairs an expert"),
     "tiles_of_dense": (
         {"T": 4200, "D": 64, "N": 9000, "K": 16, "kind": "holes", "strategy": "dense"},
-        "more tokens and more experts than are at hand at a time",
+        "more tokens and more experts than one tile holds",
     ),
-    "a_sixteenth": ({"T": 16, "D": 256, "N": 65_536, "K": 4096}, "as many of all experts as dense is for, gathered"),
+    "a_sixteenth": ({"T": 16, "D": 256, "N": 65_536, "K": 4096}, "the share of experts at which dense is chosen"),
     "a_sixteenth_dense": (
         {"T": 16, "D": 256, "N": 8192, "K": 512, "strategy": "dense"},
-        "as many of all experts as dense is for",
+        "the share of experts from which dense is chosen",
     ),
     "usual_dense": ({"T": 512, "D": 512, "N": 2048, "K": 256, "strategy": "dense"}, "an eighth of all experts"),
 }
@@ -171,10 +172,10 @@ def _bench(
         f"rows of {'the table' if memory else 'both tables'} once each, tokens {'once' if memory else 'twice'}, "
         f"weights and indices; backward with {gradients} gradients of the tables"
     )
-    given = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse, "memory": memory}
+    arguments = {"T": T, "D": D, "N": N, "K": k, "strategy": strategy, "sparse": sparse, "memory": memory}
     mark = "_sparse" if sparse else "_memory" if memory else "" if strategy == "gather" else f"_{strategy}"
-    case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, given, why)
-    dtype = torch.float32 if cpu else torch.bfloat16  # a CPU has no reason for less
+    case = Case(f"{letter}{mark}[T={T},D={D},N={N},k={k}]", inputs, arguments, why)
+    dtype = torch.float32 if cpu else torch.bfloat16  # 16 bits are no faster on a CPU
     pairs, size = T * k, dtype.itemsize
     rows = N * (1 - (1 - 1 / N) ** pairs)  # distinct experts of a uniform routing
     forward = round(tables * size * (rows + T) * D + 12 * pairs)

@@ -1,4 +1,4 @@
-"""router.atomic_experts: what it is."""
+"""router.atomic_experts: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from .._common import FLOATS, check_flag, named, same_dtype, wide
-from .._strategy import STRATEGIES, chosen
+from .._common import FLOATS, check_flag, dtype_name, same_dtype, sum_dtype
+from .._strategy import STRATEGIES, rule_based_strategy
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "identity")
 
@@ -21,7 +21,7 @@ ATOMIC_EXPERTS = Op(
     backends=("triton",),
     grads=("h", "w_in", "w_out", "weights"),
     stages=("preact", "hidden", "gated", "y", "dout_dot", "dweights", "dpreact", "dh", "dw_in", "dw_out"),
-    summary="the selected experts of one hidden unit each, weighed and summed",
+    summary="weighted sum of the selected experts, each of one hidden unit",
 )
 
 
@@ -40,18 +40,19 @@ def atomic_experts(
     """y = sum_j weights[j] * act(<h, w_in[e_j]>) * w_out[e_j],   e = indices
 
     h [..., D], w_in [N, D], w_out [N, E] in one dtype; weights [..., K] in that dtype or float32; indices [..., K] in
-    int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None is
+    int32 or int64 -> y [..., E] in h's dtype, summed in float32 (float64 for float64) and rounded once. w_in=None makes
     a product-key memory: y = sum_j weights[j] * w_out[e_j]. activation: "silu", "gelu", "gelu_tanh", "relu", "relu2",
     "identity".
 
-    An expert that a token lists twice counts twice. -1 is skipped: nothing is read, whatever its weight. Any other
-    index outside [0, N) raises IndexError on a CPU; on a GPU, where that would wait for the card, it is skipped and
-    that token's y and dh are NaN. Differentiable in h, w_in, w_out and weights. strategy: "gather", "sorted", "dense",
-    or "auto", which is choose_strategy of shapes and dtype; each gives the same within rounding ("dense" multiplies by
-    0 what was not selected: NaN in any expert spoils every token). Of one strategy a token's y, and its gradients of h
-    and weights, are the same bits in every batch. sparse_grad=True: the tables' gradients are coalesced sparse tensors
-    of the rows used, equal bit for bit to those of the dense ones (for torch.optim.SparseAdam and SGD; the backward
-    then waits for the device once).
+    An expert that a token lists twice counts twice. -1 is skipped and nothing is read for it. An index outside [-1, N)
+    raises IndexError on a CPU; on a GPU, where the check would have to wait, it is skipped and that token's y and dh
+    are NaN. Differentiable in h, w_in, w_out and weights.
+
+    strategy: "gather", "sorted", "dense", or "auto", which calls choose_strategy. All agree within rounding, but
+    "dense" multiplies unselected experts by 0, so NaN in any expert spoils every token. Within one strategy a token's y
+    and its gradients of h and weights have the same bits in every batch. sparse_grad=True returns the tables' gradients
+    as coalesced sparse tensors of the used rows, equal to the dense ones bit for bit (for torch.optim.SparseAdam and
+    SGD; the backward then waits for the device once).
 
     Raises ShapeError, TypeError, ValueError, IndexError, BackendUnavailable. Source: He 2024, arXiv 2407.04153;
     OmniMoE, arXiv 2602.05711.
@@ -59,10 +60,10 @@ def atomic_experts(
     check_choice("router.atomic_experts", "strategy", strategy, STRATEGIES)
     if strategy == "auto" and isinstance(h, Tensor) and isinstance(w_out, Tensor) and isinstance(indices, Tensor):
         k, experts = (t.shape[axis] if t.dim() else 0 for t, axis in ((indices, -1), (w_out, 0)))
-        strategy = chosen(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
+        strategy = rule_based_strategy(h.shape[:-1].numel(), k, experts, h.dtype, h.device.type)
     if sparse_grad and torch.compiler.is_compiling() and torch.is_grad_enabled():
         raise NotImplementedError(
-            "router.atomic_experts: sparse_grad=True cannot be compiled with gradients: how many rows they have "
+            "router.atomic_experts: sparse_grad=True cannot be compiled with gradients, because their number of rows "
             "depends on the routing. Leave the layer out of the graph (torch.compiler.disable) or use sparse_grad=False"
         )
     return ATOMIC_EXPERTS(
@@ -93,7 +94,7 @@ def check(
     check_dtype(op, "indices", indices, (torch.int32, torch.int64))
     same_dtype(op, [(name, t) for name, t in floats.items() if t is not None and name != "weights"])
     if weights.dtype not in (h.dtype, torch.float32):
-        raise TypeError(f"{op}: weights is {named(weights.dtype)}, wanted float32 or h's {named(h.dtype)}")
+        raise TypeError(f"{op}: weights is {dtype_name(weights.dtype)}, wanted float32 or h's {dtype_name(h.dtype)}")
     _check_shapes(op, h, w_in, w_out, weights, indices)
     check_same_device(op, {**floats, "indices": indices})
     check_choice(op, "activation", activation, ACTIVATIONS)
@@ -139,4 +140,4 @@ def fake(
 ) -> tuple[Tensor, Tensor]:
     y = torch.empty((*h.shape[:-1], w_out.shape[1]), dtype=h.dtype, device=h.device)
     shape = (0,) if w_in is None else indices.shape
-    return y, torch.empty(shape, dtype=wide(h.dtype), device=h.device)
+    return y, torch.empty(shape, dtype=sum_dtype(h.dtype), device=h.device)

@@ -1,6 +1,6 @@
-"""router.atomic_experts: what it means. Three strategies, which differ in who reads what; see the family's README.
+"""router.atomic_experts in plain torch. Three strategies read the tables in different orders; see the family's README.
 
-T tokens, K experts of each, P = T K pairs. Nothing of size P x D exists: tables are read in chunks.
+T tokens with K experts each make P = T K pairs. No tensor of size P x D is built: tables are read in chunks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import stage
-from .._common import add_at, chunk_bytes, flat, wide
+from .._common import add_at, chunk_bytes, flat, sum_dtype
 from .._pairs import Pairs
-from .few_rows import few_rows
+from .row_sparse import row_sparse
 
 
 def forward(
@@ -28,9 +28,9 @@ def forward(
     strategy: str,
     sparse_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    to = wide(h.dtype)
+    to = sum_dtype(h.dtype)
     pairs = Pairs(indices, w_out.shape[0])
-    pairs.refuse_what_is_out_of_range()
+    pairs.raise_if_out_of_range()
     rows = flat(h).to(to)
     preact = rows.new_empty(0)
     hidden = torch.ones(pairs.shape, dtype=to, device=h.device)
@@ -45,11 +45,11 @@ def forward(
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
     h, w_in, w_out = (tensors[name] for name in ("h", "w_in", "w_out"))
-    to, strategy = wide(h.dtype), options["strategy"]
+    to, strategy = sum_dtype(h.dtype), options["strategy"]
     pairs = Pairs(tensors["indices"], w_out.shape[0])
     weights = pairs.kept(flat(tensors["weights"]).to(to))
     dy = flat(grads["y"]).to(to)
-    found = {}
+    gradients = {}
     if w_in is None:
         hidden, slope = torch.ones_like(weights), None
     else:
@@ -58,57 +58,59 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     table = _sparse_table if options["sparse_grad"] else _dense_table
     if needs - {"w_out"}:
         r = stage("dout_dot", DOTS[strategy](dy, w_out, pairs))
-        found["weights"] = stage("dweights", (hidden * r).to(tensors["weights"].dtype).view(tensors["weights"].shape))
+        gradients["weights"] = stage(
+            "dweights", (hidden * r).to(tensors["weights"].dtype).view(tensors["weights"].shape)
+        )
     if slope is None:
-        found["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
+        gradients["h"] = torch.zeros_like(h, memory_format=torch.contiguous_format)
     elif needs & {"h", "w_in"}:
         da = pairs.kept(weights * r * slope)
         if options["activation"] in ("relu", "relu2"):
-            da = da.masked_fill(preact <= 0, 0.0)  # a gate, not a factor: 0 also where what arrives is NaN
+            da = da.masked_fill(preact <= 0, 0.0)  # a gate, not a factor: 0 also for an incoming NaN
         da = stage("dpreact", da)
         dh = SUMS[strategy](da, w_in, pairs).masked_fill(pairs.lost, math.nan)
-        found["h"] = stage("dh", dh.to(h.dtype).view(h.shape))
+        gradients["h"] = stage("dh", dh.to(h.dtype).view(h.shape))
         if "w_in" in needs:
-            found["w_in"] = stage("dw_in", table(da, flat(h).to(to), w_in, pairs))
+            gradients["w_in"] = stage("dw_in", table(da, flat(h).to(to), w_in, pairs))
     if "w_out" in needs:
-        found["w_out"] = stage("dw_out", table(weights * hidden, dy, w_out, pairs))
-    return found
+        gradients["w_out"] = stage("dw_out", table(weights * hidden, dy, w_out, pairs))
+    return gradients
 
 
-# sum_d rows[t, d] table[e_tj, d] -> [T, K], and sum_j values[t, j] table[e_tj, :] -> [T, width], by three strategies
+# dots: sum_d rows[t, d] table[e_tj, d] -> [T, K];  sums: sum_j values[t, j] table[e_tj, :] -> [T, width]
 
 
 def _gathered_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
-    found = [
+    chunks = [
         _products(pairs.rows(table, part, rows.dtype), rows[part].unsqueeze(-1)).squeeze(-1)
         for part in pairs.chunks(table.shape[1])
     ]
-    return pairs.kept(torch.cat(found))  # rows of zeros are not enough: 0 times NaN
+    return pairs.kept(torch.cat(chunks))  # zeroed table rows are not enough, because 0 * NaN is NaN
 
 
 def _gathered_sums(values: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
-    found = [
+    chunks = [
         _products(values[part].unsqueeze(1), pairs.rows(table, part, values.dtype)).squeeze(1)
         for part in pairs.chunks(table.shape[1])
     ]
-    return torch.cat(found)
+    return torch.cat(chunks)
 
 
 def _products(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right of each token; one alone is made twice, since torch multiplies a batch of one in another order."""
+    """left @ right per token; a single one is duplicated, because torch multiplies a batch of one in another order."""
     if len(left) == 1:
         return (left.expand(2, -1, -1) @ right.expand(2, -1, -1))[:1]
     return left @ right
 
 
 def _sorted_dots(rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
-    """By expert: equal rows of the table are neighbours."""
+    """Dots of the pairs sorted by expert, so that a table row is read once for all its tokens."""
     place, expert, token = pairs.by_expert
-    found = [
+    chunks = [
         (table.index_select(0, expert[part].clamp(max=pairs.n - 1)).to(rows.dtype) * rows[token[part]]).sum(-1)
         for part in pairs.parts(table.shape[1], 0, len(place))
     ]
-    dots = torch.cat([rows.new_empty(0), *found]).index_select(0, place.argsort())
+    dots = torch.cat([rows.new_empty(0), *chunks]).index_select(0, place.argsort())
     return pairs.kept(dots.view(pairs.shape))
 
 
@@ -145,35 +147,35 @@ DOTS: dict[str, Callable[[Tensor, Tensor, Pairs], Tensor]] = {
 }
 SUMS: dict[str, Callable[[Tensor, Tensor, Pairs], Tensor]] = {
     "gather": _gathered_sums,
-    "sorted": _gathered_sums,  # a token's sum is its own in every order of the pairs
+    "sorted": _gathered_sums,  # a token's sum does not depend on the order of the other pairs
     "dense": _dense_sums,
 }
 
 
 def _experts(table: Tensor) -> int:
-    """Experts of a dense chunk: of the table's width alone, since another number would add in another order."""
+    """Experts per dense chunk, from the table's width alone: another number would change the order of the sums."""
     return max(1, chunk_bytes(table.device) // (16 * max(_tokens(table), table.shape[1])))
 
 
 def _tokens(t: Tensor) -> int:
-    """Tokens of a matrix product: always as many, so that a token's result does not depend on how many there are."""
+    """Tokens per matrix product, a constant: a token's result must not depend on the number of tokens."""
     return 64 if t.device.type == "cpu" else 1024
 
 
 def _tiles(t: Tensor) -> tuple[Tensor, ...]:
-    """[rows, size] in parts of as many rows, the last one filled up."""
+    """t [rows, size] split into tiles of _tokens(t) rows, the last one padded with zeros."""
     size = _tokens(t)
     missing = -len(t) % size if len(t) else size
     return torch.cat([t, t.new_zeros(missing, t.shape[1])]).split(size)
 
 
-# the gradient of a table: sum_{(t, j): e_tj = e} values[t, j] rows[t, :], by expert, (t, j) ascending
+# the gradient of a table: sum over the pairs with e_tj = e of values[t, j] rows[t, :], with (t, j) ascending
 
 
 def _dense_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> Tensor:
     _, expert, _ = pairs.by_expert
     width = table.shape[1]
-    # on a GPU all at once, with a row for the skipped pairs: cutting would wait for the card
+    # on a GPU in one step, with an extra row for skipped pairs: finding the chunks' bounds would have to wait for it
     step = pairs.n if rows.device.type != "cpu" else max(1, chunk_bytes(rows.device) // (16 * width))
     out = torch.empty_like(table, memory_format=torch.contiguous_format)
     starts = list(range(0, pairs.n, step))
@@ -194,7 +196,7 @@ def _sparse_table(values: Tensor, rows: Tensor, table: Tensor, pairs: Pairs) -> 
     used, local = expert.unique_consecutive(return_inverse=True)
     count = int((used < pairs.n).sum())
     total = _added(rows.new_zeros(len(used), table.shape[1]), local, values, rows, pairs, 0, len(expert))
-    return few_rows(total[:count].to(table.dtype), used[:count], table)
+    return row_sparse(total[:count].to(table.dtype), used[:count], table)
 
 
 def _added(out: Tensor, into: Tensor, values: Tensor, rows: Tensor, pairs: Pairs, first: int, last: int) -> Tensor:
@@ -203,20 +205,20 @@ def _added(out: Tensor, into: Tensor, values: Tensor, rows: Tensor, pairs: Pairs
     for part in pairs.parts(out.shape[1], first, last):
         terms = rows.index_select(0, token[part]) * values.view(-1)[place[part]].unsqueeze(-1)
         if out.is_cuda:
-            out.index_put_((into[part],), terms, accumulate=True)  # sorts, and so repeats; index_add_ would not
+            out.index_put_((into[part],), terms, accumulate=True)  # deterministic, because it sorts; index_add_ is not
         else:
             out.index_add_(0, into[part], terms)
     return out
 
 
-# activations: act(a), and act'(a), that of relu and relu2 where a > 0. Of exp, tanh and erf torch has one value on a
-# CPU; its sigmoid, silu and gelu differ in the last bit with the place of a number in memory
+# Activations act(a) and slopes act'(a); for relu and relu2 the slope holds where a > 0. On a CPU torch's exp, tanh and
+# erf always give the same bits; its sigmoid, silu and gelu differ in the last bit with a number's position in memory.
 
 _ROOT_HALF, _ROOT_2_BY_PI, _CUBIC = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715
 
 
 def _tanh_of(a: Tensor) -> Tensor:
-    """Beyond 30 it is 1, and its slope 0, in float64 too; a^3 would overflow."""
+    """tanh(sqrt(2 / pi) (a + 0.044715 a^3)), clamped: beyond 30 it is 1 even in float64, and a^3 could overflow."""
     a = a.clamp(-30.0, 30.0)
     return torch.tanh(_ROOT_2_BY_PI * (a + _CUBIC * a * a * a))
 

@@ -1,1 +1,1 @@
-"""router.product_topk: the k best pairs of two short logit vectors."""
+"""router.product_topk: the k pairs of two short logit vectors with the largest sums."""

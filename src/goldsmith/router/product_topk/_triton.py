@@ -1,6 +1,6 @@
-"""router.product_topk on a GPU: one launch each way, and in the forward nothing in memory between logits and answer.
+"""router.product_topk on a GPU: one launch each for forward and backward, without intermediate tensors in the forward.
 
-Bytes a row of b-byte logits: forward b (sx + sy) + 8k; backward the same, and the logits again with log_softmax.
+Bytes per row of b-byte logits: forward b (sx + sy) + 8k; backward the same, plus the logits again with log_softmax.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 from ...core._kernels.launch import cdiv, power_of_2, run
 from ...core.tracing import stage
 from .._common import flat
-from .._kernels.bounds import bounded_kernel
-from .._kernels.rows import select_row_kernel
+from .._kernels.bounded_selection import bounded_kernel
+from .._kernels.row_selection import select_row_kernel
 from .._kernels.scatter import gradient_kernel
-from .._kernels.warps import select_warp_kernel
+from .._kernels.warp_selection import select_warp_kernel
 from . import reference
 from .op import keeps_lse
 
-MOST_K, MOST_LOGITS = 128, 2048  # places take 11 bits of a key
-MOST_BOUNDED = 64  # beyond, the lists of pairs of a row in a warp are more than its registers hold
-NUMBER_BITS = {32: 7, 64: 9}  # 119 and 280 pairs
-PARTS = {  # the pairs of ranks that are in no hook, in lists of 8 that fall and rise, whatever the logits
+MOST_K, MOST_LOGITS = 128, 2048  # positions take 11 bits of a key
+MOST_BOUNDED = 64  # for larger k a row's lists of pairs do not fit a warp's registers
+NUMBER_BITS = {32: 7, 64: 9}  # bits that number 119 and 280 pairs
+PARTS = {  # pairs of ranks outside the hooks, in lists of 8 whose sums fall and then rise for any sorted logits
     32: (
         ((2, 2), (2, 3), (2, 4), (2, 5), (2, 6), (2, 7), (2, 8), (2, 9)),
         (None, (9, 2), (8, 2), (7, 2), (6, 2), (5, 2), (4, 2), (3, 2)),
@@ -43,10 +43,13 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def unsupported(tensors: dict, options: dict) -> str | None:
     x, y = tensors["x"], tensors["y"]
     if x.dtype not in DTYPES or options["sums"] != "float32":
-        return f"{str(x.dtype).removeprefix('torch.')} has a reference only; bfloat16, float16 and float32 run here"
+        return (
+            f"{str(x.dtype).removeprefix('torch.')} runs on the reference only; "
+            "this backend takes bfloat16, float16 and float32"
+        )
     longest = max(x.shape[-1], y.shape[-1])
     if longest > MOST_LOGITS or options["k"] > MOST_K:
-        return f"k={options['k']} of {longest} logits an axis; at most k={MOST_K} of {MOST_LOGITS} run here"
+        return f"k={options['k']} of {longest} logits per axis; this backend takes at most k={MOST_K} of {MOST_LOGITS}"
     return None
 
 
@@ -96,34 +99,35 @@ def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dic
     x, y, k = flat(tensors["x"]), flat(tensors["y"]), options["k"]
     scores, indices, grad = (flat(v) for v in (tensors["scores"], tensors["indices"], grads["scores"]))
     lse = keeps_lse(options["log_softmax"], options["weights"])
-    found = {name: torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("x", "y")}
+    gradients = {name: torch.empty_like(tensors[name], memory_format=torch.contiguous_format) for name in ("x", "y")}
     run(
         gradient_kernel, (x.shape[0],),
-        grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, found["x"], found["y"],
+        grad, scores, indices, x, y, flat(tensors["lse"]) if lse else scores, gradients["x"], gradients["y"],
         x.stride(0), y.stride(0), x.shape[1], y.shape[1],
         k, power_of_2(k), min(1024, power_of_2(max(x.shape[1], y.shape[1]), 16)), lse, options["weights"],
         "x" in needs, "y" in needs, num_warps=1,
     )  # fmt: skip
-    return {name: stage(f"dscores_{name}", found[name]) for name in ("x", "y") if name in needs}
+    return {name: stage(f"dscores_{name}", gradients[name]) for name in ("x", "y") if name in needs}
 
 
 def _width(size: int) -> int:
-    """How many neighbouring logits a lane of 32 reads at once: up to 16 bytes, but some for every lane."""
+    """Neighbouring logits that each of 32 lanes reads at once: up to 16 bytes, but few enough to occupy every lane."""
     return min(8, max(1, power_of_2(size // 32 + 1) // 2))
 
 
 @lru_cache(maxsize=16)
 def _pairs(k: int, device: torch.device) -> Tensor:
-    """The candidates as a * k + b."""
+    """The candidate pairs of ranks as a * k + b."""
     a, b = reference.candidates(k, k, k, device)
     return (a * k + b).to(torch.int32)
 
 
 @lru_cache(maxsize=8)
 def _words(room: int, device: torch.device) -> Tensor:
-    """What bounded_kernel sorts, in tensors of 32, and then the pairs a | b << 8 by their numbers, reversed.
+    """The pairs that bounded_kernel sorts, in tensors of 32, followed by a table from a pair's number to a | b << 8.
 
-    A pair is number | a << 16 | b << 24, the first pair in lexical order having the greatest number; -1 << 31 is none.
+    A pair is number | a << 16 | b << 24, where the first pair in lexical order has the largest number; -1 << 31 means
+    no pair.
     """
     pairs = list(zip(*(t.tolist() for t in reference.candidates(room, room, room, torch.device("cpu"))), strict=True))
     last = (1 << NUMBER_BITS[room]) - 1
@@ -131,7 +135,7 @@ def _words(room: int, device: torch.device) -> Tensor:
     none = -(1 << 31)
 
     def hook(h: int, length: int) -> list[int]:
-        """Row h from column h on, and column h below it upwards: one list that falls and rises."""
+        """Row h from column h on, then column h upwards from its end: one list that falls and then rises."""
         row = [word[p] for p in pairs if p[0] == h and p[1] >= h]
         column = [word[p] for p in reversed(pairs) if p[1] == h and p[0] > h]
         return row + [none] * (length - len(row) - len(column)) + column

@@ -1,4 +1,4 @@
-"""router.product_topk: what it is."""
+"""router.product_topk: its declaration, argument checks and public function."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
-from .._common import FLOATS, check_count, check_flag, same_dtype, wide
+from .._common import FLOATS, check_count, check_flag, same_dtype, sum_dtype
 
 WEIGHTS = ("none", "exp", "softmax")
 SUMS = ("float32", "float64")
-MOST_PAIRS = 2**31 - 1  # what an int32 index counts
+MOST_PAIRS = 2**31 - 1  # indices are int32
 
 PRODUCT_TOPK = Op(
     "router.product_topk",
@@ -23,28 +23,28 @@ PRODUCT_TOPK = Op(
     backends=("triton",),
     grads=("x", "y"),
     stages=("rank_x", "rank_y", "candidates", "indices", "sums", "scores", "dsums", "dscores_x", "dscores_y"),
-    summary="the k best pairs of two logit vectors",
+    summary="the k pairs of two logit vectors with the largest sums",
 )
 
 
 def product_topk(
     x: Tensor, y: Tensor, k: int, *, log_softmax: bool = False, weights: str = "none", backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """(scores, indices) of the k best pairs (i, j) by S[i, j] = x[i] + y[j];   indices = i * sy + j
+    """(scores, indices) of the k pairs (i, j) with the largest S[i, j] = x[i] + y[j];   indices = i * sy + j
 
-        s = S of each, with log_softmax minus logsumexp(x) + logsumexp(y)
+        s = S[i, j], with log_softmax minus (logsumexp(x) + logsumexp(y))
         weights="none"       scores = s
         weights="exp"        scores = exp(s)
-        weights="softmax"    scores = exp(s) / sum of exp(s) over the k, on which log_softmax has no influence
+        weights="softmax"    scores = exp(s) / sum of exp(s) over the k; log_softmax then changes nothing
 
-    x [..., sx], y [..., sy], leading dimensions alike, both in bfloat16, float16, float32 or float64 -> scores [..., k]
-    in float32 (float64 for float64), indices [..., k] in int32, the best first. 1 <= k <= sx * sy <= 2^31 - 1.
+    x [..., sx], y [..., sy] with equal leading dimensions, both in bfloat16, float16, float32 or float64 -> scores
+    [..., k] in float32 (float64 for float64), indices [..., k] in int32, best first. 1 <= k <= sx * sy <= 2^31 - 1.
 
-    The order is total, so that indices are the same bit for bit on every backend: S (rounded to float32) descending,
-    then the place of i in a stable descending sort of x, then that of j in y. Neither log_softmax nor weights changes
-    an index. NaN is the largest number. Pairs with -inf in them come last, masked: index -1, s = -inf, a weight of 0,
-    no gradient. A row's results depend on that row alone, bit for bit. Differentiable once in x and y; the selection
-    has no gradient.
+    The order is total, so indices are the same on every backend: by S (rounded to float32) descending, then by the rank
+    of i in a stable descending sort of x, then by the rank of j in y. Neither log_softmax nor weights changes an index.
+    NaN counts as the largest number. Pairs that contain -inf come last and are masked: index -1, s = -inf, weight 0, no
+    gradient. A row's results depend only on that row, bit for bit. Differentiable once in x and y; the selection has no
+    gradient.
 
     Raises ShapeError, TypeError, ValueError, BackendUnavailable. Source: Lample et al. 2019, arXiv 1907.05242; He 2024,
     arXiv 2407.04153; OmniMoE, arXiv 2602.05711.
@@ -65,7 +65,7 @@ def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums
     if x.shape[:-1] != y.shape[:-1]:
         raise ShapeError(
             f"{op}: x is {list(x.shape)} and y is {list(y.shape)}; leading dimensions must agree "
-            "(none is broadcast: use expand)"
+            "(nothing is broadcast: use expand)"
         )
     sx, sy = x.shape[-1], y.shape[-1]
     check_count(op, "k", k, f" and at most sx * sy = {sx} * {sy}")
@@ -79,7 +79,7 @@ def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums
 
 
 def fake(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums: str) -> tuple[Tensor, ...]:
-    batch, to = x.shape[:-1], wide(x.dtype)
+    batch, to = x.shape[:-1], sum_dtype(x.dtype)
     lse = (*batch, 2) if keeps_lse(log_softmax, weights) else (0,)
     return (
         torch.empty((*batch, k), dtype=to, device=x.device),
@@ -89,5 +89,5 @@ def fake(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums:
 
 
 def keeps_lse(log_softmax: bool, weights: str) -> bool:
-    """Whether the result depends on logsumexp of the rows: a softmax over the k takes it out again."""
+    """Whether the result depends on the rows' logsumexp, which cancels in a softmax over the k."""
     return log_softmax and weights != "softmax"

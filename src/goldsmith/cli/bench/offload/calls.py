@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....offload.budget import _ROWS, SPARE, STAGING
-from ....offload.calibrate import Calibration
-from ....offload.costs import Costs
+from ....offload.calibration.calibration import Calibration
 from ....offload.engine import Engine
-from ....offload.statistics import Counts
+from ....offload.memory.budget import _ROWS, SPARE, STAGING
+from ....offload.observe.statistics import Counts
+from ....offload.planning.costs import Costs
 from ..timing import Timing
 from . import hardware, rules
 from .clock import take_turns

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ....offload.calibrate import Calibration
-from ....offload.store import ExpertStore
+from ....offload.calibration.calibration import Calibration
+from ....offload.store.expert_store import ExpertStore
 from .calls import FEW, OURS, TURNS, engine_for
 from .rows import Row
 from .shapes import Layers, turns, waits

@@ -8,9 +8,9 @@ from functools import lru_cache
 import torch
 
 from ....core import native
-from ....offload.costs import Costs
 from ....offload.engine import Engine
-from ....offload.plan import plan, predict_stream
+from ....offload.planning.costs import Costs
+from ....offload.planning.plan import plan, predict_stream
 from ..ceilings import _beyond_caches
 from ..timing import clock
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....offload.cache import Cache, most_used_first
-from ....offload.call import Assignment
-from ....offload.costs import Costs
+from ....offload.memory.cache import Cache, most_used_first
+from ....offload.planning.assignment import Assignment
+from ....offload.planning.costs import Costs
 
 Rule = Callable[..., Assignment]
 HALF = 0.5  # of the experts that are not on the device: the share of the CPU under a fixed ratio

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from ....core import native
 from ....core.device import machine
-from ....experts.formats import FORMATS
-from ....offload.calibrate import Calibration, calibrate
+from ....experts.packed.formats import FORMATS
+from ....offload.calibrate import calibrate
+from ....offload.calibration.calibration import Calibration
 from ...say import Problem, console
 from ..command import INTERRUPTED, _device, _open
 from ..rows import Conditions

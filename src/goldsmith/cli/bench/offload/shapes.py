@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....offload.store import ExpertStore
-from ....offload.transport import Transport
+from ....offload.memory.transport import Transport
+from ....offload.store.expert_store import ExpertStore
 
 Sizes = dict[str, int | None]
 VOCABULARY = 1024  # what is timed takes embeddings: tokens are only read where one is chosen
@@ -126,7 +126,7 @@ class Layers:
 
     def model(self, weights: dict[int, tuple[Tensor, Tensor]], implementation: str = "eager") -> Any:
         """A model of its own whose tensors are everybody's."""
-        from ....hf.checkpoint import _fill_transient_buffers
+        from ....hf.checkpoint.loading import fill_transient_buffers
 
         model = _empty(self.shape.config(self.count))
         model.set_experts_implementation(implementation)
@@ -137,7 +137,7 @@ class Layers:
             experts = model.layers[layer].mlp.experts
             for name, tensor in zip(("gate_up_proj", "down_proj"), pair, strict=True):
                 experts._parameters[name] = nn.Parameter(tensor, requires_grad=False)
-        _fill_transient_buffers(model)
+        fill_transient_buffers(model)
         for module in model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(self.device)

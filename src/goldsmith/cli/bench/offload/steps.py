@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .... import offload
-from ....offload.budget import _ROWS, SPARE, STAGING
-from ....offload.calibrate import Calibration
+from ....offload.calibration.calibration import Calibration
+from ....offload.memory.budget import _ROWS, SPARE, STAGING
 from .calls import COMPARED, FEW, OURS, TURNS, WARM
 from .clock import take_turns
 from .proof import golden

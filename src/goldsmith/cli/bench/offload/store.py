@@ -7,8 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-from ....offload.contents import surveyed
-from ....offload.store import ExpertStore
+from ....offload.store.expert_store import ExpertStore
+from ....offload.store.source_key import fingerprint_and_key
 from .rows import Row
 from .shapes import Layers
 
@@ -31,8 +31,8 @@ def rows(layers: Layers) -> Iterator[Row]:
     finally:
         again.unlink(missing_ok=True)
     layers.say("hashing, comparing and reading through")
-    figures["key_s"] = _seconds(lambda: surveyed(OP, source, said, whole=True))
-    figures["find_s"] = _seconds(lambda: surveyed(OP, source, said, whole=False))
+    figures["key_s"] = _seconds(lambda: fingerprint_and_key(OP, source, said, whole=True))
+    figures["find_s"] = _seconds(lambda: fingerprint_and_key(OP, source, said, whole=False))
     if layers.store.exact:
         figures["compare_s"] = _seconds(lambda: layers.store.check_source(source, whole=True))
     figures["verify_s"] = _seconds(layers.store.verify)

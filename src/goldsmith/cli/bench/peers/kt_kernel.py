@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from ....core import native
-from ....experts._common import FACTORS, TARGETS
+from ....experts._conventions import FACTORS, TARGETS
 from ....experts.benchmarks import DRAWN
-from ....experts.formats import Codes
-from ....experts.layout import Layout, read_matrix
+from ....experts.packed.formats import Codes
+from ....experts.packed.layout import Layout, read_matrix
 from ..experts import Moe
 from ..subject import Prepared, Subject, Variant
 

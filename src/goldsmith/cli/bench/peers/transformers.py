@@ -64,7 +64,7 @@ def _experts(subject: Moe, implementation: str) -> tuple[nn.Module, list[Tensor]
 def _with_peft(subject: Moe, experts: nn.Module) -> tuple[nn.Module, list[Tensor]]:
     import peft
 
-    from ....hf.adapters import join, to_peft
+    from ....hf.adapter.layout import join, to_peft
 
     rank, scaling = subject.entry.sizes["r"], subject.scaling
     whole = nn.Module()

@@ -1,0 +1,300 @@
+// y[t] = sum_j w[t,j] (Wd act(Wg x + ..., Wu x + ...) + ...), in four phases:
+//   thin    A_gate x and A_up x
+//   hidden  g, u and h, 32 features of a segment's routes at a time
+//   thin    A_down h
+//   output  32 features of y for a chunk of tokens: the rows of its routes, then their sums in the order of the slots
+#pragma once
+
+#include "../int8/products.h"
+
+namespace gs::GS_LEVEL {
+
+struct Forward : Call {
+    const int64_t panels;                          // panels of y
+    const int64_t pieces_at_once, panels_at_once;  // pieces and panels of 32 that one item computes
+    const Region<float> gate_thin, up_thin, down_thin, rows;
+    const Region<char> h;  // [places, I] in x's dtype
+    const Region<uint8_t> bad;
+    const Int8Products int8;
+
+    Forward(const gs_moe_args& a, const Plan& p)
+        : Call(a, p),
+          panels((outer + STRIPE - 1) / STRIPE),
+          pieces_at_once(together(p.segment_count * pieces(STRIPE), BLOCKS / 2, all_few(p) ? 16 : 2)),
+          panels_at_once(together(p.chunk_count * panels, PANELS, all_few(p) ? 16 : 2)),
+          gate_thin(arena.shared<float>(p.routes * ranks(a.gate))),
+          up_thin(arena.shared<float>(p.routes * ranks(a.up))),
+          down_thin(arena.shared<float>(p.routes * ranks(a.down))),
+          rows(arena.each<float>(p.chunk_routes * STRIPE * panels_at_once)),
+          h(inner_rows()),
+          bad(arena.shared<uint8_t>(given(a.flags) ? groups() * a.tokens * slots : 0)),
+          int8(*this) {
+        arena.allocate();
+    }
+
+    void run() {
+        skipped();
+        for (const gs_tensor* t : {&args.g, &args.u})
+            if (given(*t))
+                prefer_huge_pages(t->data, static_cast<size_t>(args.tokens * slots * inner) * (bf16 ? 2 : 4));
+        fill_sheet(x, false);
+        first_thin();
+        if (int8.on()) int8.round_x();
+        const int64_t all = pieces(STRIPE), items = (all + pieces_at_once - 1) / pieces_at_once;
+        parallel_for(plan.segment_count * items, [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t first = item % items * pieces_at_once, left = all - first;
+            hidden(plan.segments[item / items], first, left < pieces_at_once ? left : pieces_at_once,
+                   after_segment(item, items, pieces_at_once), scratch(worker), worker);
+        });
+        const Rows hs = places(h);
+        if (int8.on()) int8.round_h(hs);
+        const Dropout mask = dropout_of(args, DOWN);
+        if (ranks(args.down))
+            parallel_for(plan.segment_count, [&](int64_t item, int worker) {
+                const Segment& s = plan.segments[item];
+                thin(
+                    s, inner, transposed(factor_of(args.down.a, s.expert)), ranks(args.down),
+                    [&](int64_t k, int64_t end, float* left) { gather_places(hs, s, k, end, &mask, left); },
+                    scratch(worker), down_thin.data());
+            });
+        parallel_for(plan.chunk_count * groups(), [&](int64_t item, int worker) {
+            [[maybe_unused]] const Tiles tiles;
+            const int64_t first = item % groups() * panels_at_once, left = panels - first;
+            output(plan.chunks[item / groups()], first, left < panels_at_once ? left : panels_at_once,
+                   after_chunk(item, groups(), panels_at_once), scratch(worker), worker, rows.data(worker));
+        });
+        if (given(args.flags)) join_flags();
+        arena.check();
+    }
+
+private:
+    int64_t groups() const { return (panels + panels_at_once - 1) / panels_at_once; }  // groups of panels
+
+    // Zeroes the saved rows of skipped slots: they are never used, but they are outputs.
+    void skipped() const {
+        const size_t bytes = static_cast<size_t>(inner) * (bf16 ? 2 : 4);
+        if (!given(args.g) || plan.routes == args.tokens * slots) return;
+        for (int64_t route = 0; route < args.tokens * slots; ++route)
+            if (id_at(args, route) < 0)
+                for (const gs_tensor* t : {&args.g, &args.u})
+                    std::memset(place(static_cast<char*>(t->data), route, 0), 0, bytes);
+    }
+
+    void first_thin() {
+        const gs_lora* loras[] = {&args.gate, &args.up};
+        float* const outs[] = {gate_thin.data(), up_thin.data()};
+        if (thin_together())
+            return parallel_for(plan.segment_count,
+                                [&](int64_t item, int worker) { thin_x(plan.segments[item], scratch(worker), outs); });
+        parallel_for(2 * plan.segment_count, [&](int64_t item, int worker) {
+            const gs_lora& lora = *loras[item % 2];
+            if (!ranks(lora)) return;
+            const Segment& s = plan.segments[item / 2];
+            const Dropout mask = dropout_of(args, item % 2 ? UP : GATE);
+            thin(
+                s, outer, transposed(factor_of(lora.a, s.expert)), ranks(lora),
+                [&](int64_t k, int64_t end, float* left) { gather_routes(x, s, k, end, &mask, left); }, scratch(worker),
+                outs[item % 2]);
+        });
+    }
+
+    // Computes g, u and h for `count` pieces of 32 features from piece `first` on.
+    void hidden(const Segment& s, int64_t first, int64_t count, const NextItem& after, const Scratch& scratch,
+                int worker) {
+        for (int64_t i = 0; i < 2 * count; ++i) clear(block(scratch, i), s.count);
+        if (few(s) && !int8.on()) add_few_hidden(s, first, count, scratch, worker);
+        const int64_t step = step_of(args.slices[0].gate);
+        const auto reach = [&](int64_t k) { return k + step < outer ? k + step : outer; };
+        // the weights after those of up in piece i and inputs from k on
+        const auto ahead_of = [&](int64_t k, int64_t i) {
+            const bool more = i + 1 < count, last = !more && k + step >= outer;
+            const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
+            const Columns c = piece(more ? first + i + 1 : last ? after.first : first, STRIPE);
+            return outputs_ahead(args.slices[c.slice].gate, expert, c.first, from, reach(from));
+        };
+        for (int64_t k = int8.on() || few(s) ? outer : 0; k < outer; k += step) {
+            const int64_t end = reach(k);
+            const Left left = lay_routes(x, s, k, end, args.slices[0].gate, scratch);
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, STRIPE);
+                const gs_slice& slice = args.slices[c.slice];
+                add_outputs(slice.gate, s, c.first, k, end, left, scratch, block(scratch, 2 * i),
+                            outputs_ahead(slice.up, s.expert, c.first, k, end));
+                add_outputs(slice.up, s, c.first, k, end, left, scratch, block(scratch, 2 * i + 1), ahead_of(k, i));
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            const Columns c = piece(first + i, STRIPE);
+            float *g = block(scratch, 2 * i), *u = block(scratch, 2 * i + 1);
+            if (int8.on()) int8.gate_and_up(s, args.slices[c.slice], c.first, worker, g, u);
+            if (ranks(args.gate))
+                wide(s, gate_thin.data(), ranks(args.gate), args.gate.scale,
+                     transposed(factor_of(args.gate.b, s.expert)), c.begin, inner, scratch, g);
+            if (ranks(args.up))
+                wide(s, up_thin.data(), ranks(args.up), args.up.scale, transposed(factor_of(args.up.b, s.expert)),
+                     c.begin, inner, scratch, u);
+        }
+        activate(s, first, count, scratch);
+    }
+
+    // One matrix after the other, because each is contiguous.
+    void add_few_hidden(const Segment& s, int64_t first, int64_t count, const Scratch& scratch, int worker) const {
+        const Columns begin = piece(first, STRIPE);
+        fetch_few(args.slices[begin.slice].gate, s.expert, begin.first);
+        fetch_few(args.slices[begin.slice].up, s.expert, begin.first);
+        const Lines lines = lay_few(x, plan.order + s.begin, s, 0, args.slices[0].gate, worker);
+        for (int64_t part = 0; part < 2; ++part)
+            for (int64_t i = 0; i < count; ++i) {
+                const Columns c = piece(first + i, STRIPE);
+                const gs_slice& slice = args.slices[c.slice];
+                add_few(part ? slice.up : slice.gate, s.expert, c.first, lines, s.count, block(scratch, 2 * i + part));
+            }
+    }
+
+    // Row by row instead of piece by piece, so that each row is written contiguously.
+    void activate(const Segment& s, int64_t first, int64_t count, const Scratch& scratch) const {
+        Columns pieces[BLOCKS / 2];
+        for (int64_t k = 0; k < count; ++k) pieces[k] = piece(first + k, STRIPE);
+        const int64_t begin = pieces[0].begin, end = pieces[count - 1].begin + pieces[count - 1].width;
+        for (int64_t i = 0; i < s.count; ++i) {
+            const int64_t next_route = plan.order[s.begin + (i + 2 < s.count ? i + 2 : s.count - 1)];
+            for (const gs_tensor* t : {&args.g, &args.u})
+                if (given(*t))
+                    fetch_row(place(static_cast<char*>(t->data), next_route, begin), (end - begin) * (bf16 ? 2 : 4));
+            for (int64_t k = 0; k < count; ++k)
+                activate_row(s, pieces[k], i, block(scratch, 2 * k) + i * STRIPE,
+                             block(scratch, 2 * k + 1) + i * STRIPE);
+        }
+    }
+
+    void activate_row(const Segment& s, const Columns& c, int64_t i, float* g, float* u) const {
+        const Activation act{args.activation, static_cast<float>(args.alpha), static_cast<float>(args.limit)};
+        const Factor bias = matrix_of(args.gate_up_bias);
+        alignas(64) float values[STRIPE];
+        if (given(args.gate_up_bias))
+            for (int64_t j = 0; j < c.width; ++j)
+                g[j] += bias.at(s.expert, c.begin + j), u[j] += bias.at(s.expert, inner + c.begin + j);
+        const int64_t route = plan.order[s.begin + i];
+        if (bf16) {  // the backward uses the saved (rounded) values, so h does, too
+            round_row(g), round_row(u);
+        }
+        if (given(args.g)) {
+            write(place(static_cast<char*>(args.g.data), route, c.begin), bf16, c.width, g);
+            write(place(static_cast<char*>(args.u.data), route, c.begin), bf16, c.width, u);
+        }
+        for (int j = 0; j < STRIPE; j += LANES) store(values + j, act.value(load(g + j), load(u + j)));
+        write_inner(h, s.begin + i, c.begin, c.width, values);
+    }
+
+    static void round_row(float* values) {
+        for (int j = 0; j < STRIPE; j += LANES) store(values + j, through_bfloat16(load(values + j)));
+    }
+
+    char* place(char* data, int64_t row, int64_t column) const {
+        return data + (row * inner + column) * (bf16 ? 2 : 4);
+    }
+
+    // Computes `count` panels of 32 features of y from panel `first` on; results: [routes of the chunk][features]
+    void output(const Chunk& chunk, int64_t first, int64_t count, const NextItem& later, const Scratch& scratch,
+                int worker, float* results) {
+        const Rows hs = places(h);
+        const int64_t all = count * STRIPE, col = first * STRIPE, width = outer - col < all ? outer - col : all;
+        for (int64_t at = chunk.first; at < chunk.last; ++at) {
+            const Segment& s = plan.parts[at];
+            if (at + 1 < chunk.last && few(plan.parts[at + 1]))
+                fetch_few(args.slices[0].down, plan.parts[at + 1].expert, col);
+            for (int64_t i = 0; i < count; ++i) clear(block(scratch, i), s.count);
+            const NextItem after = at + 1 < chunk.last ? NextItem{plan.parts[at + 1].expert, first} : later;
+            for (int64_t i = 0; i < args.slice_count; ++i) add_slice(s, after, i, hs, first, count, scratch, worker);
+            for (int64_t i = 0; i < count; ++i) finish(s, (first + i) * STRIPE, scratch, block(scratch, i));
+            scatter_rows(plan, s, chunk.begin * slots, count, scratch, results);
+        }
+        if (given(args.rows))
+            write_rows(chunk, first / panels_at_once, col, width, all, results);
+        else
+            write_sums(chunk, col, width, all, results);
+    }
+
+    void add_slice(const Segment& s, const NextItem& after, int64_t index, const Rows& hs, int64_t first, int64_t count,
+                   const Scratch& scratch, int worker) {
+        const gs_slice& slice = args.slices[index];
+        if (int8.on()) {
+            for (int64_t i = 0; i < count; ++i) {
+                const bool last = i + 1 == count;
+                int8.down(s, index, (first + i) * STRIPE, last ? after.expert : s.expert,
+                          (last ? after.first : first + i + 1) * STRIPE, worker, block(scratch, i));
+            }
+            return;
+        }
+        if (few(s)) {
+            const Lines lines = lay_few(hs, nullptr, s, slice.begin, slice.down, worker);
+            for (int64_t i = 0; i < count; ++i)
+                add_few(slice.down, s.expert, (first + i) * STRIPE, lines, s.count, block(scratch, i));
+            return;
+        }
+        const int64_t step = step_of(slice.down), size = slice.end - slice.begin;
+        const auto reach = [&](int64_t k) { return k + step < size ? k + step : size; };
+        // the weights after panel i and inputs from k on; for the next slice, the positions are those of this slice
+        const auto ahead_of = [&](int64_t k, int64_t i) {
+            const bool more = i + 1 < count, last = !more && k + step >= size;
+            const int64_t expert = last ? after.expert : s.expert, from = more ? k : last ? 0 : k + step;
+            const int64_t panel = more ? first + i + 1 : last ? after.first : first;
+            return outputs_ahead(slice.down, expert, panel * STRIPE, from, reach(from));
+        };
+        for (int64_t k = 0; k < size; k += step) {
+            const Left left = lay_places(hs, s, slice.begin + k, slice.begin + reach(k), slice.down, scratch);
+            for (int64_t i = 0; i < count; ++i)
+                add_outputs(slice.down, s, (first + i) * STRIPE, k, reach(k), left, scratch, block(scratch, i),
+                            ahead_of(k, i));
+        }
+    }
+
+    // Adds LoRA and bias.
+    void finish(const Segment& s, int64_t col, const Scratch& scratch, float* sums) const {
+        const int64_t width = outer - col < STRIPE ? outer - col : STRIPE;
+        if (ranks(args.down))
+            wide(s, down_thin.data(), ranks(args.down), args.down.scale, transposed(factor_of(args.down.b, s.expert)),
+                 col, outer, scratch, sums);
+        if (!given(args.down_bias)) return;
+        for (int64_t i = 0; i < s.count; ++i)
+            for (int64_t j = 0; j < width; ++j) sums[i * STRIPE + j] += matrix_of(args.down_bias).at(s.expert, col + j);
+    }
+
+    void write_sums(const Chunk& chunk, int64_t col, int64_t width, int64_t all_columns, const float* results) const {
+        alignas(64) float total[PANELS * STRIPE];
+        for (int64_t t = chunk.begin; t < chunk.end; ++t) {
+            std::memset(total, 0, static_cast<size_t>(all_columns) * 4);
+            for (int64_t route = t * slots; route < (t + 1) * slots; ++route) {
+                if (id_at(args, route) < 0) continue;
+                const float* row = results + (route - chunk.begin * slots) * all_columns;
+                const Floats w = all(weight_at(args, route));
+                for (int64_t j = 0; j < all_columns; j += LANES)
+                    store(total + j, fma(w, load(row + j), load(total + j)));
+            }
+            write(static_cast<char*>(args.y.data) + (t * outer + col) * (bf16 ? 2 : 4), bf16, width, total);
+        }
+    }
+
+    void write_rows(const Chunk& chunk, int64_t group, int64_t col, int64_t width, int64_t all_columns,
+                    float* results) const {
+        for (int64_t route = chunk.begin * slots; route < chunk.end * slots; ++route) {
+            float* row = results + (route - chunk.begin * slots) * all_columns;
+            if (id_at(args, route) < 0) std::memset(row, 0, static_cast<size_t>(all_columns) * 4);
+            write(static_cast<char*>(args.rows.data) + (route * outer + col) * 4, false, width, row);
+            if (!given(args.flags)) continue;
+            bad.data()[group * args.tokens * slots + route] = !all_finite(row, width);
+        }
+    }
+
+    void join_flags() const {
+        const int64_t routes = args.tokens * slots;
+        auto* flags = static_cast<uint8_t*>(args.flags.data);
+        for (int64_t route = 0; route < routes; ++route) {
+            flags[route] = 0;
+            for (int64_t group = 0; group < groups(); ++group) flags[route] |= bad.data()[group * routes + route];
+        }
+    }
+};
+
+}  // namespace gs::GS_LEVEL

@@ -1,0 +1,297 @@
+"""Importers of weights that were quantised elsewhere: one function per layout, which keeps every code.
+
+Each argument is a stacked tensor [E, ...] or an iterable of E tensors. Codes, zeros and scales keep their bits, and
+scales keep their dtype. A tensor whose shape or dtype does not match the layout raises an error with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...core.shapes import ShapeError, kind
+from .assembly import Progress, assemble, check_nodes, cut
+from .experts import PackedExperts
+from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
+from .inputs import Stack, check_finite, check_flag, check_partitions, together
+from .layout import Expert, Layout
+from .memory import frozen
+from .packing import check_biases
+from .quantisation import check_group
+
+Experts: TypeAlias = Tensor | Iterable[Tensor]
+Parts: TypeAlias = Sequence[Experts]  # the tensors of one projection
+
+_NAMES = ("gate", "up", "down")
+_AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8c + j starts at bit 4 * _AWQ_COLUMNS[j] of word c
+_E8M0_NAN = 255
+
+
+def from_k2(
+    gate: Parts,
+    up: Parts,
+    down: Parts,
+    *,
+    group_size: int = 32,
+    partitions: int = 1,
+    progress: Progress | None = None,
+) -> PackedExperts:
+    """w = q * s, q in -8..7: imports Kimi-K2's layout (compressed-tensors "pack-quantized", symmetric) as format "int4"
+
+    Each projection is (weight_packed int32 [E, out, in/8], weight_scale [E, out, in/group_size] in bfloat16, float16 or
+    float32). Element 8j+i is in bits 4i..4i+3 of word j as q + 8. partitions, progress: as in `pack`.
+    Raises ShapeError, TypeError and ValueError with the tensor's name.
+    """
+    op = "experts.from_k2"
+    scales = (torch.bfloat16, torch.float16, torch.float32)
+    parts = (("weight_packed", "out in/8", (torch.int32,)), ("weight_scale", "out in/group", scales))
+    hint = "; for (qweight, qzeros, scales), with zeros, use experts.from_awq"
+
+    def read(name: str, e: int, packed: Tensor, scale: Tensor) -> Codes:
+        where = f"{name}'s weight_scale of expert {e}"
+        rows, inputs = packed.shape[0], packed.shape[1] * 8
+        group = _group(op, "int4", group_size, name, rows, inputs)
+        _check_scale(op, where, scale, (rows, inputs // group), f"weight_packed {list(packed.shape)}", inputs)
+        check_finite(op, where, scale)
+        # flipping the highest bit of q + 8 gives q in two's complement
+        return Codes(packed.contiguous().view(torch.uint8) ^ 0x88, scale)
+
+    stacks = _stacks(op, (gate, up, down), parts, hint)
+    return _imported(op, "int4", group_size, stacks, len(parts), read, partitions, progress)
+
+
+def from_awq(
+    gate: Parts,
+    up: Parts,
+    down: Parts,
+    *,
+    group_size: int = 128,
+    partitions: int = 1,
+    progress: Progress | None = None,
+) -> PackedExperts:
+    """w = (q - z) * s, q and z in 0..15: imports the GEMM layout of AutoAWQ as format "int4_asym"
+
+    Each projection is (qweight int32 [E, in, out/8], qzeros int32 [E, in/group_size, out/8], scales float16
+    [E, in/group_size, out]): inputs first, and bits 4i..4i+3 of word c hold column 8c + (0, 2, 4, 6, 1, 3, 5, 7)[i],
+    also in qzeros. Zeros have no offset (GPTQ adds 1 to them). partitions, progress: as in `pack`.
+    Raises ShapeError, TypeError and ValueError with the tensor's name.
+    """
+    op = "experts.from_awq"
+    parts = (
+        ("qweight", "in out/8", (torch.int32,)),
+        ("qzeros", "in/group out/8", (torch.int32,)),
+        ("scales", "in/group out", (torch.float16,)),
+    )
+    hint = "; for (weight_packed, weight_scale), without zeros, use experts.from_k2"
+
+    def read(name: str, e: int, packed: Tensor, zeros: Tensor, scale: Tensor) -> Codes:
+        inputs, rows = packed.shape[0], packed.shape[1] * 8
+        group = _group(op, "int4_asym", group_size, name, rows, inputs)
+        came = f"qweight {list(packed.shape)}"
+        where = f"{name}'s scales of expert {e}"
+        _check_scale(op, where, scale, (inputs // group, rows), came, inputs, along=0)
+        _check_scale(op, f"{name}'s qzeros of expert {e}", zeros, (inputs // group, rows // 8), came, inputs, along=0)
+        check_finite(op, where, scale)
+        return Codes(nibbles(_awq(packed).t()).contiguous(), scale.t().contiguous(), _awq(zeros).t().contiguous())
+
+    stacks = _stacks(op, (gate, up, down), parts, hint)
+    return _imported(op, "int4_asym", group_size, stacks, len(parts), read, partitions, progress)
+
+
+def from_fp8_block(
+    gate: Parts, up: Parts, down: Parts, *, partitions: int = 1, progress: Progress | None = None
+) -> PackedExperts:
+    """w = q * weight_scale_inv, one scale per 128 x 128: imports DeepSeek-V3's layout as format "fp8_block"
+
+    Each projection is (weight float8_e4m3fn [E, out, in], weight_scale_inv float32 [E, ceil(out/128), ceil(in/128)]).
+    Despite its name the scale is multiplied: checkpoints are written that way. partitions, progress: as in `pack`.
+    Raises ShapeError, TypeError and ValueError with the tensor's name.
+    """
+    op = "experts.from_fp8_block"
+    parts = (
+        ("weight", "out in", (torch.float8_e4m3fn,)),
+        ("weight_scale_inv", "ceil(out/128) ceil(in/128)", (torch.float32,)),
+    )
+
+    def read(name: str, e: int, weight: Tensor, scale: Tensor) -> Codes:
+        where = f"{name}'s weight_scale_inv of expert {e}"
+        blocks = (-(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK))
+        _check_scale(op, where, scale, blocks, f"weight {list(weight.shape)}")
+        check_finite(op, where, scale)
+        nan = (weight.view(torch.uint8) & 0x7F) == 0x7F
+        if nan.any():
+            place = nan.nonzero()[0].tolist()
+            raise ValueError(f"{op}: {name}'s weight of expert {e} is nan at {place}; weights must be finite numbers")
+        return Codes(weight.contiguous(), scale.contiguous())
+
+    stacks = _stacks(op, (gate, up, down), parts, "; for unquantised weights use experts.pack")
+    return _imported(op, "fp8_block", FP8_BLOCK, stacks, len(parts), read, partitions, progress)
+
+
+def from_mxfp4(
+    gate_up_blocks: Experts,
+    gate_up_scales: Experts,
+    down_blocks: Experts,
+    down_scales: Experts,
+    *,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    interleaved: bool = True,
+    partitions: int = 1,
+    progress: Progress | None = None,
+) -> PackedExperts:
+    """w = E2M1(code) * 2^(scale - 127): imports gpt-oss's layout of OCP MXFP4 as format "mxfp4"
+
+    blocks uint8 [E, out, in/32, 16], the low nibble first; scales uint8 (E8M0) [E, out, in/32]. interleaved=True, as in
+    gpt-oss: rows of gate_up and elements of its bias are gate0, up0, gate1, ...; False: gate's rows, then up's.
+    partitions, progress: as in `pack`. Raises ShapeError, TypeError and ValueError with the tensor's name.
+    """
+    op = "experts.from_mxfp4"
+    check_flag(op, "interleaved", interleaved)
+    uint8 = (torch.uint8,)
+    tensors = (gate_up_blocks, gate_up_scales, down_blocks, down_scales)
+    names = ("gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
+    dims = ("2I H/32 16", "2I H/32", "H I/32 16", "H I/32")
+    stacks = [Stack(op, *argument, uint8) for argument in zip(names, tensors, dims)]
+
+    def whole(name: str, e: int, blocks: Tensor, scale: Tensor) -> Codes:
+        if blocks.shape[-1] != 16:
+            raise ShapeError(f"{op}: {name}_blocks of expert {e} is {list(blocks.shape)}, wanted 16 bytes at the end")
+        where = f"{name}_scales of expert {e}"
+        _check_scale(op, where, scale, (blocks.shape[0], blocks.shape[1]), f"{name}_blocks {list(blocks.shape)}")
+        if (scale == _E8M0_NAN).any():
+            place = (scale == _E8M0_NAN).nonzero()[0].tolist()
+            raise ValueError(f"{op}: {where} is 255, the NaN of E8M0, at {place}; scales must be finite numbers")
+        return Codes(blocks.flatten(1), scale)
+
+    def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
+        both, down, scale = whole("gate_up", e, *row[:2]), whole("down", e, *row[2:]), row[1]
+        rows = len(both.codes)
+        if rows % 2:
+            raise ShapeError(f"{op}: gate_up_blocks of expert {e} has {rows} rows, not an even number: gate and up")
+        gate, up = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(rows // 2), slice(rows // 2, None))
+        return Expert(Codes(both.codes[gate], scale[gate]), Codes(both.codes[up], scale[up]), down)
+
+    biases = (gate_up_bias, down_bias, interleaved)
+    return _built(op, "mxfp4", 32, stacks, expert, partitions, progress, biases)
+
+
+# -- shared helpers ---------------------------------------------------------------------------------------------------
+
+
+def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, Any], ...], hint: str) -> list[Stack]:
+    """One Stack for each tensor of each projection, in order."""
+    names = ", ".join(part[0] for part in parts)
+    stacks = []
+    for name, tensors in zip(_NAMES, projections):
+        if not isinstance(tensors, (tuple, list)) or len(tensors) != len(parts):
+            came = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
+            raise TypeError(f"{op}: {name} is {came}, wanted a tuple ({names}){hint}")
+        for (part, dims, dtypes), value in zip(parts, tensors):
+            stacks.append(Stack(op, f"{name}'s {part}", value, dims, dtypes, hint))
+    return stacks
+
+
+def _imported(
+    op: str,
+    format: str,
+    group: int,
+    stacks: list[Stack],
+    each: int,
+    read: Callable[..., Codes],
+    partitions: int,
+    progress: Progress | None,
+) -> PackedExperts:
+    """Import experts whose three projections have `each` tensors; `read` converts one matrix at a time."""
+
+    def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
+        return Expert(*(read(name, e, *row[each * at : each * (at + 1)]) for at, name in enumerate(_NAMES)))
+
+    return _built(op, format, group, stacks, expert, partitions, progress, (None, None, False))
+
+
+def _built(
+    op: str,
+    format: str,
+    group: int,
+    stacks: list[Stack],
+    expert: Callable[[int, tuple[Tensor, ...]], Expert],
+    partitions: int,
+    progress: Progress | None,
+    biases: tuple[Any, Any, bool],
+) -> PackedExperts:
+    check_partitions(op, partitions)
+    fmt = FORMATS[format]
+    count, rows = together(op, stacks)
+    with frozen():
+        first = expert(0, next(rows))
+        shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
+        intermediate, hidden = shapes[0]
+        if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
+            came = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
+            raise ShapeError(f"{op}: an expert is {came} as [out, in], wanted gate [I, H], up [I, H], down [H, I]")
+        check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
+        scale = first.gate.scales.dtype if first.gate.scales is not None else None
+        for name, matrix in (("up", first.up), ("down", first.down)):
+            if matrix.scales is not None and matrix.scales.dtype != scale:
+                raise TypeError(f"{op}: {name}'s scales are {matrix.scales.dtype}, but gate's {scale}; convert one")
+        gate_up_bias, down_bias, interleaved = biases
+        kept = check_biases(op, gate_up_bias, down_bias, count, hidden, intermediate, interleaved)
+        layout = Layout(format, count or 1, hidden, intermediate, group, scale, (0, intermediate))
+        experts = _following(first, rows, expert)
+        del first
+        nodes = check_nodes(op, partitions, None)
+        weights = assemble(cut(layout, partitions, op), experts, progress, kept, nodes, counted=count is not None)
+    if count is None:
+        check_biases(op, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
+    return PackedExperts._of(*weights)
+
+
+def _following(
+    first: Expert, rows: Iterator[tuple[Tensor, ...]], expert: Callable[[int, tuple[Tensor, ...]], Expert]
+) -> Iterator[Expert]:
+    yield first
+    del first
+    e = 1
+    for row in rows:
+        came = expert(e, row)
+        del row  # free it before the next one is made
+        yield came
+        del came
+        e += 1
+
+
+def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: int) -> int:
+    """`group_size` if it is a positive multiple of 8. That it divides both sizes is checked after the scales, whose
+    shape shows the right group size."""
+    if group_size is None:
+        raise TypeError(f"{op}: group_size=None, wanted an int: it cannot be derived from the codes")
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 8 or group_size % 8:
+        hidden, intermediate = (rows, inputs) if name == "down" else (inputs, rows)
+        check_group(op, FORMATS[format], group_size, hidden, intermediate)
+    return group_size
+
+
+def _check_scale(
+    op: str, name: str, tensor: Tensor, wanted: tuple[int, int], codes: str, inputs: int = 0, *, along: int = 1
+) -> None:
+    """Raise ShapeError unless `tensor` has the wanted shape.
+
+    With `inputs`, the message gives the group_size that would match the tensor's size in dimension `along`.
+    """
+    if tuple(tensor.shape) == wanted:
+        return
+    groups = tensor.shape[along]
+    fits = inputs and groups and inputs % groups == 0 and tensor.shape[1 - along] == wanted[1 - along]
+    hint = f"; its shape fits group_size={inputs // groups}" if fits else ""
+    raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, but {codes} needs {list(wanted)}{hint}")
+
+
+def _awq(words: Tensor) -> Tensor:
+    """AWQ's int32 words [lines, columns / 8] -> uint8 codes [lines, columns], in order"""
+    data = words.contiguous().view(torch.uint8)
+    in_bits = torch.stack((data & 15, data >> 4), -1).view(words.shape[0], -1, 8)
+    return in_bits[..., list(_AWQ_COLUMNS)].flatten(1)

@@ -1,0 +1,220 @@
+"""The arguments of `experts.moe` for a transformers experts module, read from its flags.
+
+transformers' `use_experts_implementation` sets flags on every experts module (has_gate, has_bias, is_transposed,
+is_concatenated, has_post_expert_norm). They describe the layout of the weights but not the gate: a class may define
+its own `_apply_gate`. The known gates are listed here by class. Each is also tried on a few numbers, so that a gate
+that a later version of transformers changes is refused rather than computed wrongly. Flags that an earlier version
+lacks (5.17 has neither has_post_expert_norm nor _is_expert_parallel) get the value that this version implies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .model_types import ExpertsModule
+
+MARKS = ("config", "has_bias", "is_transposed", "_apply_gate")  # attributes that the decorator sets in every version 5
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+# act_fn's class -> our activation. GELUTanh, NewGELU and FastGELU are one formula
+ACTIVATIONS = {
+    "SiLUActivation": "silu",
+    "SiLU": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "ReLUSquaredActivation": "relu2",
+}
+
+# class that defines its own _apply_gate -> (activation or None for act_fn's, attribute of alpha, attribute of limit)
+GATES: dict[str, tuple[str | None, str | None, str | None]] = {
+    "GptOssExperts": ("swiglu_oai", "alpha", "limit"),
+    "OpenAIPrivacyFilterExperts": ("swiglu_oai", "alpha", "limit"),
+    "MiniMaxM3VLExperts": ("swiglu_oai", "swiglu_alpha", "swiglu_limit"),
+    "DeepseekV4Experts": (None, None, "limit"),
+    "HYV4Experts": ("silu", None, "swiglu_limit"),
+    "Glm5NextTextExperts": ("silu", None, "swiglu_limit"),
+    "BeamExperts": (None, None, None),
+}
+
+
+class SharedOptions(TypedDict):
+    """The keywords that `experts.moe` and `experts.Experts` share."""
+
+    activation: str
+    alpha: float
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Sizes and flags of an experts module, in the terms of `experts.pack` and `experts.moe`."""
+
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    activation: str
+    alpha: float
+    limit: float | None
+    transposed: bool
+    interleaved: bool
+    biased: bool
+
+    def options(self) -> SharedOptions:
+        """The keywords that `experts.moe` and `experts.Experts` share."""
+        return {"activation": self.activation, "alpha": self.alpha, "limit": self.limit}
+
+    def canonical_gate_up(self, weight: Tensor) -> Tensor:
+        """gate_up [E, 2I, H] or [E, H, 2I], or its bias [E, 2I], with all gates before all ups, as [E, 2I, H].
+
+        A view, except for interleaved weights, which are copied.
+        """
+        if weight.dim() == 3 and self.transposed:
+            weight = weight.transpose(1, 2)
+        return torch.cat((weight[:, 0::2], weight[:, 1::2]), 1) if self.interleaved else weight
+
+    def canonical_down(self, weight: Tensor) -> Tensor:
+        """down [E, H, I] or [E, I, H] as [E, H, I]; a view."""
+        return weight.transpose(1, 2) if self.transposed else weight
+
+
+def is_experts(module: nn.Module) -> bool:
+    """Whether transformers dispatches this module's forward to a registered experts implementation."""
+    return all(hasattr(module, mark) for mark in MARKS)
+
+
+def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(path, module) of every experts module that transformers dispatches, also inside peft's wrappers."""
+    for path, module in model.named_modules():
+        if is_experts(module):
+            yield path, module
+
+
+def spec_of(module: nn.Module) -> ExpertsSpec:
+    """The spec of an experts module; raises ValueError with class and flag if goldsmith cannot compute it."""
+    known = module.__dict__.get("_goldsmith_spec")
+    if known is not None:
+        return known
+    spec = _read(module)
+    # a graph must not depend on numbers, so it skips the check; `register(model)` has done it before
+    if torch.compiler.is_compiling():
+        return spec
+    _check_gate(module, spec)
+    module.__dict__["_goldsmith_spec"] = spec
+    return spec
+
+
+def name_of(module: nn.Module) -> str:
+    """The name of the class, also while torch renames it because a parameter is parametrised."""
+    return _class(module).__name__
+
+
+def _class(module: nn.Module) -> type:
+    made_by_torch = hasattr(module, "parametrizations")
+    return type(module).__mro__[1] if made_by_torch else type(module)
+
+
+def _unsupported(module: nn.Module, why: str) -> ValueError:
+    return ValueError(
+        f"goldsmith.hf: {name_of(module)} cannot be computed here: {why}. "
+        'Use experts_implementation="grouped_mm" or "eager" for this model'
+    )
+
+
+def _read(module: nn.Module) -> ExpertsSpec:
+    if not getattr(module, "has_gate", True):
+        raise _unsupported(module, "has_gate=False (an expert without a gate)")
+    if getattr(module, "has_post_expert_norm", False):
+        raise _unsupported(module, "has_post_expert_norm=True (a norm after each expert)")
+    activation, alpha, limit = _gate(module)
+    experts, first, second = _shape(module, "gate_up_proj")
+    hidden, double = (first, second) if module.is_transposed else (second, first)
+    return ExpertsSpec(
+        num_experts=experts,
+        hidden_size=hidden,
+        intermediate_size=double // 2,
+        activation=activation,
+        alpha=alpha,
+        limit=limit,
+        transposed=bool(module.is_transposed),
+        interleaved=not getattr(module, "is_concatenated", True),
+        biased=bool(module.has_bias),
+    )
+
+
+def _shape(module: nn.Module, name: str) -> tuple[int, int, int]:
+    """The shape of a parameter, without evaluating its parametrisation."""
+    parametrizations: Any = getattr(module, "parametrizations", {})
+    weight = parametrizations[name].original if name in parametrizations else getattr(module, name, None)
+    if not isinstance(weight, Tensor) or weight.dim() != 3:
+        actual = "none" if weight is None else f"{type(weight).__name__} {list(getattr(weight, 'shape', []))}"
+        raise _unsupported(module, f"{name} is {actual}, wanted one tensor [experts, out, in]")
+    if weight.dtype not in FLOATS:
+        raise _unsupported(
+            module, f"{name} is {weight.dtype}, wanted plain floats; quantised weights are read from a checkpoint"
+        )
+    return weight.shape[0], weight.shape[1], weight.shape[2]
+
+
+def _gate(module: nn.Module) -> tuple[str, float, float | None]:
+    owner = next(c for c in _class(module).__mro__ if "_apply_gate" in vars(c))
+    written_by = vars(owner)["_apply_gate"]
+    if written_by.__name__ == "_default_apply_gate" and written_by.__module__ == "transformers.integrations.moe":
+        return _activation(module), 1.702, None
+    if owner.__name__ not in GATES or not owner.__module__.startswith("transformers.models."):
+        raise _unsupported(
+            module, f"_apply_gate is overridden by {owner.__module__}.{owner.__name__}, which goldsmith does not know"
+        )
+    activation, alpha, limit = GATES[owner.__name__]
+    return (
+        activation or _activation(module),
+        float(getattr(module, alpha)) if alpha else 1.702,
+        float(getattr(module, limit)) if limit else None,
+    )
+
+
+def _activation(module: nn.Module) -> str:
+    act = cast("ExpertsModule", module).act_fn
+    name = type(act).__name__
+    if name == "GELU":
+        return "gelu_tanh" if act.approximate == "tanh" else "gelu"
+    if name not in ACTIVATIONS:
+        raise _unsupported(module, f"act_fn is {name}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def _check_gate(module: nn.Module, spec: ExpertsSpec) -> None:
+    """Raises ValueError unless the module's gate equals our formula, on numbers inside and outside the limit."""
+    reach = 2.0 * spec.limit if spec.limit else 4.0
+    values = torch.linspace(-reach, reach, 9, dtype=torch.float32, device="cpu")
+    g, u = (v.reshape(-1) for v in torch.meshgrid(values, values, indexing="ij"))
+    gate_up = torch.stack((g, u), -1).reshape(-1) if spec.interleaved else torch.cat((g, u))
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        actual = cast("ExpertsModule", module)._apply_gate(gate_up.unsqueeze(0)).squeeze(0).double()
+        expected = activate(g.double(), u.double(), spec)
+    # a loose tolerance: this distinguishes formulas, it does not judge rounding
+    if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
+        raise _unsupported(
+            module, f"its _apply_gate is not {spec.activation} with limit={spec.limit!r} in this transformers"
+        )
+
+
+def activate(g: Tensor, u: Tensor, spec: ExpertsSpec) -> Tensor:
+    """act(g, u), by the formulas of `experts.moe`."""
+    if spec.limit is not None:
+        g, u = g.clamp(max=spec.limit), u.clamp(-spec.limit, spec.limit)
+    if spec.activation == "swiglu_oai":
+        return g * torch.sigmoid(spec.alpha * g) * (u + 1)
+    if spec.activation == "relu2":
+        return F.relu(g).square() * u
+    if spec.activation == "silu":
+        return F.silu(g) * u
+    return F.gelu(g, approximate="tanh" if spec.activation == "gelu_tanh" else "none") * u

@@ -1,0 +1,246 @@
+"""Text generation from prompts with `model.generate`, reported piece by piece in whole characters."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+from ..model_types import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows the first bytes of an incomplete character
+CONTEXT = 8  # prompt ids decoded together with a piece, so that its leading space is not dropped as a text's start
+OnPiece = Callable[[int, str], None]
+
+
+class NothingToDraw(ArithmeticError):
+    """The logits give no probabilities, so no token can be drawn; `scaled`: only after division by the temperature."""
+
+    def __init__(self, text: str, *, scaled: bool) -> None:
+        super().__init__(text)
+        self.scaled = scaled
+
+
+@dataclass
+class GeneratedText:
+    """The text generated for one prompt; finish_reason is "stop", "length" or "interrupted"."""
+
+    prompt: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str = "interrupted"
+
+
+@dataclass
+class Generation:
+    """All generated texts, with seconds from the call to the first token and to the end."""
+
+    outputs: list[GeneratedText]
+    first_token: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(output.tokens) for output in self.outputs)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed of all rows together, not counting each row's first token."""
+        after, rows = self.tokens, sum(bool(output.tokens) for output in self.outputs)
+        if self.first_token is None or after <= rows:
+            return None
+        return (after - rows) / (self.seconds - self.first_token)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """The tokenizer in a model's folder; raises ValueError if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
+    # transformers creates an empty tokenizer if the files are missing
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
+    return tokenizer
+
+
+def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:
+    """input_ids and attention_mask, padded on the left. Raises ValueError for a prompt without tokens."""
+    if chat:
+        if not tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat template; leave --chat out")
+        rows = []
+        for prompt in prompts:
+            messages = [{"role": "user", "content": prompt}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            rows.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    else:
+        rows = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    for number, row in enumerate(rows, 1):
+        if not row and tokenizer.bos_token_id is not None:
+            row.append(tokenizer.bos_token_id)
+        if not row:
+            raise ValueError(f"prompt {number} is empty, and the tokenizer has no token that begins a text")
+    width = max(map(len, rows))
+    pad = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device="cpu")
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device="cpu")
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+class IncrementalText:
+    """The text of one row as it grows: `add` returns the characters that are final, `end` the rest."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, list(before[-CONTEXT:])
+        self._from, self._read, self._sent = 0, len(self._ids), 0
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        return self._next(whole=False)
+
+    def end(self) -> str:
+        return self._next(whole=True)
+
+    def _next(self, *, whole: bool) -> str:
+        known = len(self._text(self._ids[self._from : self._read])) + self._sent
+        text = self._text(self._ids[self._from :])
+        sure = text if whole else text.rstrip(UNFINISHED)
+        piece = sure[known:]
+        if len(sure) == len(text) and len(text) > known - self._sent:
+            self._from, self._read, self._sent = self._read, len(self._ids), 0
+        else:
+            self._sent += len(piece)
+        return piece
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class RowStreamer(BaseStreamer):
+    """Receives every row's tokens from `generate`, one at a time, and reports their text."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, generation: Generation, prompt: dict[str, Tensor], stop: set[int], on_piece: OnPiece
+    ) -> None:
+        self._generation, self._stop, self._on_piece = generation, stop, on_piece
+        rows = zip(prompt["input_ids"].tolist(), prompt["attention_mask"].tolist())
+        self._pieces = [IncrementalText(tokenizer, [i for i, there in zip(*row) if there]) for row in rows]
+        self._began, self._open, self._prompt_seen = time.perf_counter(), [True] * len(self._pieces), False
+
+    def put(self, value: Tensor) -> None:
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        if self._generation.first_token is None:
+            self._generation.first_token = time.perf_counter() - self._began
+        for row, token in enumerate(value.reshape(-1).tolist()):
+            if self._open[row]:
+                output = self._generation.outputs[row]
+                output.tokens.append(token)
+                self._report(row, self._pieces[row].add(token))
+                if token in self._stop:
+                    self._close(row, "stop")
+
+    def end(self) -> None:
+        self.close("length")
+
+    def close(self, reason: str) -> None:
+        """Finishes every open row and reports the rest of its text."""
+        self._generation.seconds = time.perf_counter() - self._began
+        for row, is_open in enumerate(self._open):
+            if is_open:
+                self._close(row, reason)
+
+    def _close(self, row: int, reason: str) -> None:
+        self._open[row] = False
+        self._generation.outputs[row].finish_reason = reason
+        self._report(row, self._pieces[row].end())
+
+    def _report(self, row: int, piece: str) -> None:
+        if piece:
+            self._generation.outputs[row].text += piece
+            self._on_piece(row, piece)
+
+
+class FiniteLogits(LogitsProcessor):
+    """Raises NothingToDraw if a row's largest logit is not finite, before or after division by the temperature.
+
+    The softmax of such a row is NaN. torch.multinomial refuses it; on a GPU its assertion makes the device unusable.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self._temperature = temperature
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        most = scores.max(-1).values.float()
+        for scaled, values in ((False, most), (True, most / self._temperature)):
+            if not bool(torch.isfinite(values).all()):
+                rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
+                what = f"the greatest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
+                if scaled:
+                    what += f", which divided by {self._temperature:.4g} does not fit float32"
+                raise NothingToDraw(f"{what}: there are no probabilities to draw a token from", scaled=scaled)
+        return scores
+
+
+def generate(
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    generation: Generation,
+    inputs: dict[str, Tensor],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    on_piece: OnPiece = lambda row, piece: None,
+) -> None:
+    """Continues each prompt; fills `generation`, which also holds the partial texts if an exception ends the call.
+
+    Temperature 0 is greedy. A row ends at an end token of the model's generation config or of the tokenizer. Raises
+    NothingToDraw if the logits give no probabilities, which only happens if the guard lets NaN or Inf pass.
+    """
+    generation.outputs[:] = [GeneratedText(prompt) for prompt in prompts]
+    config = copy.deepcopy(model.generation_config)
+    ends = config.eos_token_id
+    stop = {i for i in (*(ends if isinstance(ends, list) else [ends]), tokenizer.eos_token_id) if i is not None}
+    config.eos_token_id = sorted(stop) or None
+    config.pad_token_id = next((i for i in (tokenizer.pad_token_id, *sorted(stop)) if i is not None), 0)
+    config.max_new_tokens, config.max_length, config.num_beams = max_new_tokens, None, 1
+    config.do_sample = temperature > 0
+    config.temperature, config.top_p, config.top_k = (
+        (temperature, top_p or 1.0, top_k or 0) if temperature else (None,) * 3
+    )
+    torch.manual_seed(seed)
+    rows = RowStreamer(tokenizer, generation, inputs, stop, on_piece)
+    try:
+        cast("Callable[..., object]", model.generate)(
+            **{name: t.to(model.device) for name, t in inputs.items()},
+            generation_config=config,
+            streamer=rows,
+            logits_processor=[FiniteLogits(temperature)] if temperature else [],
+        )
+    except BaseException:
+        rows.close("interrupted")
+        raise
+
+
+def _first(error: BaseException) -> str:
+    """The first paragraph of another library's error message."""
+    return " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__

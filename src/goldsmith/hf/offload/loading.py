@@ -1,0 +1,202 @@
+"""Loading a model for offload: experts into a store, everything else onto the device, nothing read twice."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...core.shapes import check_choice, kind
+from ...experts import PackedExperts
+from ...experts.packed.formats import FORMATS
+from ...offload.engine import Engine
+from ...offload.settings import chosen_device, parse_budget
+from ...offload.store.expert_store import ExpertStore
+from ...offload.store.source_key import files_of
+from ..checkpoint.experts import packed_from
+from ..checkpoint.loading import load_other_weights
+from ..checkpoint.reader import ModelCheckpoint
+from ..dispatch import ENGINE
+from .attachment import Attached, LayerSource, Progress, open_store
+from .budget import check_fits
+from .layers import ExpertsLayer, layers_of
+from .weights import Weights, from_checkpoint, from_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+EXACT = {torch.bfloat16: ("bf16", "fp32"), torch.float32: ("fp32",), torch.float16: ("fp32",)}
+
+
+def attach(
+    model: PreTrainedModel,
+    *,
+    store: ExpertStore | str | Path | None = None,
+    cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Attached:
+    """Moves the experts of a model in memory into a store, and puts an engine in their place."""
+    _check_room(cpu_format, batch, max_length)
+    _check_store(store)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"offload: model is {kind(model)}, wanted a model of transformers (torch.nn.Module)")
+    layers = layers_of(model)
+    if any(ENGINE in layer.module.__dict__ for layer in layers):
+        raise ValueError(
+            "offload: this model's experts are already in a store: detach() on what offload() returned gives the plain "
+            "model back; after its close() the model must be loaded again"
+        )
+    if any(parameter.is_meta for layer in layers for parameter in layer.module.parameters()):
+        raise ValueError(
+            "offload: the experts are on the meta device, which holds no numbers: "
+            "goldsmith.offload.from_pretrained(folder) reads them from the checkpoint"
+        )
+    home = next(layers[0].module.parameters()).device
+    with torch.no_grad():
+        source = LayerSource(layers, from_module)
+        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+
+
+def load(
+    path: str | Path,
+    *,
+    store: ExpertStore | str | Path | None = None,
+    dtype: torch.dtype | None = None,
+    cpu_format: str = "auto",
+    batch: int = 1,
+    max_length: int | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Attached:
+    """Loads a model from its folder, with an engine in place of its experts."""
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    _check_room(cpu_format, batch, max_length)
+    _check_store(store)
+    if dtype is not None and dtype not in EXACT:
+        raise ValueError(
+            f"offload: dtype={dtype!r}, wanted one of {', '.join(map(str, EXACT))}, or None for the files' own"
+        )
+    _checked(options)
+    model_folder = folder(path)
+    config = AutoConfig.from_pretrained(model_folder)
+    wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
+    if not any(model_folder.glob("*.safetensors")):
+        return attach(
+            AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
+            store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
+        )  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    model.config._name_or_path = str(path)
+    layers = layers_of(model)
+    checkpoint = ModelCheckpoint(model_folder, model)
+
+    def read(layer: ExpertsLayer) -> Weights | PackedExperts:
+        if checkpoint.method is not None:
+            return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
+        return from_checkpoint(checkpoint, layer, wanted)
+
+    load_other_weights(model, checkpoint, skip=[layer.path for layer in layers], progress=progress)
+    model.eval()
+    if (model_folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(model_folder)
+    home = torch.device("cpu")
+    source = LayerSource(layers, read, files_of(model_folder))
+    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+
+
+def _begin(
+    model: PreTrainedModel,
+    layers: list[ExpertsLayer],
+    source: LayerSource,
+    store: ExpertStore | str | Path | None,
+    cpu_format: str,
+    home: torch.device,
+    progress: Progress | None,
+    options: dict[str, Any],
+    text_room: tuple[int, int | None],
+) -> Attached:
+    exact = options.get("exact", True)
+    check_fits(model, _checked(options))
+    if exact and not (isinstance(store, ExpertStore) or store is not None and Path(store).exists()):
+        check_exact(source[layers[0].index], cpu_format)
+    expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
+    attached = Attached(model, layers, expert_store, owned, home)
+    try:
+        attached.begin(options, *text_room)
+    except BaseException:
+        if owned:
+            expert_store.close()
+        raise
+    return attached
+
+
+def _checked(options: dict[str, Any]) -> torch.device:
+    """The device, after a check of all keywords: building a store first may take minutes."""
+    known = list(inspect.signature(Engine).parameters)[1:]
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")
+    parse_budget(options.get("gpu_budget", "auto"))
+    return chosen_device(options.get("device", "auto"))
+
+
+def _check_store(store: object) -> None:
+    if not (store is None or isinstance(store, (ExpertStore, str, os.PathLike))):
+        raise TypeError(f"offload: store is {kind(store)}, wanted an ExpertStore, the path of one, or None")
+
+
+def _check_room(cpu_format: object, batch: object, max_length: object) -> None:
+    """Checks the format and the amount of text for which a GPU keeps memory free."""
+    check_choice("offload", "cpu_format", cpu_format, ("auto", *FORMATS))
+    for name, value in (("batch", batch), ("max_length", 1 if max_length is None else max_length)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"offload: {name}={value!r}, wanted a whole number of at least 1")
+        if value < 1:
+            raise ValueError(f"offload: {name}={value}, wanted a whole number of at least 1")
+
+
+def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
+    """Raises ValueError if the format does not hold these weights exactly."""
+    if cpu_format == "auto":
+        return
+    if not isinstance(weights, dict):  # the codes of a quantised checkpoint
+        allowed: tuple[str, ...] = (weights.format,)
+    else:
+        first = weights["gate_up"]
+        allowed = EXACT[(first[0] if isinstance(first, tuple) else first).dtype]
+    if cpu_format not in allowed:
+        raise ValueError(
+            f'offload: cpu_format="{cpu_format}" does not hold these weights exactly ({" and ".join(allowed)} would): '
+            'give exact=False, which only permits quantisation, or cpu_format="auto"'
+        )
+
+
+def folder(name: str | Path) -> Path:
+    """The model's folder, or this machine's copy of a model from the hub; raises ValueError if there is neither."""
+    if not isinstance(name, (str, os.PathLike)):
+        raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
+    if str(name) and Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
+        return Path(name)
+    model_name = str(name)
+    if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ValueError(f"offload: there is no folder {model_name!r}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model_name, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"offload: {model_name} is not a folder here, and this machine has no copy of a hub model with that name: "
+            f"`hf download {model_name}` fetches it"
+        ) from error

@@ -1,0 +1,1 @@
+"""From a text or JSON file to batches of tokens: documents, conversations, packing, attention masks."""

@@ -1,0 +1,111 @@
+"""loss.html: one page on the course of a run, in the style of the project's reports, without scripts or network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from .chart import Line, chart, smooth
+from .checkpoints import replace
+from .journal import LogRow
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+Facts = Sequence[tuple[str, str]]
+
+
+def write(path: Path, rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> None:
+    """Writes the page atomically. `trained` and `run` are tables of (name, value)."""
+    replace(path, page(rows, steps, title=title, trained=trained, run=run))
+
+
+def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> str:
+    """The page as HTML."""
+    from ....assay.report.html.page import now, style
+
+    loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    evaluations = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}: loss</title>'
+        f"<style>{style()}{_style()}</style></head><body>"
+        f'<header class="top"><p class="brand">goldsmith <span>finetune</span></p><p class="made">{now()}</p></header>'
+        f'<main><section class="run"><p class="kicker">{escape(title)}</p><h1>{escape(headline(loss, steps))}</h1>'
+        f"{_lede(evaluations)}{_facts(rows, steps)}</section>"
+        f"{_charts(rows, loss, evaluations)}"
+        f'<section class="foot"><div class="columns">{_table("Trained parameters", trained)}{_table("The run", run)}'
+        "</div></section></main></body></html>\n"
+    )
+
+
+def headline(loss: Sequence[tuple[int, float]], steps: int) -> str:
+    """The course of the loss in one sentence."""
+    if not loss:
+        return f"No step of {steps:,} is done yet."
+    first, last = ends(loss)
+    done = loss[-1][0]
+    how = "fell" if last < first else "rose" if last > first else "stayed"
+    course = f"The loss {how} from {first:.3f} to {last:.3f}" if how != "stayed" else f"The loss stayed at {first:.3f}"
+    return f"{course} in {done:,} steps." if done == steps else f"{course} in {done:,} of {steps:,} steps."
+
+
+def ends(loss: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The mean loss of the first and of the last tenth of the steps, at most 20 steps each."""
+    count = max(1, min(20, len(loss) // 10))
+    return sum(v for _, v in loss[:count]) / count, sum(v for _, v in loss[-count:]) / count
+
+
+def _lede(evaluations: Sequence[tuple[int, float]]) -> str:
+    if not evaluations:
+        return ""
+    best = min(evaluations, key=lambda point: point[1])
+    text = f"On held-out text from {evaluations[0][1]:.3f} to {evaluations[-1][1]:.3f}"
+    if best[0] != evaluations[-1][0]:
+        text += f"; the lowest, {best[1]:.3f}, was at step {best[0]:,}"
+    return f'<p class="lede">{text}.</p>'
+
+
+def _facts(rows: Sequence[LogRow], steps: int) -> str:
+    step_rows = [row for row in rows if "loss" in row]
+    if not step_rows:
+        return ""
+    seconds, tokens = sum(row["seconds"] for row in step_rows), sum(row["tokens"] for row in step_rows)
+    facts = (
+        f"{len(step_rows):,} of {steps:,} steps",
+        f"{tokens:,} tokens",
+        f"{tokens / max(seconds, 1e-9):,.0f} tokens/s",
+    )
+    return f'<ul class="facts">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>'
+
+
+def _charts(rows: Sequence[LogRow], loss: list[tuple[int, float]], evaluations: list[tuple[int, float]]) -> str:
+    if not loss:
+        return ""
+    lines = [Line("raw", loss), Line("mean", smooth(loss)), Line("held", evaluations, dots=True)]
+    keys = '<span><b class="k-raw"></b>each step</span><span><b></b>running mean</span>'
+    keys += '<span><b class="k-held"></b>held-out text</span>' if evaluations else ""
+    text = f'<section><h2>Loss, nats per token</h2><p class="keys">{keys}</p>{chart("tall", "", lines)}'
+    small = (
+        ("lr", "learning rate"),
+        ("grad_norm", "gradient norm before clipping"),
+        ("tokens_per_s", "tokens per second"),
+    )
+    text += '<div class="three">'
+    for name, title in small:
+        line = Line("one", [(row["step"], value) for row in rows if isinstance(value := row.get(name), float | int)])
+        text += chart("low", title, [line], zero=True)
+    return f"{text}</div></section>"
+
+
+def _table(title: str, facts: Facts) -> str:
+    lines = "".join(f'<tr><th scope="row">{escape(k)}</th><td>{escape(v)}</td></tr>' for k, v in facts)
+    return f'<table class="facts-table"><caption>{escape(title)}</caption><tbody>{lines}</tbody></table>'
+
+
+@functools.cache
+def _style() -> str:
+    return (Path(__file__).parent / "loss.css").read_text(encoding="utf-8")

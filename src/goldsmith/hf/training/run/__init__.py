@@ -1,0 +1,1 @@
+"""The run itself: its plan, the training loop, the session around it, and its failures."""

@@ -1,0 +1,70 @@
+"""The identity of a run: everything in the options, the model and the data that affects the result."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..options import Options, flag
+from .plan import TrainingPlan
+
+ALTERING = (  # options that affect the result
+    *("document", "train_on", "format", "group_size", "rank", "alpha", "targets", "shared_a", "dropout"),
+    *("lora_modules", "train_router", "dtype", "seq_len", "pack", "batch_size", "grad_accum", "lr", "schedule"),
+    *("weight_decay", "max_grad_norm", "seed", "partitions"),
+)
+
+
+def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, object]:
+    """Everything that affects the result, by option; two runs with equal identities are the same run.
+
+    With a constant learning rate the number of steps does not matter, so such a run can be extended.
+    """
+    values: dict[str, object] = {flag(name): getattr(options, name) for name in ALTERING}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    values["--warmup"] = plan.schedule.warmup
+    if options.schedule != "constant" or plan.limit is not None:
+        values["--steps or --epochs"] = plan.steps
+    values["MODEL"] = fingerprint(folder)
+    values["--data"] = checksum(Path(options.data))
+    return values
+
+
+def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """The differences between two identities, in words."""
+    differences = []
+    for name in [*now, *(name for name in before if name not in now)]:
+        if before.get(name) == now.get(name):
+            continue
+        if name in ("MODEL", "--data"):
+            differences.append(f"the content of {name} has changed")
+        elif name in before and name in now:
+            differences.append(f"{name} was {_shown(before[name])} and is {_shown(now[name])}")
+        else:
+            differences.append(f"{name} was {'given' if name in before else 'not given'} before")
+    return differences
+
+
+def _shown(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # files from which transformers builds a model
+
+
+def fingerprint(folder: Path) -> str:
+    """A checksum of every byte of a model's files, since two revisions may differ in only a few."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1))) as readers:
+        for path, digest_of_file in zip(paths, readers.map(checksum, paths), strict=True):
+            digest.update(f"{path.name} {digest_of_file} ".encode())
+    return digest.hexdigest()

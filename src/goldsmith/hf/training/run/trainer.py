@@ -1,0 +1,173 @@
+"""The training loop: each step's loss, gradient and optimizer update; the state that a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..data.attention_masks import Masks, no_masks
+from ..data.packing import Batch, RowStream
+from ..errors import Diverged
+from ..records.journal import LogRow
+from .loss import summed_loss
+from .plan import TrainingPlan
+
+STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
+
+
+class Trainer:
+    """Trains `parameters` (by their names in the model) on a stream of rows.
+
+    `done` counts the finished steps, and the state depends on nothing else. After `restore` of an earlier `state`,
+    every later step has the same bits as without the interruption (on a CPU with the same number of threads).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        stream: RowStream,
+        plan: TrainingPlan,
+        masks: Masks = no_masks,
+    ):
+        self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
+        self.masks = masks
+        self.device = next(iter(self.parameters.values())).device
+        self.optimizer = torch.optim.AdamW(
+            list(self.parameters.values()), lr=plan.schedule.lr, weight_decay=plan.weight_decay
+        )
+        self.done = 0
+
+    def step(self) -> LogRow:
+        """Runs the next step and returns its row of the log. Raises Diverged, with everything as before the step."""
+        began, number = time.perf_counter(), self.done + 1
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.schedule.at(number)
+        window = list(self._window())
+        targets = sum(batch.targets for batch in window)
+        seeds, loss = [], 0.0
+        for batch in window:
+            seeds.append(self._random())
+            part = self._loss(batch)
+            loss += float(part.detach())
+            if not math.isfinite(loss):
+                break
+            (part / targets).backward()
+        norm = self._clipped() if math.isfinite(loss) else math.nan
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad()
+            raise Diverged(self._divergence(number, loss, norm, window, seeds, targets))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done = number
+        seconds = time.perf_counter() - began
+        tokens = sum(batch.tokens for batch in window)
+        return {
+            "step": number,
+            "loss": loss / targets,
+            "lr": self.plan.schedule.at(number),
+            "grad_norm": norm,
+            "tokens": tokens,
+            "tokens_per_s": round(tokens / seconds, 1),
+            "seconds": round(seconds, 4),
+        }
+
+    def _loss(self, batch: Batch) -> Tensor:
+        return summed_loss(self.model, batch.to(self.device), self.masks)
+
+    def _window(self) -> Iterator[Batch]:
+        first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
+        end = end if self.plan.limit is None else min(end, self.plan.limit)
+        for at in range(first, end, self.plan.batch_size):
+            yield self.stream.batch(at, min(self.plan.batch_size, end - at))
+
+    def _clipped(self) -> float:
+        """Clips the gradient, and returns its norm before that."""
+        most = self.plan.max_grad_norm or math.inf
+        return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), most))
+
+    def evaluate(self, stream: RowStream) -> float:
+        """The mean loss over all trained tokens, each row once; draws no random numbers."""
+        self.model.eval()
+        loss, targets = 0.0, 0
+        with torch.no_grad():
+            for first in range(0, len(stream), self.plan.batch_size):
+                batch = stream.batch(first, min(self.plan.batch_size, len(stream) - first))
+                loss += float(self._loss(batch))
+                targets += batch.targets
+        self.model.train()
+        return loss / targets
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of everything that the next step depends on."""
+        tensors = {f"trained/{name}": p.detach() for name, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer/{name}/{key}"] = value
+        tensors |= {f"random/{k}": value for k, value in enumerate(self._random())}
+        return {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
+
+    def restore(self, state: Mapping[str, Tensor], done: int) -> None:
+        """Resumes after step `done` with the tensors of `state`; raises ValueError if they fit another model."""
+        mine = {f"trained/{name}": tuple(p.shape) for name, p in self.parameters.items()}
+        theirs = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
+        for name in sorted(mine.keys() | theirs.keys()):
+            if mine.get(name) != theirs.get(name):
+                difference = f"{name.removeprefix('trained/')} is {theirs.get(name, 'missing')} in it"
+                raise ValueError(f"{difference}, but {mine.get(name, 'missing')} in the model")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state[f"trained/{name}"])
+                moments = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
+                self.optimizer.state.pop(parameter, None)
+                if moments["step"] is not None:
+                    self.optimizer.state[parameter] = {
+                        key: value.clone() if key == "step" else value.to(parameter.device)
+                        for key, value in moments.items()
+                        if value is not None
+                    }
+        self._set_random([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
+        self.done = done
+
+    def _random(self) -> list[Tensor]:
+        """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
+        on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return [torch.get_rng_state(), *on_cuda]
+
+    def _set_random(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.device.type == "cuda" and len(states) > 1:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+    def _divergence(
+        self, number: int, loss: float, norm: float, window: list[Batch], seeds: list[list[Tensor]], targets: int
+    ) -> str:
+        """An explanation of a non-finite step: repeats it with the same random numbers under `watch`."""
+        from ....assay import NonFinite, watch  # only a run that diverges needs them
+
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        event = None
+        try:
+            for batch, seed in zip(window, seeds):
+                self._set_random(seed)
+                with watch(self.model, norms=False, stop=True):
+                    (self._loss(batch) / targets).backward()
+        except NonFinite as error:
+            event = error.event
+        finally:
+            self._set_random(seeds[0])
+            self.optimizer.zero_grad()
+        if event is None:
+            return f"Step {number}: {what}. Repeated, the same batch gave finite values: suspect the machine."
+        origin = "from finite inputs" if event.born else f"carried over from {event.source}"
+        name = {"nan": "NaN", "inf": "Inf"}[event.kind]
+        cause = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {origin}"
+        if event.likely.id != "unknown":
+            cause += f"; likely {event.likely.id}: {event.likely.evidence}"
+        where = event.module or "the loss itself"
+        return f"Step {number}: {what}. The first non-finite value is in {where}: {cause}."

@@ -1,0 +1,95 @@
+"""The second stage of all sums over tokens: adds the partial sums of fixed chunks in order, in float64.
+
+One launch does all of them: the first programs compute dalpha and dbias, each of the others a block of dphi.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core._kernels.launch import cdiv, power_of_2, run
+
+WIDTH = 8  # columns of dbias per program: 6 us for 1024 rows, against 21 us in a single program (H100)
+
+
+@triton.jit
+def finish_logits(sums_ptr, dbias_ptr, dalpha_ptr, pid, BLOCKS, M, N, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
+                  WP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Programs 0..GROUPS-1 sum the columns of dl * z of a group to dalpha, the others WIDTH columns of dbias each."""
+    c = tl.arange(0, WP)
+    if pid < GROUPS:
+        low = pid * N
+        high = tl.where(pid == GROUPS - 1, M, low + N)
+        base = sums_ptr + M
+    else:
+        low = (pid - GROUPS) * WIDTH
+        high = tl.minimum(low + WIDTH, M)
+        base = sums_ptr
+    total = tl.zeros((BLOCK, WP), tl.float64)
+    for start in range(0, BLOCKS, BLOCK):
+        b = start + tl.arange(0, BLOCK)
+        mask = (b < BLOCKS)[:, None] & (low + c < high)[None, :]
+        total += tl.load(base + b[:, None] * (2 * M) + (low + c)[None, :], mask=mask, other=0.0).to(tl.float64)
+    columns = tl.sum(total, axis=0)
+    if pid < GROUPS:
+        tl.store(dalpha_ptr + pid, tl.sum(columns, axis=0))
+    else:
+        tl.store(dbias_ptr + low + c, columns, mask=low + c < high)
+
+
+@triton.jit
+def finish_phi(psi_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, block, P, M, K, MP: tl.constexpr,
+               HAS_GAMMA: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+    """dphi = Psi * gamma and dgamma = sum_m Psi * phi, for partial sums [P, M, K] of Psi = dm^T X."""
+    m = tl.arange(0, MP)
+    k = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    mask = (m < M)[:, None] & (k < K)[None, :]
+    at = m[:, None] * K + k[None, :]
+    psi = tl.zeros((MP, BLOCK_K), tl.float64)
+    for p in range(0, P):
+        psi += tl.load(psi_ptr + p * (M * K) + at, mask=mask, other=0.0).to(tl.float64)
+    if HAS_GAMMA:
+        gamma = tl.load(gamma_ptr + k, mask=k < K, other=0.0).to(tl.float64)
+        phi = tl.load(phi_ptr + at, mask=mask, other=0.0).to(tl.float64)
+        tl.store(dgamma_ptr + k, tl.sum(psi * phi, axis=0), mask=k < K)
+        psi = psi * gamma[None, :]
+    tl.store(dphi_ptr + at, psi, mask=mask)
+
+
+@triton.jit(do_not_specialize=["P", "BLOCKS", "M", "N"])
+def _finish_kernel(
+    psi_ptr, sums_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, dbias_ptr, dalpha_ptr, P, BLOCKS, M, K, N,
+    MP: tl.constexpr, HAS_GAMMA: tl.constexpr, BLOCK_K: tl.constexpr, FIRST: tl.constexpr, GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    if pid < FIRST:
+        finish_logits(sums_ptr, dbias_ptr, dalpha_ptr, pid, BLOCKS, M, N, GROUPS, WIDTH, WP, BLOCK)
+    else:
+        finish_phi(psi_ptr, phi_ptr, gamma_ptr, dphi_ptr, dgamma_ptr, pid - FIRST, P, M, K, MP, HAS_GAMMA, BLOCK_K)
+
+
+def finish(
+    psi: Tensor, sums: Tensor, phi: Tensor, gamma: Tensor | None, alpha: Tensor, bias: Tensor, n: int
+) -> dict[str, Tensor]:
+    """dphi, dgamma (unless gamma is None), dbias, dalpha from psi [P, M, K] and sums [blocks, 2, M] of dl, dl * z."""
+    P, M, K = psi.shape
+    gradients = {"dphi": phi, "dgamma": gamma, "dbias": bias, "dalpha": alpha}
+    gradients = {
+        name: torch.empty(v.shape, dtype=v.dtype, device=v.device) for name, v in gradients.items() if v is not None
+    }
+    if P == 0:  # an empty sum is 0, even if gamma or phi holds a NaN
+        return {name: v.zero_() for name, v in gradients.items()}
+    groups, MP = alpha.numel(), power_of_2(M)
+    block_k, wide = max(16, min(64, 4096 // MP)), power_of_2(max(WIDTH, M - (groups - 1) * n))
+    first = groups + cdiv(M, WIDTH)
+    run(
+        _finish_kernel, (first + cdiv(K, block_k),),
+        psi, sums, phi, phi if gamma is None else gamma, gradients["dphi"], gradients.get("dgamma", phi),
+        gradients["dbias"], gradients["dalpha"], P, sums.shape[0], M, K, n, MP, gamma is not None, block_k, first,
+        groups, WIDTH, wide, max(16, 8192 // wide), num_warps=8,
+    )  # fmt: skip
+    return gradients

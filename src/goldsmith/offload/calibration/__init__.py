@@ -1,0 +1,1 @@
+"""Measurement of the costs of moving and computing experts on this machine."""

@@ -1,0 +1,106 @@
+"""The experts' kernels over blocks: `experts.slots` without its checks, which the Engine does once for all lanes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...core import native
+from ...experts import PackedExperts, slots
+from ...experts._conventions import FACTORS
+from ..store.header import ActivationOptions
+from .call_checks import FEW
+
+if TYPE_CHECKING:
+    from ...experts._native_abi import NativeCall
+
+_KEPT = 128  # most calls whose arguments are kept
+NO_LORA: dict[str, None] = dict.fromkeys(FACTORS)
+
+
+class Kernels:
+    """The CPU's kernels with a store's options, on at most `threads` threads (0: torch's number).
+
+    Keeps the arguments of calls with few routes, because the same shapes recur with other addresses.
+    """
+
+    def __init__(self, options: ActivationOptions, threads: int = 0) -> None:
+        self._options, self._threads = options, threads
+        self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
+
+    def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
+        """rows[t k + j] = output of expert ids[t, j] of `base` for x[t]; flags[t k + j] = 1 if it has NaN or Inf
+
+        x [T, H] contiguous, float32 or bfloat16; ids [T, k], -1 to skip (row and flag become 0). rows [T k, H] float32
+        and flags [T k] uint8 are fully written. Uses the native kernels if the CPU has them, otherwise `experts.slots`.
+        """
+        if x.is_cpu and native.reason() is None:
+            self.call(x, ids, base, rows, flags).run("forward", "offload.Engine", ids)
+            return
+        T, k = ids.shape
+        slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options)
+
+    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> NativeCall:
+        """The arguments of the native library's call for `rows`, valid until the next request
+
+        The caller keeps them and the tensors alive until the call is done.
+        """
+        if ids.numel() > FEW or not x.is_contiguous():
+            return self._build_call((x, ids, rows, flags), base)
+        key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
+        entry = self._calls.get(key)
+        if entry is None:
+            if len(self._calls) >= _KEPT:
+                self._calls.clear()
+            call = self._build_call([_like(t) for t in (x, ids, rows, flags)], base)
+            args = call.args
+            entry = self._calls[key] = call, (args.x, args.ids, args.rows, args.flags)
+        call, (x_at, ids_at, rows_at, flags_at) = entry
+        x_at.data, ids_at.data, rows_at.data, flags_at.data = (
+            x.data_ptr(), ids.data_ptr(), rows.data_ptr(), flags.data_ptr(),
+        )  # fmt: skip
+        return call
+
+    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts) -> NativeCall:
+        from ...experts._native_abi import NativeCall, busy
+
+        x, ids, rows, flags = tensors
+        named = {
+            "x": x, "topk_ids": ids, "gate_up": base.gate_up, "down": base.down, "gate_up_bias": base.gate_up_bias,
+            "down_bias": base.down_bias, **NO_LORA,
+        }  # fmt: skip
+        call = NativeCall(named, {**self._options, "layout": base.layout.text})
+        call.keep("rows", rows)
+        call.keep("flags", flags)
+        if self._threads:
+            layout, routes = base.layout, ids.numel()
+            read = layout.expert_nbytes * min(routes, layout.num_experts)
+            work = 6 * layout.hidden_size * layout.intermediate_size * routes
+            call.args.threads = min(
+                self._threads, busy(read, work)
+            )  # waking more threads would take longer than they save
+        return call
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and strides in its own memory, so that a kept one does not hold the caller's
+    buffer.
+    """
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+@functools.cache
+def kernel_module(module: str) -> ModuleType:
+    """A module of GPU kernels by name, imported on first use."""
+    return importlib.import_module(f"goldsmith.{module}")
+
+
+def kernel_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of x in kernels: float32 for float16, which it holds exactly; otherwise unchanged."""
+    return torch.float32 if dtype == torch.float16 else dtype

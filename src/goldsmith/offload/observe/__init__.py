@@ -1,0 +1,1 @@
+"""What the lanes did: counters, traces, and the load that other programs put on the processors."""

@@ -1,0 +1,96 @@
+"""docs/how-it-is-built.md: every file and function of a path is there, and the paths in Python are really taken."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from repo.tree import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import paths as drawing
+
+PATHS = {path.picture: path for path in drawing.paths(drawing.PAGE.read_text())}
+MOST = {"path-pre.svg": 8, "path-check.svg": 12, "path-diagnose.svg": 20, "path-moe.svg": 25, "path-finetune.svg": 12}
+
+TRACE = """
+import sys, threading
+calls = set()
+
+def record(frame, event, argument):
+    if event == "call" and "/src/goldsmith/" in frame.f_code.co_filename:
+        calls.add((frame.f_code.co_filename.split("/src/goldsmith/")[1], frame.f_code.co_name))
+
+threading.setprofile(record)
+sys.setprofile(record)
+"""
+END = """
+sys.setprofile(None)
+print(*("|".join(call) for call in sorted(calls)), sep="\\n")
+"""
+PRE = """
+import torch
+from goldsmith import mhc
+n, D = 4, 8
+x = torch.randn(3, n, D, requires_grad=True)
+h, _, _ = mhc.pre(x, torch.randn(2 * n + n * n, n * D), torch.randn(3), torch.randn(2 * n + n * n), backend="triton")
+h.sum().backward()
+"""
+ASSAY = """
+import torch
+from goldsmith import assay
+
+def golden(x):
+    return (x * x).mean(-1)
+
+def candidate(x):
+    return (x * x).mean(-1) * {factor}
+
+@assay.case(T=[3], D=[8])
+def rows(make, T, D):
+    return {{"x": make.normal(T, D)}}
+
+target = assay.Target(candidate, golden, cases=rows)
+"""
+CHECK = ASSAY.format(factor=1.0) + "report = assay.check(target)\nassert report.ok\n"
+DIAGNOSE = ASSAY.format(factor=1.5) + "print(len(str(assay.diagnose(target))), file=sys.stderr)\n"
+MOE = """
+import torch
+from goldsmith import experts
+E, H, I, T, k = 4, 64, 32, 3, 2
+base = experts.PackedExperts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="bf16")
+weights = torch.rand(T, k)
+experts.moe(torch.randn(T, H), torch.randint(0, E, (T, k)), weights, base, backend="native")
+"""
+
+
+@pytest.mark.parametrize("picture", MOST)
+def test_a_path_names_few_files_and_each_has_its_function(picture):
+    steps = PATHS[picture].steps
+    assert 0 < len(steps) <= MOST[picture]
+    for step in steps:
+        file = (ROOT / "docs" / step.link).resolve()
+        assert str(file).endswith(step.file)
+        kind = r"(?:def|class)\s+" if file.suffix == ".py" else ""
+        assert re.search(rf"\b{kind}{re.escape(step.function)}\b", file.read_text()), f"{step.file}: {step.function}"
+
+
+@pytest.mark.parametrize(
+    "picture, program",
+    [("path-pre.svg", PRE), ("path-check.svg", CHECK), ("path-diagnose.svg", DIAGNOSE), ("path-moe.svg", MOE)],
+)
+def test_a_path_is_really_taken(picture, program):
+    command = [sys.executable, "-c", TRACE + program + END]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
+    taken = set(done.stdout.split())
+    for step in PATHS[picture].steps:
+        if step.file.endswith(".py") and not step.function[0].isupper():
+            assert f"{step.file}|{step.function}" in taken, f"{step.file}: {step.function} is not called"
+
+
+def test_the_pictures_are_drawn_from_the_page():
+    done = subprocess.run([sys.executable, "scripts/paths.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}: run `python scripts/paths.py`"
