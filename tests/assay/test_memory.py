@@ -88,7 +88,7 @@ def test_a_stray_read_shows_in_the_results():
     report = quick(kernel, backward=None)
     (finding,) = report.findings
     assert finding.probe == "guard" and finding.tensor == "y"
-    assert finding.text.startswith("y holds what lies outside of a buffer: axis T: 11 (to the end); 1 of 12 elements")
+    assert finding.text.startswith("y holds memory from outside a buffer: axis T: 11 (to the end); 1 of 12 elements")
 
 
 # poison
