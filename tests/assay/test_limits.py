@@ -5,6 +5,9 @@ import torch
 
 from assay.kernels import plain_sum, target
 from goldsmith import assay
+from goldsmith.assay.bounds import running_errors
+from goldsmith.assay.noise import ensemble
+from goldsmith.assay.probes import values
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 514.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 430.69 MiB is "
@@ -39,9 +42,9 @@ def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, 
     if where == "golden":
         golden = short_of(error, plain_sum)
     elif where == "analysis":  # it needs twice as many tensors
-        rules = assay.reference.bounds.running_bounds
+        rules = running_errors.running_bounds
         monkeypatch.setattr(
-            assay.reference.bounds,
+            running_errors,
             "running_bounds",
             lambda fn, leaves, **o: short_of(error, lambda x, w: rules(fn, leaves, **o))(leaves["x"], leaves["w"]),
         )
@@ -56,7 +59,7 @@ def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, 
     report = assay.check(kernel, probes="quick", raises=False)
     assert report.verdict == "unjudged" and not report.findings and not report.partial
     ((short, why),) = {n.case: n.text for n in report.notes if n.id == "not_run"}.items()
-    assert short.endswith("[T=5]") and f": {said}; smaller sizes" in why
+    assert short.endswith("[T=5]") and f": {said}; use smaller sizes" in why
     assert {r.case[-5:] for r in report.rows if r.state == "ok"} >= {"[T=3]", "[T=7]"}
     text = " ".join(str(report).split())
     assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and said in text
@@ -105,16 +108,16 @@ def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(m
     assert plain.verdict == "pass", str(plain)
     assert {n.tensor for n in plain.notes if n.id == "compute_range"} >= {"ratio"}
     if where == "honest":
-        legal = assay.reference.ensemble.legal_runs
+        legal = ensemble.legal_runs
         monkeypatch.setattr(
-            assay.reference.ensemble,
+            ensemble,
             "legal_runs",
             lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
         )
     else:
-        judge = assay.probes.values.judge
+        judge = values.judge
         monkeypatch.setattr(
-            assay.probes.values,
+            values,
             "judge",
             lambda s, *args, **o: (
                 (judge(s, *args, **o), _raise(NO_MEMORY[0][0])) if args[2] == "scaling" else judge(s, *args, **o)
