@@ -78,9 +78,9 @@ def quick_interpreter():
         return
     from triton.runtime import interpreter
 
-    from goldsmith.assay.execute.interpreter_launch import quicken
+    from goldsmith.assay.execute.interpreter_launch import speed_up
 
-    undo = quicken(interpreter)
+    undo = speed_up(interpreter)
     yield
     undo()
 

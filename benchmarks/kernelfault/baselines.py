@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldsmith.assay.execute.run import How, Run, execute
+from goldsmith.assay.execute.run import CandidateRun, RunSettings, execute
 from goldsmith.assay.judge.examination import Examination
 
 from .baseline_names import RULES
@@ -32,7 +32,7 @@ def rejected(
     wanted = getattr(torch, dtype) if dtype else target.dtypes[0]
     examination = Examination(target, chosen, wanted, "cpu", seed, frozenset(), case)
     state = torch.random.get_rng_state()
-    execution = execute(examination.material, How(fill="zero"))
+    execution = execute(examination.material, RunSettings(fill="zero"))
     rejections: dict[str, bool | None] = dict.fromkeys(RULES)
     if execution.error is not None:
         rejections |= dict.fromkeys(RULES[:4], True)
@@ -58,7 +58,7 @@ def name_gradients(result: Any, wanted: tuple[str, ...]) -> dict[str, Tensor | N
     return {n: result.get(n) for n in wanted} if isinstance(result, dict) else dict(zip(wanted, result, strict=True))
 
 
-def _compared(examination: Examination, done: Run) -> dict[str, bool]:
+def _compared(examination: Examination, done: CandidateRun) -> dict[str, bool]:
     ours = {n: t for n, k, t in done.results() if k != "saved"}
     plain = _golden(examination, done, None)
     exact = _golden(examination, done, torch.float64)
@@ -71,7 +71,7 @@ def _compared(examination: Examination, done: Run) -> dict[str, bool]:
     }
 
 
-def _golden(examination: Examination, done: Run, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
+def _golden(examination: Examination, done: CandidateRun, dtype: torch.dtype | None) -> dict[str, Tensor | None]:
     """Outputs and gradients of the golden in this dtype; None: the dtype of the inputs."""
     target, material = examination.target, examination.material
 

@@ -160,7 +160,7 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
 
     from goldsmith import assay
     from goldsmith.assay.diagnosis.isolate import isolate
-    from goldsmith.assay.execute.run import How, execute
+    from goldsmith.assay.execute.run import RunSettings, execute
     from goldsmith.assay.judge.examination import Examination
     from goldsmith.assay.probes import select, values
 
@@ -169,7 +169,7 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
     chosen = target.case(case)
     examination = Examination(target, chosen, target.dtypes[0], device, seed, select(("values",)), chosen.name)
     state = torch.random.get_rng_state()
-    plain = _timed(lambda: execute(examination.material, How(fill="zero")))
+    plain = _timed(lambda: execute(examination.material, RunSettings(fill="zero")))
     compare = _timed(lambda: values.run(examination))
     stages = _timed(lambda: isolate(examination))
     torch.random.set_rng_state(state)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
 from goldsmith.cli.bench.rows import Conditions
-from goldsmith.cli.say import Problem, console
+from goldsmith.cli.terminal import Problem, console
 from goldsmith.core import native
 from goldsmith.core.device import machine
 from goldsmith.experts.packed.formats import FORMATS

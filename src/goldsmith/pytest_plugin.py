@@ -21,7 +21,7 @@ from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebac
 
 if TYPE_CHECKING:
     from .assay.diagnosis import Diagnosis
-    from .assay.execute.hooks import Checked, Running
+    from .assay.execute.hooks import CheckRecord, RunInProgress
     from .assay.report.check_report import Report
     from .assay.report.results import AssayError
 
@@ -117,7 +117,7 @@ class _TestChecks:
             arguments.get("diagnose") or option("--assay-diagnose") or option("--assay-bundles")
         )
         self.recorded = bool(option("--assay-html") or option("--assay-json"))
-        self.checks: list[Checked] = []
+        self.checks: list[CheckRecord] = []
         self.slow, self.test = item.config.stash[SLOW], item.nodeid
         self.hooks: ModuleType | None = None
         self.before = 0
@@ -268,16 +268,16 @@ class _SlowRunReporter:
         self.over = threading.Event()
         self.thread: threading.Thread | None = None
         self.test = ""
-        self.running: list[Running] = []
+        self.running: list[RunInProgress] = []
 
-    def begin(self, test: str, running: list[Running]) -> None:
+    def begin(self, test: str, running: list[RunInProgress]) -> None:
         self.test, self.running = test, running
         if self.thread is None and self.stderr >= 0:
             self.thread = threading.Thread(target=self._watch, name="goldsmith-slow", daemon=True)
             self.thread.start()
 
     def _watch(self) -> None:
-        reported: Running | None = None
+        reported: RunInProgress | None = None
         while not self.over.wait(PATIENCE / 12):
             for run in [r for r in self.running if r is not reported and r.seconds > PATIENCE]:
                 reported = run

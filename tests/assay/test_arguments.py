@@ -1,4 +1,4 @@
-"""What `check` and `diagnose` are called with: every mistake is named with what came and what was wanted."""
+"""Arguments of `check` and `diagnose`: an error names the argument, its value and what is valid."""
 
 import pytest
 import torch
@@ -30,9 +30,9 @@ ARGUMENTS = [
     (
         {"device": "gpu"},
         assay.TargetError,
-        "^device: 'gpu' is none that candidates are run on; use cpu, cuda or cuda:1$",
+        "^device: candidates cannot run on 'gpu'; use cpu, cuda or cuda:1$",
     ),
-    ({"device": "meta"}, assay.TargetError, "^device: 'meta' is none that candidates are run on; use "),
+    ({"device": "meta"}, assay.TargetError, "^device: candidates cannot run on 'meta'; use "),
     ({"device": 0}, TypeError, "^device: expected cpu, cuda or cuda:1, got 0$"),
     ({"seed": 1.5}, TypeError, "^seed: expected a whole number, got 1.5$"),
     ({"seed": 2**70}, assay.TargetError, "^seed: expected a number of at most 62 bits, got "),
@@ -51,24 +51,20 @@ ARGUMENTS = [
 @pytest.mark.parametrize(
     "changes, kind, text", ARGUMENTS, ids=[next(iter(a[0])) + str(i) for i, a in enumerate(ARGUMENTS)]
 )
-def test_an_argument_that_is_wrong_is_named_with_what_came_and_what_was_wanted(function, changes, kind, text):
+def test_a_wrong_argument_is_named_with_its_value_and_what_is_valid(function, changes, kind, text):
     with pytest.raises(kind, match=text):
         function(made(), **changes)
 
 
-def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path):
+def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
     runs = []
     one = made(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
     (tmp_path / "file").write_text("here")
     for out, kind, text in (
         (3, TypeError, "^out: expected a folder's path or None, got 3$"),
         ("", assay.TargetError, "^out: expected a folder's path or None, got ''$"),
-        (
-            tmp_path / "file",
-            assay.TargetError,
-            "^out: '.*file' is a folder that cannot be written: it is not a folder$",
-        ),
-        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' is a folder that cannot be written: Not a direc"),
+        (tmp_path / "file", assay.TargetError, "^out: '.*file' cannot be written: it is not a folder$"),
+        (tmp_path / "file" / "in", assay.TargetError, "^out: '.*in' cannot be written: Not a direc"),
     ):
         with pytest.raises(kind, match=text):
             assay.diagnose(one, out=out)
@@ -78,7 +74,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_diagnosis(tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_cuda_device_that_is_not_there_is_said():
+def test_a_missing_cuda_device_is_an_error():
     text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"
     with pytest.raises(assay.TargetError, match=text):
         assay.check(made(), device="cuda")
@@ -89,7 +85,7 @@ def test_a_literal_case_is_run_and_reported_in_its_own_dtype():
     assert report.dtypes == ["float32"] and report.cases == ["given"]
 
 
-def test_inside_of_a_transform_nothing_can_be_checked():
+def test_a_check_inside_a_transform_is_refused():
     one, text = made(), "called inside a torch.func transform"
     for transform in (torch.func.grad, torch.func.vmap):
         with pytest.raises(assay.TargetError, match=f"^check: {text}"):
@@ -109,7 +105,7 @@ def test_gradients_are_judged_whatever_mode_the_caller_is_in(outside):
     assert [f.tensor for f in report.findings] == ["w.grad"]
 
 
-def test_autocast_belongs_into_the_candidate():
+def test_a_check_under_autocast_is_refused():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(assay.TargetError, match="^check: called under autocast"):
         assay.check(made())
 
@@ -137,7 +133,7 @@ def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the
 
 
 DECLARED = [
-    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; give the inputs by name"),
+    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; pass the inputs by name"),
     (lambda: assay.load_bundle(3), TypeError, "^path: expected the path of a bundle's folder, got 3$"),
     (lambda: assay.case(T=[1], tags="abc"), TypeError, "^tags: expected a tuple of words, got 'abc'$"),
     (lambda: assay.case(T=[1], tags=(1,)), TypeError, r"^tags: expected a tuple of words, got \(1,\)$"),
@@ -146,14 +142,14 @@ DECLARED = [
     (
         lambda: assay.storage(3).__enter__(),
         assay.TargetError,
-        "^storage: name is a word, 'int4' or 'float32' say, got 3$",
+        "^storage: name must be a word .*, got 3$",
     ),
-    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision is a word, .* got ''$"),
+    (lambda: assay.deciding("").__enter__(), assay.TargetError, "^deciding: precision must be a word .*, got ''$"),
 ]
 
 
 @pytest.mark.parametrize("call, kind, text", DECLARED, ids=range(len(DECLARED)))
-def test_what_a_declaration_is_made_of_is_looked_at(call, kind, text):
+def test_declarations_validate_their_arguments(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
 
@@ -161,5 +157,5 @@ def test_what_a_declaration_is_made_of_is_looked_at(call, kind, text):
 @pytest.mark.parametrize("who", ["candidate", "golden"])
 def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
     named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
-    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) takes a name that says what the value is$"):
+    with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) needs a name for the value$"):
         assay.check(made(**named))

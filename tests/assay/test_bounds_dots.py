@@ -1,4 +1,4 @@
-"""No legal order of a dot product leaves its bound; the bound is not vacuous, and reached by the worst order."""
+"""No legal order of a dot product exceeds its bound; the worst order nearly reaches it."""
 
 from fractions import Fraction
 
@@ -27,7 +27,7 @@ def dot_bounds(a, b):
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("n,m", [(2, 8000), (7, 8000), (64, 8000), (300, 1000)])
-def test_no_legal_order_leaves_the_bound_in_100000_dots(n, m, spread):
+def test_no_legal_order_exceeds_the_bound_in_100000_dots(n, m, spread):
     seen = 0
     for seed in range(2):
         a, b = whole((m, n), seed, spread), whole((m, n), seed + 100, spread)
@@ -77,7 +77,7 @@ def test_the_running_bound_is_gamma_n_of_the_magnitudes_plus_the_store():
 
 @pytest.mark.parametrize("op", ["mm", "bmm", "addmm", "baddbmm", "mv", "dot", "einsum"])
 def test_matrix_products_of_computed_operands_stay_within_their_bounds(op):
-    """Operands carry an error of their own (x / 3 in float32), against exact rationals."""
+    """Operands with an error (x / 3 in float32), against exact rationals."""
     generator = torch.Generator().manual_seed(7)
     draw = lambda *s: torch.randn(*s, generator=generator)  # noqa: E731
     shapes = {

@@ -1,4 +1,4 @@
-"""Aliases, writes, stores, zeros, NaN, and operators that nobody wrote a rule for."""
+"""Bounds of aliases, writes, stores, zeros, NaN, and operators without a rule."""
 
 import torch
 
@@ -29,7 +29,7 @@ def test_an_error_follows_its_element_through_views():
     assert len(b["y"].bound.unique()) > 10
 
 
-def test_writing_into_a_view_is_seen_by_its_base_and_leaves_the_rest_alone():
+def test_a_write_into_a_view_changes_the_errors_of_its_base_only_there():
     def fn(leaves):
         out = torch.zeros(4, 6)
         view = out[:, 2:4]
@@ -54,7 +54,7 @@ def test_an_overwritten_element_forgets_its_error():
     assert bool((b.bound[:2] == 0).all()) and bool((b.bound[2] > 0).all())
 
 
-def test_an_error_in_place_is_that_of_the_functional_operator():
+def test_an_in_place_operator_has_the_error_of_its_functional_form():
     def inplace(leaves):
         y = leaves["x"] / 3
         return {"y": y.exp_().mul_(leaves["x"]).add_(leaves["x"], alpha=0.3).clamp_(max=2.0)}
@@ -67,7 +67,7 @@ def test_an_error_in_place_is_that_of_the_functional_operator():
     assert torch.equal(a.value, b.value) and torch.equal(a.bound, b.bound)
 
 
-def test_structural_zeros_are_told_from_sums_that_cancel():
+def test_structural_zeros_differ_from_sums_that_cancel():
     def fn(leaves):
         x = leaves["x"]
         padded = torch.nn.functional.pad(x / 3, (0, 1))
@@ -88,12 +88,12 @@ def test_the_store_adds_half_a_unit_in_the_last_place_and_half_a_subnormal_once(
         early = bounds(lambda L, d=dtype: {"y": stored(stored(L["x"] * 1.5, d), d)}, {"y": dtype}, x=x)["y"]
         e = (x - x.float().double()).abs() * 1.5 + U * plain.value
         told = e + u * (plain.value + e) + smallest_subnormal(dtype) / 2
-        # positive terms, at most eight roundings in float64 on either side
+        # positive terms, at most eight float64 roundings on each side
         assert bool(((plain.bound - told).abs() <= 16 * 2.0**-53 * told).all())
         assert torch.equal(plain.bound, early.bound)
 
 
-def test_a_result_that_the_store_represents_exactly_has_no_bound():
+def test_a_result_that_the_store_represents_exactly_has_bound_zero():
     b = bounds(lambda L: {"y": L["x"].flip(0)}, {"y": BF16}, x=ramp(7))["y"]
     assert bool((b.bound == 0).all())
 
@@ -115,7 +115,7 @@ def test_stored_outside_of_a_mode_is_the_identity():
     assert stored(x, BF16) is x
 
 
-def test_an_operator_without_a_rule_opens_what_depends_on_it_and_nothing_else():
+def test_an_operator_without_a_rule_opens_only_the_bounds_that_depend_on_it():
     def fn(leaves):
         x = leaves["x"]
         return {"y": torch.cdist(x, x + 1).sum(), "z": x * 3, "i": torch.linalg.matrix_exp(x)[0] * 0.5}
@@ -154,7 +154,7 @@ def test_a_decision_within_the_errors_of_its_sides_is_uncertain():
     assert (b.bound > 9).tolist() == [False, True, False]
 
 
-def test_infinities_on_the_way_do_not_open_finite_results():
+def test_intermediate_infinities_do_not_open_finite_results():
     def fn(leaves):
         x = leaves["x"].requires_grad_()
         s = (x / 3).masked_fill(torch.eye(4, dtype=torch.bool), float("-inf"))
@@ -205,17 +205,17 @@ def test_a_storage_format_that_the_golden_models_rounds_as_specified():
     x = torch.rand(200, generator=torch.Generator().manual_seed(0)).double()
     b = bounds(fn, x=x)
     assert bool((b["spec"].bound == 0).all())
-    assert bool((b["after"].bound >= 2.0**-8 * b["after"].value).all())  # the other neighbour is as legal
+    assert bool((b["after"].bound >= 2.0**-8 * b["after"].value).all())  # the other neighbour is also legal
 
 
-def test_the_callers_default_dtype_and_inputs_survive():
+def test_the_callers_default_dtype_and_inputs_are_unchanged():
     x = ramp(3)
     before = x.clone()
     bounds(lambda L: {"y": L["x"].mul_(3) + torch.ones(3)}, x=x)
     assert torch.get_default_dtype() == F32 and torch.equal(x, before)
 
 
-def test_complex_numbers_on_the_way_are_not_proven_and_nothing_else_is_lost():
+def test_intermediate_complex_numbers_open_only_their_own_bounds():
     def fn(leaves):
         x, angle = leaves["x"].requires_grad_(), leaves["angle"]
         pairs = torch.view_as_complex(x.reshape(3, 2, 2)) * torch.polar(torch.ones_like(angle), angle)
@@ -231,7 +231,7 @@ def test_complex_numbers_on_the_way_are_not_proven_and_nothing_else_is_lost():
     assert torch.equal(b["y"].value, exact)
 
 
-def test_a_rule_that_knows_no_bound_says_which_operator_it_was():
+def test_a_rule_without_a_bound_names_its_operator():
     def fn(leaves):
         index = torch.tensor([[0, 0], [1, 1]])
         return {"y": torch.zeros(2, 3, dtype=F64).scatter_reduce(1, index, leaves["x"] / 3, "amax")}
@@ -240,6 +240,6 @@ def test_a_rule_that_knows_no_bound_says_which_operator_it_was():
     assert bool(b.open.all()) and b.notes == ["aten.scatter_reduce"]
 
 
-def test_a_decomposition_that_declines_leaves_the_operator_to_itself():
+def test_an_operator_runs_undecomposed_if_its_decomposition_declines():
     b = bounds(lambda L: {"y": torch.nn.functional.adaptive_max_pool1d(L["x"] / 3, 3)}, x=ramp(1, 2, 8))["y"]
     assert b.notes == ["aten.adaptive_max_pool2d"] and bool(b.open.all())

@@ -1,4 +1,4 @@
-"""Every operator that a golden is likely to use, forward and backward: it has a rule, and float32 stays within it."""
+"""Every operator that a golden may use has a rule, and float32 stays within its bound, forward and backward."""
 
 import pytest
 import torch
@@ -142,7 +142,7 @@ OPERATORS = {
 
 
 def golden(f):
-    """x, y, p come divided by 3, so that every operator sees arguments with an error; results and three gradients."""
+    """Results and three gradients; x, y, p are divided by 3, so that every operator gets arguments with an error."""
 
     def fn(leaves):
         own = [leaves[k].requires_grad_() for k in "xyp"]
@@ -181,13 +181,13 @@ def test_float32_stays_within_the_bound_forward_and_backward(name):
             error = (run[result].double() - bounded.value).abs()
             assert bool((error <= bounded.bound).all()), (result, float((error / bounded.bound).nan_to_num(0).max()))
             largest = torch.maximum(largest, error)
-        # not vacuous: five tiny runs come within a factor 3000 of the bound somewhere
+        # not vacuous: the error in five tiny runs reaches 1/3000 of the bound
         if bool((bounded.bound > 0).any()):
             assert bool((largest > bounded.bound / 3000)[bounded.bound > 0].any()), result
 
 
-def test_a_max_pools_gradient_has_a_bound_where_torch_composes_none(monkeypatch):
-    """As in torch 2.11, and in later ones where algorithms are to be deterministic: there the composition declines."""
+def test_the_gradient_of_a_max_pool_has_a_bound_without_a_decomposition_of_torch(monkeypatch):
+    """The decomposition declines in torch 2.11, and in later versions under deterministic algorithms."""
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     test_float32_stays_within_the_bound_forward_and_backward("max_pool")
 
@@ -202,13 +202,13 @@ def test_float64_candidates_have_bounds_too(name):
     for run in legal_runs(fn, wide, compute=torch.float64, stores={}, k=5):
         for result, bounded in bounds.items():
             assert bool(((run[result] - bounded.value).abs() <= bounded.bound).all()), result
-            # bounds go with the unit roundoff; twice, since the golden's own float64 is no better than the candidate's
+            # bounds scale with the unit roundoff, times two because the golden itself rounds in float64
             assert bool((bounded.bound <= 2 * 2.0**-29 * narrow[result].bound).all()), result
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_sum_may_begin_from_what_is_added_to_it(sign):
-    """An accumulator that begins from a large bias rounds at the bias' size, once for every term."""
+def test_a_sum_may_start_from_the_number_added_to_it(sign):
+    """An accumulator that starts from a large bias rounds at the size of the bias, once for every term."""
     x, w, b = (torch.full((1, 64), s, dtype=torch.float64) for s in (1.75, 2.0**-24, 1.0))
     found = running_bounds(
         lambda t: {"y": (t["x"] * t["w"]).sum(-1) + sign * t["b"][:, 0]}, {"x": x, "w": w, "b": b},

@@ -1,4 +1,4 @@
-"""Every elementwise rule against mpmath: own rounding, and an argument that already carries an error."""
+"""Every elementwise rule against mpmath, for exact arguments and for arguments with an error."""
 
 import mpmath as mp
 import pytest
@@ -61,14 +61,14 @@ UNSMOOTH = {"elu", "leaky_relu", "relu", "abs"}
 
 
 def check(fn, leaf, exact_at, argument, store_argument, mask=None):
-    """fn's bound holds a candidate that rounds its argument, computes exactly from there, and rounds the result."""
+    """The bound of fn covers a candidate that rounds its argument, computes exactly, and rounds the result."""
     bounded = running_bounds(fn, {"x": leaf}, compute=F32, stores={"y": F32})["y"]
     rounded = (leaf / 3).to(store_argument) if argument else leaf
     truth = torch.tensor([float(exact_at(mp.mpf(v))) for v in rounded.double().tolist()], dtype=torch.float64)
     own = torch.tensor(
         [float(exact_at(mp.mpf(v))) for v in (leaf / 3 if argument else leaf).tolist()], dtype=torch.float64
     )
-    # no function here, nor its derivative, takes more than 16 operations, nor meets numbers beyond 4 (1 + |y|)
+    # no function here or its derivative has more than 16 operations or numbers beyond 4 (1 + |y|)
     assert bool(((bounded.value - own).abs() <= 64 * 2.0**-53 * (1 + own.abs())).all())
     error = (truth.to(F32).double() - bounded.value).abs()
     keep = ~bounded.open if mask is None else ~bounded.open & mask
@@ -83,8 +83,8 @@ def test_the_rule_holds_for_an_exact_argument_and_is_tight(name):
     leaf = grid(*span).float().double()
     _, bound = check(lambda L: {"y": f(L["x"])}, leaf, truth, argument=False, store_argument=F32)
     value = torch.tensor([float(truth(mp.mpf(v))) for v in leaf.tolist()], dtype=torch.float64).abs()
-    # own rounding: a few units; exp and its kin up to 4 + 2 |x| of them, 1 + erf cancels at the left end, and x / 2
-    # takes erf's 12 units of 1 with it in gelu, and tanh's 4 in its approximation
+    # rounding: a few units; exp and relatives up to 4 + 2 |x| units; 1 + erf cancels at the left end, and x / 2 in gelu
+    # scales the 12 units of erf, or the 4 of tanh in its approximation
     units = 12 + leaf.abs() * {"gelu": 7, "gelu_tanh": 2}.get(name, 0)
     assert bool((bound <= 2.0**-24 * (value * (20 + 6 * leaf.abs()) + units) + 1e-30).all())
 
@@ -98,7 +98,7 @@ def test_the_rule_carries_an_error_of_the_argument(name, argument):
     fn = lambda L: {"y": f(stored(L["x"] / 3, argument))}  # noqa: E731
     error, bound = check(fn, leaf, truth, argument=True, store_argument=argument)
     if argument == BF16:
-        assert bool((error > bound / 50).any())  # the store of the argument is most of it
+        assert bool((error > bound / 50).any())  # most of the bound comes from the store of the argument
 
 
 @pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - UNSMOOTH))
@@ -160,7 +160,7 @@ def test_powers_of_two_and_copies_are_exact():
         assert bool((bounded.bound == 0).all())
 
 
-def test_a_float64_candidate_is_held_to_its_own_unit():
+def test_a_float64_candidate_is_judged_in_units_of_float64():
     x = torch.rand(500, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.5
     fn = lambda L: {"y": torch.tanh(L["x"] * 1.1) / L["x"]}  # noqa: E731
     bounded = running_bounds(fn, {"x": x}, compute=torch.float64, stores={"y": torch.float64})["y"]
@@ -170,8 +170,8 @@ def test_a_float64_candidate_is_held_to_its_own_unit():
     assert bool((bounded.bound < 60 * unit_roundoff(torch.float64) * bounded.value.abs()).all())
 
 
-def test_a_flushed_subnormal_on_the_way_is_within_the_bound():
+def test_an_intermediate_flushed_subnormal_is_within_the_bound():
     x = torch.tensor([2.0**-70], dtype=torch.float64)
     fn = lambda L: {"y": (L["x"] * 2.0**-3 * L["x"] * 1.5) * 2.0**120}  # noqa: E731
     bounded = running_bounds(fn, {"x": x}, compute=F32, stores={})["y"]
-    assert float(bounded.bound) >= float(bounded.value)  # x x / 8 lies below 2^-126: a kernel may take it for 0
+    assert float(bounded.bound) >= float(bounded.value)  # x x / 8 lies below 2^-126: a kernel may flush it to 0

@@ -1,4 +1,4 @@
-"""Cases: every combination of the sizes, drawn from a seed, the same in every dtype and device up to rounding."""
+"""Cases: every combination of the sizes, drawn from a seed, equal in every dtype and on every device up to rounding."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_every_combination_is_a_case_with_name_sizes_and_reason():
     assert tokens[3].sizes == {"T": 1, "D": 100} and tokens[3].why == "odd sizes" and tokens[3].tags == ("small",)
 
 
-def test_a_case_without_sizes_bears_its_functions_name():
+def test_a_case_without_sizes_has_the_name_of_its_function():
     @assay.case()
     def plain(make):
         return {"x": make.ones(2)}
@@ -33,7 +33,7 @@ def test_a_case_without_sizes_bears_its_functions_name():
     assert [str(c) for c in (*plain, *one)] == ["plain", "one[D=8]"]
 
 
-def test_the_same_seed_draws_the_same_and_another_seed_or_case_draws_otherwise():
+def test_equal_seeds_draw_equal_values_and_another_seed_or_case_draws_others():
     case, other = tokens[2], tokens[4]
     first, again = case.build(seed=1), case.build(seed=1)
     assert torch.equal(first["x"], again["x"]) and first["eps"] == 1e-6
@@ -42,12 +42,12 @@ def test_the_same_seed_draws_the_same_and_another_seed_or_case_draws_otherwise()
     assert not torch.equal(first["x"], case.variant(1).build(seed=1)["x"])
 
 
-def test_dtypes_differ_by_rounding_alone():
+def test_dtypes_differ_only_by_rounding():
     full, half = tokens[2].build(torch.float32)["x"], tokens[2].build(torch.bfloat16)["x"]
     assert half.dtype == torch.bfloat16 and torch.equal(full.bfloat16(), half)
 
 
-def test_the_makers_keep_their_promises():
+def test_drawn_tensors_lie_in_their_documented_ranges():
     m = make()
     assert abs(float(m.normal(10000, std=3.0).std()) - 3) < 0.1
     uniform = make(dtype=torch.bfloat16).uniform(20000)
@@ -81,7 +81,7 @@ def test_a_literal_dict_is_one_case_called_given_that_keeps_its_tensors():
     assert sorted(other.flatten().tolist()) == [0, 1, 2, 3, 4, 5]  # its rows in another order
 
 
-def test_mistakes_in_a_case_name_it():
+def test_errors_in_a_case_name_the_case():
     with pytest.raises(assay.TargetError, match=r"^case: T=\[\] leaves no case; give at least one value$"):
         assay.case(T=[])
     with pytest.raises(assay.TargetError, match=r"^case wrong: called as wrong\(make, T\), takes \(make, S\): "):
@@ -98,6 +98,6 @@ def test_mistakes_in_a_case_name_it():
         tensor[0].build()
     for size in (1.5, True, -1):
         made = assay.case(T=size)(lambda make, T: {"x": make.normal(T, 3)})[0]
-        said = rf"could not be drawn: ValueError: a size of {size}; sizes are whole numbers from 0, got \[{size}, 3\]$"
+        said = rf"could not be drawn: ValueError: sizes must be whole numbers >= 0, got {size} in \[{size}, 3\]$"
         with pytest.raises(assay.TargetError, match=said):
             made.build()

@@ -117,7 +117,7 @@ def double(x):
     return x * 2
 
 
-NOBODY = "takes 'zz', which nobody supplies; there are: x, y, grad_y"
+NOBODY = "takes 'zz', which is not supplied; there are: x, y, grad_y"
 MISSPELT = [
     ({"saved": ("zz",)}, "saved: 'zz' is not among the outputs; there are: y"),
     ({"segments": {"zz": {"a": (0, 2)}}}, "segments: 'zz' is not among the results and stages; there are: y, x.grad"),
@@ -137,7 +137,7 @@ def test_a_misspelt_name_is_an_error_of_the_declaration(changes, text):
 
 
 def test_an_output_cannot_bear_the_name_of_an_input():
-    with pytest.raises(assay.TargetError, match="^outputs: 'x' is what the cases call one of their values"):
+    with pytest.raises(assay.TargetError, match="^outputs: 'x' is also the name of a case value"):
         assay.Target(double, double, cases=X, outputs=("x",))
 
 

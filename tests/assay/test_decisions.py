@@ -1,4 +1,4 @@
-"""Discrete results are judged before the numbers that rest on them: legality, ties, margins, kinks, masks."""
+"""Discrete results are judged before the numbers that depend on them: legality, ties, margins, kinks, masks."""
 
 import pytest
 import torch
@@ -66,13 +66,13 @@ def changed(row, column, value):
 
 @pytest.mark.parametrize("choose", [lowest_first, highest_first], ids=["lowest", "highest"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_ties_in_any_order_are_a_note_and_gradients_are_compared_like_with_like(choose, dtype):
+def test_ties_in_any_order_are_a_note_and_gradients_follow_the_candidates_choice(choose, dtype):
     report = assay.check(router(choose, tied, dtypes=(dtype,)))
     assert "tie" in {n.id for n in report.notes} or choose is lowest_first
     assert report.ok and {r.tensor for r in report.rows if r.kind == "grad"} == {"scores.grad", "x.grad"}
 
 
-def test_the_note_counts_the_rows_that_choose_otherwise():
+def test_the_note_counts_the_rows_with_another_choice():
     note = next(n for n in assay.check(router(highest_first, tied), probes="values").notes if n.id == "tie")
     assert note.tensor == "index"
     assert note.text.endswith("of 32 rows choose otherwise among scores that rounding cannot tell apart; all legal")
@@ -86,7 +86,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_an_illegal_choice_is_certain_and_says_why(reason):
+def test_an_illegal_choice_is_a_certain_finding_with_its_reason(reason):
     report = assay.check(router(WRONG[reason]), probes="values decisions".split(), raises=False)
     finding = report.findings[0]
     assert (finding.rung, finding.probe, finding.tensor) == ("CERTAIN", "decisions", "index")
@@ -100,7 +100,7 @@ def test_minus_one_is_out_of_range():
     assert texts(report, "decisions") == ["index is not a legal choice in 1 of 32 rows: an index out of range"]
 
 
-def test_the_order_of_the_chosen_matters_only_where_it_was_promised():
+def test_the_order_of_chosen_elements_matters_only_if_declared():
     def ascending(scores, k):
         return scores.topk(k, -1).indices.flip(-1)
 
@@ -117,7 +117,7 @@ def test_rows_with_nan_among_the_scores_are_not_judged():
     assert texts(report, "decisions") == []
 
 
-def test_scores_that_are_computed_have_a_margin():
+def test_computed_scores_have_a_margin():
     """Two experts whose scores differ by less than rounding may be exchanged; by more, they may not."""
 
     def golden(x, keys):
@@ -190,7 +190,7 @@ def kinked(kernel, mean=0.0):
     return assay.Target(kernel, golden, cases=cases, decisions={"mask": assay.sign(of="h")}, grads=("x", "w"))
 
 
-def test_both_sides_of_a_kink_are_legal_within_the_bound_and_only_there():
+def test_both_sides_of_a_kink_are_legal_only_within_the_bound():
     def closed(x, w):
         h = x @ w
         mask = (h.detach() >= 0).to(h.dtype)  # the golden says > 0
@@ -208,10 +208,10 @@ def test_both_sides_of_a_kink_are_legal_within_the_bound_and_only_there():
     assert report.findings[0].probe == "decisions" and "has the wrong side of h in" in report.findings[0].text
 
 
-# a mask that is taken as it comes
+# a mask that is accepted as drawn
 
 
-def test_a_dropout_mask_is_taken_as_it_comes_and_its_rate_is_tested():
+def test_a_dropout_mask_is_accepted_as_drawn_and_its_rate_is_tested():
     def golden(x, p):
         return x * assay.stage("mask", torch.ones_like(x)) / (1 - p)
 
@@ -231,10 +231,10 @@ def test_a_dropout_mask_is_taken_as_it_comes_and_its_rate_is_tested():
     assert assay.check(assay.Target(dropout(0.3), golden, cases=cases, decisions=untested), probes="quick").ok
 
 
-# mistakes of the declaration
+# mistakes in the declaration
 
 
-def test_a_decision_must_name_what_exists_in_kernel_and_golden():
+def test_a_decision_must_name_a_result_of_candidate_and_golden():
     def bare(scores, x, k):
         return {"weight": x * 1, "index": scores.topk(k, -1).indices}
 

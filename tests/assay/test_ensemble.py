@@ -1,4 +1,4 @@
-"""Members of the ensemble differ, are legal, round where they should, and keep out of the way of everything else."""
+"""Members of the ensemble differ, are legal, round where they should, and leave everything else unchanged."""
 
 from fractions import Fraction
 
@@ -22,7 +22,7 @@ def runs(fn, k=8, compute=F32, stores=None, seed=0, **leaves):
 
 
 def gamma(n):
-    """What n terms may err by, in any order, as a share of their absolute values' sum."""
+    """Largest error of a sum of n terms in any order, relative to the sum of their absolute values."""
     return n * 2.0**-24 / (1 - n * 2.0**-24)
 
 
@@ -41,7 +41,7 @@ def test_the_sequential_order_adds_one_term_after_another(shape):
     assert torch.equal(orders.fold(rows, orders.Order("permuted", 4, 16)), looped(permuted))
 
 
-def test_tiles_are_summed_by_themselves_and_then_added_up():
+def test_tiles_are_summed_separately_and_then_added_up():
     rows = normal(100, 7)
     shuffled = rows[torch.randperm(100, generator=torch.Generator().manual_seed(4))]
     expected = looped(torch.stack([looped(tile) for tile in shuffled.split(16)]))
@@ -71,7 +71,7 @@ def test_a_reduction_has_the_shape_and_the_value_of_torch(style, dim, keepdim):
 
 @pytest.mark.parametrize("style", ORDERS)
 @pytest.mark.parametrize("k", [1, 3, 64, 1000, 5000])
-def test_a_product_of_matrices_is_one_legal_sum_of_each_elements_products(style, k):
+def test_each_element_of_a_matrix_product_is_a_legal_sum_of_its_products(style, k):
     a, b = normal(2, 4, k), normal(2, k, 3, seed=1)
     y = orders.matmul(a, b, orders.Order(style, 1, 32)).double()
     exact = a.double() @ b.double()
@@ -84,7 +84,7 @@ def test_a_product_of_matrices_is_one_legal_sum_of_each_elements_products(style,
 
 @pytest.mark.parametrize("block", [2**20, 100])
 def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
-    """Four terms at a time would have half of its noise, and a loop's largest error is seven times its rms already."""
+    """Adding four terms at a time would halve the noise; the largest error of a loop is already seven times its rms."""
     monkeypatch.setattr(orders, "_FEW", 0)
     monkeypatch.setattr(orders, "_BLOCK", block)
     a, b = normal(2, 40, 500), normal(2, 500, 30, seed=1)
@@ -95,13 +95,13 @@ def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
 
 
 @pytest.mark.parametrize("style", ORDERS)
-def test_a_running_sum_keeps_its_partial_sums_in_its_own_precision(style):
+def test_a_running_sum_rounds_its_partial_sums_to_its_own_precision(style):
     x = normal(3, 1000)
     y = orders.scan(x, 1, orders.Order(style, 1, 16))
     exact = x.double().cumsum(1)
     error = (y.double() - exact).abs()
     assert bool((error <= 1.01 * 1000 * 2.0**-24 * x.double().abs().cumsum(1)).all())
-    assert error.max() > (x.cumsum(1).double() - exact).abs().max()  # torch's own keeps them in float64
+    assert error.max() > (x.cumsum(1).double() - exact).abs().max()  # torch.cumsum keeps partial sums in float64
 
 
 def test_a_sequential_sum_is_the_noisiest_member():
@@ -158,7 +158,7 @@ def test_results_are_rounded_once_to_their_store():
         assert torch.equal(member["y"], (x.float() * 3).to(BF16))
 
 
-def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
+def test_every_reader_of_a_stored_stage_sees_it_rounded_backward_included():
     def fn(leaves):
         x = leaves["x"].requires_grad_()
         h = stored(torch.tanh(x), BF16)
@@ -168,11 +168,11 @@ def test_a_stored_stage_is_rounded_for_whoever_reads_it_backward_included():
     (member,) = runs(fn, k=1, x=x.double())
     h = torch.tanh(x).to(BF16).float()
     assert torch.equal(member["h"], h) and torch.equal(member["y"], h * 1.5)
-    exact = 1 - h.double().square()  # h * h has 16 bits, so that the difference alone is rounded
+    exact = 1 - h.double().square()  # h * h fits in 16 bits, so only the difference is rounded
     assert bool(((member["x.grad"].double() - exact).abs() <= 2.0**-24 * exact.abs()).all())
 
 
-def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
+def test_members_round_numbers_near_a_midpoint_of_a_stored_stage_either_way():
     ulp = 2.0**-7
     middles = 1 + ulp * (torch.arange(40) + 0.5)
     held = torch.tensor([0.0, 1.0, -1.0, 2.0**-133, 3.0, 2.0**20, torch.inf, -torch.inf, torch.nan])
@@ -186,7 +186,7 @@ def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
     members = runs(fn, stores={"h": BF16, "again": BF16}, x=x)
     nearest = x.float().to(BF16)
     for member in members:
-        # what is judged itself is rounded to nearest, whatever its readers found
+        # the judged result itself is rounded to nearest, even if its readers saw it dithered
         assert torch.equal(member["h"].nan_to_num(1e3), nearest.nan_to_num(1e3)) and member["h"].dtype == BF16
         assert torch.equal(member["again"].nan_to_num(1e3), nearest.nan_to_num(1e3))
         assert torch.equal(member["read"][40:].nan_to_num(1e3), held.nan_to_num(1e3))
@@ -199,7 +199,7 @@ def test_members_round_what_lies_near_the_middle_of_a_stored_stage_either_way():
     assert torch.equal(read, torch.stack([m["read"][:40] for m in runs(fn, stores={"h": BF16}, x=x)]))
 
 
-def test_what_float32_holds_is_never_dithered():
+def test_float32_stores_are_never_dithered():
     members = runs(lambda L: {"y": stored(L["x"] * 3, F32) + 0}, x=normal(200).double())
     assert all(torch.equal(m["y"], members[0]["y"]) for m in members)
 
@@ -212,7 +212,7 @@ def test_a_stored_view_of_an_input_leaves_the_input_alone():
     assert torch.equal(expanded, (x[:1] * 3).to(BF16).float().expand(4, 4))
 
 
-def test_a_golden_that_asks_for_float64_gets_the_compute_precision():
+def test_a_golden_that_requests_float64_gets_the_compute_precision():
     fn = lambda L: {"y": L["x"].double() * torch.ones(3, dtype=F64) + torch.full((3,), 0.1)}  # noqa: E731
     x = normal(3)
     for member in runs(fn, x=x.double()):
@@ -257,7 +257,7 @@ def test_division_by_a_reciprocal_that_overflows_is_still_a_division():
     assert y[0] == 1 and torch.isnan(y[1]) and torch.isinf(y[2])
 
 
-def test_the_leaves_and_the_default_dtype_survive():
+def test_the_leaves_and_the_default_dtype_are_unchanged():
     x = normal(4).double()
     before = x.clone()
     runs(lambda L: {"y": L["x"].mul_(2) + torch.ones(4)}, x=x)

@@ -1,4 +1,4 @@
-"""What rounds nothing has no legal orders: two runs of a copy, a gather or a power of two differ by a fault alone."""
+"""Operators that do not round (a copy, a gather, a power of two): any difference between two runs is a fault."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_race_that_stays_below_one_is_found(kernel, golden):
 
 
 @pytest.mark.parametrize("factor", [1.001, 1.1])
-def test_a_kernel_that_goes_wrong_later_is_told_as_that(factor):
+def test_a_kernel_that_fails_only_in_later_runs_is_reported_as_such(factor):
     calls = []
 
     def drifts(x, index):

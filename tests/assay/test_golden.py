@@ -1,4 +1,4 @@
-"""A golden that cannot be trusted is named before any kernel is; one that can is left alone."""
+"""The self-check of a golden: faulty goldens are reported before any kernel is judged, and right ones pass."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_the_scale_of_the_inputs_does_not_matter(scale):
         lambda L: torch.where(L["x"] > 0, L["x"] ** 3, L["x"] * L["w"]),
     ],
 )
-def test_functions_with_steep_flat_and_broken_parts_are_trusted(f):
+def test_goldens_with_steep_flat_and_discontinuous_parts_pass(f):
     forward = lambda L: {"y": f(L) + 0 * L["x"].sum()}  # noqa: E731
     assert check(forward).problems == []
 
@@ -98,7 +98,7 @@ def test_a_kink_at_the_point_is_a_note():
 
 def test_a_kink_beside_the_point_is_stepped_around():
     own = {"x": torch.full((6, 8), 3e-7, dtype=F64), "w": leaves()["w"]}
-    own["x"][0] = 1.0  # gives the others a step that crosses their kink
+    own["x"][0] = 1.0  # gives the other inputs a step that crosses their kink
     for seed in range(5):
         found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
         assert found.problems == [] and found.notes == []
@@ -128,7 +128,7 @@ def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_lin
 
 
 def test_random_numbers_are_drawn_in_the_candidates_dtype():
-    """In float64 torch has others: a dropout held to itself would be called wrong."""
+    """torch draws other numbers in float64, so a dropout compared with itself would fail."""
 
     def drop(x, seed, dtype):
         return x * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) > 0.5) * 2
@@ -185,7 +185,7 @@ def test_a_golden_that_writes_to_an_input_is_named():
     assert "the golden wrote to its input x" in check(forward, gradient=None).problems
 
 
-def test_an_exception_is_told_with_its_line():
+def test_an_exception_is_reported_with_its_line():
     def forward(L):
         return {"y": L["x"] @ L["x"]}
 
@@ -194,7 +194,7 @@ def test_an_exception_is_told_with_its_line():
     assert f"test_golden.py:{forward.__code__.co_firstlineno + 1})" in text
 
 
-def test_another_shape_than_the_candidates_is_named():
+def test_a_shape_other_than_the_candidates_is_named():
     (text,) = check(norm, gradient=None, shapes={"y": (6, 1)}).problems
     assert text == "y: the golden's shape is [6, 8], the candidate's [6, 1]; one of the two is wrong"
 
@@ -228,21 +228,21 @@ def test_a_gradient_of_another_shape_is_named():
     assert text == "the gradient of w has shape [1], the input [8]"
 
 
-def test_nan_along_the_way_is_a_note_not_an_accusation():
+def test_nan_within_differences_is_a_note_and_no_problem():
     own = leaves()
     own["x"][0, 0] = float("nan")
     found = check(norm, own=own)
     assert found.problems == [] and "not confirmed" in found.notes[0]
 
 
-def test_the_default_dtype_survives_an_exception():
+def test_an_exception_restores_the_default_dtype():
     with pytest.raises(ZeroDivisionError), default_dtype(F64):
         raise ZeroDivisionError
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_what_is_made_while_deciding_is_exact_and_may_be_narrow():
-    """Sums that tie within rounding: undecided where they are computed, decided where they are the definition."""
+def test_results_inside_a_decision_are_exact_and_may_be_narrow():
+    """Sums that tie within rounding: ambiguous if computed, but decided if they are inside the decision."""
 
     def golden(leaves, context):
         x = leaves["x"]
@@ -262,8 +262,8 @@ def test_what_is_made_while_deciding_is_exact_and_may_be_narrow():
 
 
 @pytest.mark.gpu
-def test_sums_by_atomics_are_no_fault_of_a_golden():
-    """The gradient of index_select is added with atomics on a card, and that of gather as well."""
+def test_sums_by_atomics_are_not_a_fault_of_the_golden():
+    """On a GPU the gradients of index_select and gather are summed with atomics."""
     at = torch.randint(0, 7, (4096,), device="cuda")
     leaves = {"x": torch.randn(7, 65, dtype=torch.float64, device="cuda")}
 
@@ -280,7 +280,7 @@ def test_sums_by_atomics_are_no_fault_of_a_golden():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_rounding_is_told_from_another_result():
+def test_rounding_differs_from_another_result():
     y = torch.tensor([1e3, -2.0, math.nan, math.inf], dtype=torch.float64)
     assert _rounded_apart(y, y * (1 + 1e-15))
     assert _rounded_apart(y, y + torch.tensor([0, 1e-12, 0, 0]))  # a sum of terms as large as the largest

@@ -1,4 +1,4 @@
-"""A candidate that raises where its golden raises, too, is not accused."""
+"""A candidate that raises where its golden raises too is not at fault."""
 
 import pytest
 import torch
@@ -34,19 +34,19 @@ class NoBackward(torch.autograd.Function):
 
 @pytest.mark.parametrize("kernel", [largest, refusing])
 @pytest.mark.parametrize("verb", [lambda t: assay.check(t, raises=False), lambda t: assay.diagnose(t).report])
-def test_what_the_golden_refuses_the_candidate_may_refuse(verb, kernel):
+def test_a_candidate_may_raise_where_the_golden_raises(verb, kernel):
     report = verb(target(kernel, largest, none))
     assert report.verdict == "reference_fault" and len(report.findings) == 1
     assert texts(report, "golden")[0].startswith("the golden raised IndexError: amax()"), texts(report)
 
 
-def test_a_backward_that_raises_is_not_accused_where_the_golden_has_none():
+def test_a_backward_may_raise_where_the_golden_has_no_gradient():
     report = assay.check(target(NoBackward.apply, NoBackward.apply, rows), raises=False)
     assert report.verdict == "reference_fault"
     assert texts(report)[0].startswith("the golden's backward raised ValueError: not written"), texts(report)
 
 
-def test_a_candidate_that_raises_alone_is_accused():
+def test_a_candidate_that_raises_where_the_golden_runs_fails():
     report = assay.check(target(refusing, lambda x: x.sum(0), none), raises=False)
     assert report.verdict == "fail" and "the candidate raised in its forward" in texts(report, "values")[0]
     report = assay.check(target(NoBackward.apply), raises=False)

@@ -1,4 +1,4 @@
-"""What Triton's interpreter computes in bfloat16 accuses nobody and certifies nothing; all else is judged there."""
+"""Results in bfloat16 of Triton's interpreter are not judged; all other results of the interpreter are."""
 
 import os
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_interpreter():
-    """Here Triton is as it comes."""
+    """Unpatched Triton."""
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def scale(*dtypes, kernel=Scale.apply, **more):
     return assay.Target(kernel, lambda x: x * 1.7, cases=tokens, name="scale", dtypes=dtypes, **more)
 
 
-def test_a_right_kernel_is_not_accused_of_the_interpreters_bfloat16_and_not_certified_either():
+def test_a_right_kernel_is_neither_failed_nor_certified_in_interpreted_bfloat16():
     report = assay.check(scale(torch.bfloat16), raises=False)
     assert report.verdict == "unjudged" and not report.ok and not report.findings
     assert [n.case for n in report.notes if n.id == "not_judged"] == ["tokens[T=7]"]
@@ -71,7 +71,7 @@ def test_a_right_kernel_is_not_accused_of_the_interpreters_bfloat16_and_not_cert
         assay.check(scale(torch.bfloat16))
 
 
-def test_what_is_judged_beside_it_passes_and_says_what_was_not():
+def test_other_dtypes_pass_and_the_report_names_the_unjudged_one():
     report = assay.check(scale(torch.float32, torch.bfloat16, torch.float16))
     assert report.environment["interpreted"]
     assert str(report).startswith("PASS  scale: ") and "; 1 case not judged, see the notes" in str(report)
@@ -81,7 +81,7 @@ def test_what_is_judged_beside_it_passes_and_says_what_was_not():
     }  # fmt: skip
 
 
-def test_a_wrong_kernel_is_accused_in_the_other_dtypes():
+def test_a_wrong_kernel_fails_in_the_other_dtypes():
     wrong = scale(torch.float32, torch.bfloat16, kernel=lambda x: scaled(x, 1.6), backward=None)
     assert assay.check(wrong, raises=False).verdict == "fail"
     narrow = scale(torch.bfloat16, kernel=lambda x: scaled(x, 1.6), backward=None)
@@ -101,7 +101,7 @@ def squares(make):
 
 
 @pytest.mark.parametrize("narrow, verdict", [(False, "pass"), (True, "unjudged")])
-def test_bfloat16_operands_inside_a_float32_kernel_are_seen_too(narrow, verdict):
+def test_bfloat16_operands_inside_a_float32_kernel_are_detected(narrow, verdict):
     def product(a, b):
         y = torch.empty(a.shape)
         _product_kernel[(1,)](a.contiguous(), b.contiguous(), y, narrow, N=16)
@@ -111,11 +111,11 @@ def test_bfloat16_operands_inside_a_float32_kernel_are_seen_too(narrow, verdict)
     assert assay.check(target, raises=False).verdict == verdict
 
 
-def test_a_kernel_that_promises_bfloat16_is_not_judged_by_truncated_casts():
+def test_a_kernel_with_bfloat16_compute_is_not_judged_by_truncated_casts():
     assert assay.check(scale(torch.float32, compute=torch.bfloat16), raises=False).verdict == "unjudged"
 
 
-def test_triton_is_left_as_it_was():
+def test_triton_is_restored():
     from triton.runtime import interpreter
 
     before = interpreter.GridExecutor.__call__, vars(interpreter.interpreter_builder).copy()
@@ -130,7 +130,7 @@ def test_triton_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("dtypes", [(torch.bfloat16,), (torch.float32, torch.bfloat16)])
-def test_verify_says_of_every_case_that_it_was_not_judged(dtypes):
+def test_verify_reports_every_case_as_not_judged(dtypes):
     target = scale(*dtypes)
     jobs = choose_own(target, "default", None).jobs
     proof = Proof("scale", "", "cpu", jobs, done=len(jobs))

@@ -1,4 +1,4 @@
-"""The interpreter without its detours: the same bits, the same errors, and Triton as it was afterwards."""
+"""The patched interpreter: the same bits, the same errors, and Triton restored afterwards."""
 
 import dataclasses
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from goldsmith.assay.execute.interpreter_launch import quicken
+from goldsmith.assay.execute.interpreter_launch import speed_up
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_interpreter():
-    """Here Triton is as it comes."""
+    """Unpatched Triton."""
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def interpreter():
 
 @contextmanager
 def quick(wanted=True):
-    undo = quicken(interpreter()) if wanted else lambda: None
+    undo = speed_up(interpreter()) if wanted else lambda: None
     try:
         yield
     finally:
@@ -85,14 +85,14 @@ def facts(module):
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_it_computes_the_same_bits(low):
+def test_the_patched_interpreter_computes_the_same_bits(low):
     plain = mixed(low)
     with quick():
         assert all(torch.equal(a, b) for a, b in zip(mixed(low), plain, strict=True))
 
 
-def test_triton_is_left_as_it_was_also_when_a_kernel_raises():
-    mixed(False)  # Triton itself never undoes what a call of a device function patches
+def test_triton_is_restored_when_a_kernel_raises():
+    mixed(False)  # Triton never undoes the patches of a device function call
     before = facts(interpreter())
     with quick():
         mixed(False)
@@ -100,13 +100,13 @@ def test_triton_is_left_as_it_was_also_when_a_kernel_raises():
         with pytest.raises(Exception, match="module 'triton.language' has no attribute|missing|NoneType"):
             _mixed_kernel[(1,)](None, None, None, 1, N=16, low=False)
         mixed(False)
-        assert quicken(interpreter())() is None, "a second time changes nothing"
+        assert speed_up(interpreter())() is None, "a second time changes nothing"
         assert all(a is b for a, b in zip(facts(interpreter()), inside, strict=True))
     assert all(a is b for a, b in zip(facts(interpreter()), before, strict=True))
 
 
-def test_what_it_leaves_out_is_left_out():
-    """The language is patched once for each module that sees more of it, not once a launch or a call."""
+def test_the_skipped_work_is_skipped():
+    """The language is patched once for each module that uses it, not once per launch or call."""
     module, patched = interpreter(), []
     patch = module._patch_lang
     module._patch_lang = lambda function: patched.append(function.__name__) or patch(function)
@@ -121,17 +121,17 @@ def test_what_it_leaves_out_is_left_out():
 
 
 @pytest.mark.parametrize("wanted", [False, True], ids=["as_it_comes", "quick"])
-def test_an_overflow_is_found_where_debug_asks_for_it(monkeypatch, wanted):
+def test_an_overflow_is_found_in_debug_mode(monkeypatch, wanted):
     builder = interpreter().interpreter_builder
     monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
     with quick(wanted), pytest.raises(Exception, match="int32 overflow detected for operation mul"):
         _overflow_kernel[(1,)](torch.empty(1, dtype=torch.int32), 1 << 20)
 
 
-def test_another_triton_stays_as_it_is():
+def test_an_unknown_triton_is_not_patched():
     class Other:
-        """A module without what is changed here."""
+        """A module without the patched attributes."""
 
     before = dict(vars(Other))
-    quicken(Other)()
+    speed_up(Other)()
     assert dict(vars(Other)) == before

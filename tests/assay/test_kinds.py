@@ -1,4 +1,4 @@
-"""Tensors of other kinds: complex ones are refused or judged by their parts, sparse gradients as what they mean."""
+"""Tensors of other kinds: complex ones are refused or judged by their parts, sparse gradients by their dense form."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_result_in_8_bits_is_refused_and_its_numbers_are_judged():
         check(narrow, plain, backward=None)
 
 
-def test_a_complex_stage_is_judged_by_its_parts_and_goes_on_as_it_came():
+def test_a_complex_stage_is_judged_by_its_parts_and_returned_unchanged():
     def golden(x, w, wrong=1.0):
         h = assay.stage("h", torch.complex(x, wrong * x).conj())
         assert h.is_complex() and h.shape == x.shape
@@ -57,7 +57,7 @@ def test_a_sparse_result_is_refused():
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_sparse_gradient_is_judged_as_the_dense_one_that_it_means(own):
+def test_a_sparse_gradient_is_judged_as_its_dense_form(own):
     at = torch.tensor([0, 2, 2])
 
     def golden(x, w):
@@ -82,7 +82,7 @@ def test_a_sparse_gradient_is_judged_as_the_dense_one_that_it_means(own):
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_inputs_of_8_bits_are_judged_and_have_no_gradient(dtype):
-    """They only store numbers: torch computes nothing there, and float64 copies of them are exact."""
+    """8-bit dtypes only store numbers: torch computes nothing in them, and float64 copies are exact."""
 
     def made(factor=1.0, **options):
         case = {"a": torch.randn(6, 8).to(dtype), "w": torch.randn(8)}

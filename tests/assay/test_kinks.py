@@ -1,4 +1,4 @@
-"""At ties and kinks several gradients are right; off them one is, and what is far from all of them is wrong."""
+"""At ties and kinks several gradients are right, elsewhere one; a gradient far from all of them is wrong."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from goldsmith.assay.bounds.running_errors import running_bounds
 
 
 class Chosen(torch.autograd.Function):
-    """The maximum of every row; `gets(tied)` says which of the elements that tie get its gradient."""
+    """The maximum of every row; `gets(tied)` selects the tied elements that get its gradient."""
 
     @staticmethod
     def forward(ctx, x, gets):
@@ -45,7 +45,7 @@ def maxima(gets, golden):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_golden_whose_median_ties_is_no_golden_at_fault(seed):
+def test_a_golden_with_a_tied_median_is_not_at_fault(seed):
     @assay.case(T=[7])
     def tied(make, T):
         return {"x": make.tied(T, 31, levels=3)}
@@ -56,7 +56,7 @@ def test_a_golden_whose_median_ties_is_no_golden_at_fault(seed):
     assert assay.check(target(median, median, tied), seed=seed, probes="values").ok
 
 
-def test_ties_hide_no_golden_whose_gradient_is_wrong():
+def test_a_wrong_golden_gradient_is_found_despite_ties():
     @assay.case(T=[7])
     def tied(make, T):
         return {"x": make.tied(T, 31, levels=3)}
@@ -71,7 +71,7 @@ GOLDENS = {"amax": lambda x: x.amax(-1), "max": lambda x: x.max(-1).values, "top
 
 @pytest.mark.parametrize("gets", [first, last, equal])
 @pytest.mark.parametrize("golden", GOLDENS)
-def test_whoever_of_equal_elements_gets_the_gradient_is_right(golden, gets):
+def test_any_of_equal_elements_may_get_the_gradient(golden, gets):
     report = assay.check(maxima(gets, GOLDENS[golden]))
     assert {n.case for n in report.notes if n.id == "tie"} <= {"levels[levels=4]"}
 
@@ -85,12 +85,12 @@ def test_the_note_says_where_another_choice_was_made():
 @pytest.mark.parametrize(
     "wrong", [lambda tied: first(tied) * 7.0, lambda tied: first(tied).roll(1, -1), lambda tied: first(tied) * -1.0]
 )
-def test_what_no_choice_explains_is_wrong(wrong):
+def test_a_gradient_that_no_choice_explains_is_wrong(wrong):
     report = assay.check(maxima(wrong, GOLDENS["amax"]), levels[1], probes="values", raises=False)
     assert [f.tensor for f in report.findings] == ["x.grad"] and report.findings[0].rung == "CERTAIN"
 
 
-def test_what_lies_beside_the_ties_is_judged_as_ever():
+def test_elements_away_from_ties_are_judged_as_usual():
     shifted = maxima(lambda tied: first(tied).roll(1, -1), GOLDENS["amax"])
     report = assay.check(shifted, levels[0], probes="values", raises=False)
     assert [f.tensor for f in report.findings] == ["x.grad"] and report.findings[0].rung == "CERTAIN"
@@ -137,13 +137,13 @@ GATES = {
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_a_gate_on_its_kink_may_be_open_or_shut(name):
+def test_a_gate_at_its_kink_may_be_open_or_closed(name):
     f, slope = GATES[name]
     assert assay.check(target(gate(f, slope), f, with_zeros, backward="auto")).ok
 
 
 @pytest.mark.parametrize("dtype, off", [(torch.float64, 2.0**-40), (torch.float32, 2.0**-10)])
-def test_what_is_smooth_is_excused_by_nothing(dtype, off):
+def test_a_wrong_smooth_gradient_is_never_excused(dtype, off):
     """Ill-conditioned on purpose: the gradient is a difference of much larger terms."""
 
     def golden(x, w):
@@ -175,7 +175,7 @@ def test_a_gate_within_the_rounding_of_a_sum_may_fall_either_way():
     @assay.case(seed=list(range(4)))
     def cancelling(make, seed):
         a, b = make.normal(13, 64), make.normal(64, 3)
-        b[:, 1] -= a[0] * (a[0] @ b[:, 1]) / (a[0] @ a[0])  # a[0] @ b[:, 1] is nothing but rounding
+        b[:, 1] -= a[0] * (a[0] @ b[:, 1]) / (a[0] @ a[0])  # a[0] @ b[:, 1] is pure rounding
         return {"a": a, "b": b}
 
     def kernel(a, b):
@@ -193,7 +193,7 @@ def test_a_gate_that_is_open_below_its_kink_is_wrong():
     assert [f.rung for f in report.findings] == ["CERTAIN"] and report.findings[0].tensor == "x.grad"
 
 
-def test_gates_that_are_added_up_behind_a_product_are_left_alone():
+def test_gates_summed_behind_a_product_pass():
     @assay.case(T=[13])
     def sparse(make, T):
         return {"a": torch.where(make.normal(T, 4).abs() < 1, 0.0, make.normal(T, 4)), "b": make.normal(4, 9)}
@@ -202,7 +202,7 @@ def test_gates_that_are_added_up_behind_a_product_are_left_alone():
     assert assay.check(target(lambda a, b: gated(a @ b), lambda a, b: torch.relu(a @ b), sparse, backward="auto")).ok
 
 
-def test_a_maximum_over_windows_is_left_alone_by_the_slices_that_the_taint_probe_changes():
+def test_a_maximum_over_windows_passes_the_taint_probe():
     @assay.case(T=[4], D=[9])
     def rows(make, T, D):
         return {"x": make.normal(T, 3, D)}
@@ -215,10 +215,10 @@ def test_a_maximum_over_windows_is_left_alone_by_the_slices_that_the_taint_probe
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nan_at_a_tie_is_judged_as_the_values_at_that_tie(seed):
-    """Of a window with NaN amax gives NaN to all; before, those that tied had a share each, and the golden's had none.
+def test_nan_at_a_tie_is_judged_like_other_values_there(seed):
+    """With NaN in a window amax gives NaN to all elements; tied ones shared the gradient before, unlike the golden's.
 
-    Numbers in its place take that share away: the gradient moves where the golden's does not, at the tie.
+    Numbers in place of NaN remove that share: at the tie the gradient moves where the golden's does not.
     """
 
     @assay.case(T=[5, 9], D=[8])
@@ -238,7 +238,7 @@ def test_nan_at_a_tie_is_judged_as_the_values_at_that_tie(seed):
     assert not assay.check(stray, seed=seed, raises=False).ok
 
 
-def test_a_maximum_that_does_not_look_at_its_last_column_shows_where_that_is_the_smallest():
+def test_a_maximum_that_ignores_its_last_column_is_found():
     @assay.case(T=[4], D=[9])
     def rows(make, T, D):
         return {"x": torch.cat([make.normal(T, D - 1), make.full(T, 1, value=-50.0)], 1)}
@@ -261,15 +261,15 @@ def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_t
         y = choose(x * weight)
         return {"y": y, "x.grad": torch.autograd.grad(y.sum(), x)[0]}
 
-    for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal, but for a rounding
+    for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal up to a rounding
         found = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
         assert not bool(found["y"].open.any()) and not found["y"].notes
         assert bool(found["x.grad"].open.any()) != known
 
 
 @pytest.mark.parametrize("at_zero", [0.0, 1.0])
-def test_zero_repeated_is_no_mask(at_zero):
-    """Laid out with stride 0 the first element stands everywhere, on the kink."""
+def test_repeated_zeros_are_not_a_mask(at_zero):
+    """With stride 0 the first element is repeated everywhere, on the kink."""
 
     class Gate(torch.autograd.Function):
         @staticmethod

@@ -97,7 +97,7 @@ def alarms(held):
     return (
         held.ratio,
         excess,
-        [p.text for p in patterns.found(held.r, held.ref.noise, held.ref.groups)] if noise.usable else [],
+        [p.text for p in patterns.error_patterns(held.r, held.ref.noise, held.ref.groups)] if noise.usable else [],
     )
 
 

@@ -1,10 +1,13 @@
-"""Memory that the machine lacks accuses nobody, says what to do, and stops nothing else."""
+"""Lack of memory is nobody's fault: the report says what to do, and the other cases go on."""
 
 import pytest
 import torch
 
 from assay.kernels import plain_sum, target
 from goldsmith import assay
+from goldsmith.assay.bounds import running_errors
+from goldsmith.assay.noise import ensemble
+from goldsmith.assay.probes import values
 
 CUDA_TEXT = (
     "CUDA out of memory. Tried to allocate 514.00 MiB. GPU 0 has a total capacity of 79.18 GiB of which 430.69 MiB is "
@@ -34,14 +37,14 @@ def short_of(error, fn, when=lambda x: True):
 
 @pytest.mark.parametrize("error, said", NO_MEMORY, ids=["card", "cpu", "numpy"])
 @pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
-def test_a_golden_without_memory_is_not_at_fault_and_its_case_not_judged(monkeypatch, where, error, said):
+def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, said):
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
     if where == "golden":
         golden = short_of(error, plain_sum)
-    elif where == "analysis":  # its tensors are twice as many
-        rules = assay.reference.bounds.running_bounds
+    elif where == "analysis":  # it needs twice as many tensors
+        rules = running_errors.running_bounds
         monkeypatch.setattr(
-            assay.reference.bounds,
+            running_errors,
             "running_bounds",
             lambda fn, leaves, **o: short_of(error, lambda x, w: rules(fn, leaves, **o))(leaves["x"], leaves["w"]),
         )
@@ -56,13 +59,13 @@ def test_a_golden_without_memory_is_not_at_fault_and_its_case_not_judged(monkeyp
     report = assay.check(kernel, probes="quick", raises=False)
     assert report.verdict == "unjudged" and not report.findings and not report.partial
     ((short, why),) = {n.case: n.text for n in report.notes if n.id == "not_run"}.items()
-    assert short.endswith("[T=5]") and f": {said}; give the case smaller sizes" in why
+    assert short.endswith("[T=5]") and f": {said}; use smaller sizes" in why
     assert {r.case[-5:] for r in report.rows if r.state == "ok"} >= {"[T=3]", "[T=7]"}
     text = " ".join(str(report).split())
     assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and said in text
 
 
-def test_a_candidate_without_memory_is_not_judged_unless_something_was_found():
+def test_a_candidate_that_runs_out_of_memory_is_unjudged_unless_it_has_findings():
     short = short_of(torch.OutOfMemoryError(CUDA_TEXT), plain_sum)
     report = assay.check(target(short, cases=three), probes="quick", raises=False)
     assert report.verdict == "unjudged" and {n.case for n in report.notes if n.id == "not_run"} == {"three[T=5]"}
@@ -70,7 +73,7 @@ def test_a_candidate_without_memory_is_not_judged_unless_something_was_found():
     assert assay.check(target(wrong, cases=three), raises=False).verdict == "fail"
 
 
-def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
+def test_a_probe_that_runs_out_of_memory_is_reported_and_the_others_continue():
     calls = []
 
     def second_runs(x):
@@ -85,7 +88,7 @@ def test_a_later_probe_without_memory_is_said_and_the_others_go_on():
 
 
 @pytest.mark.parametrize("where", ["honest", "judging"])
-def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch, where):
+def test_a_difference_that_the_golden_lacked_memory_to_excuse_is_not_a_finding(monkeypatch, where):
     @assay.case(T=5)
     def draw(make, T):
         return {"x": make.uniform(T, 8) + 1.0}
@@ -95,7 +98,9 @@ def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch, wher
         return square, square / square
 
     def kernel(x):
-        square = (x.float() * x.float()).half()  # 2^24 is no float16: inf / inf, where the golden's float64 says 1
+        square = (
+            x.float() * x.float()
+        ).half()  # 2^24 overflows float16 to inf / inf, where the golden in float64 gives 1
         return square, (square.float() / square.float()).half()
 
     kernel = assay.Target(kernel, golden, cases=draw, outputs=("square", "ratio"), grads=(), dtypes=(torch.float16,))
@@ -103,16 +108,16 @@ def test_what_the_golden_had_no_memory_to_excuse_is_no_finding(monkeypatch, wher
     assert plain.verdict == "pass", str(plain)
     assert {n.tensor for n in plain.notes if n.id == "compute_range"} >= {"ratio"}
     if where == "honest":
-        legal = assay.reference.ensemble.legal_runs
+        legal = ensemble.legal_runs
         monkeypatch.setattr(
-            assay.reference.ensemble,
+            ensemble,
             "legal_runs",
             lambda *args, k, **options: _raise(NO_MEMORY[0][0]) if k == 1 else legal(*args, k=k, **options),
         )
     else:
-        judge = assay.probes.values.judge
+        judge = values.judge
         monkeypatch.setattr(
-            assay.probes.values,
+            values,
             "judge",
             lambda s, *args, **o: (
                 (judge(s, *args, **o), _raise(NO_MEMORY[0][0])) if args[2] == "scaling" else judge(s, *args, **o)

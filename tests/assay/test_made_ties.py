@@ -1,4 +1,4 @@
-"""Equal elements of the assay's own making accuse nobody of the order that it takes them in."""
+"""Ties that the assay itself creates never make a candidate fail."""
 
 import torch
 
@@ -17,7 +17,7 @@ def ranks(x):
 
 
 def places(x):
-    """Equal numbers are one behind the other."""
+    """Equal numbers get consecutive ranks."""
     return torch.argsort(torch.argsort(-x))
 
 
@@ -27,9 +27,9 @@ def test_ranks_of_repeated_elements_are_a_note():
     assert any("layout:stride0(x)" in n.text for n in report.notes if n.id == "compute_range"), report.notes
 
 
-def test_what_is_wrong_of_repeated_elements_is_found_all_the_same():
+def test_wrong_results_for_repeated_elements_are_still_found():
     def dense_at_stride_0(x):
-        return ranks(x) + (x.stride(0) == 0) * 100  # no order of equals gives it
+        return ranks(x) + (x.stride(0) == 0) * 100  # no order of equal elements gives this result
 
     said = texts(assay.check(target(dense_at_stride_0, places, numbers, backward=None), raises=False), "layouts")
     assert any("layout:stride0(x)" in text for text in said), said

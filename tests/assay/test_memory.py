@@ -1,4 +1,4 @@
-"""Guard bands, poison, layouts and shared memory: what a run does outside of its results."""
+"""Guard bands, poison, layouts and shared memory: effects of a run beyond its results."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def test_a_body_is_aligned_to_256_bytes_between_bands_that_hold_nan(dtype):
     buffer = Arena().allocate((3, 5), (5, 1), dtype, torch.device("cpu"), "x")
     assert buffer.tensor.data_ptr() % 256 == 0 and buffer.tensor.shape == (3, 5)
     before, after = buffer.raw[: buffer.start], buffer.raw[buffer.start + buffer.size :]
-    assert min(len(before), len(after)) >= 1024 and buffer.hit() is None
+    assert min(len(before), len(after)) >= 1024 and buffer.overrun() is None
     if dtype in FLOATS:
         beyond = torch.as_strided(buffer.tensor, (17,), (1,), buffer.tensor.storage_offset() - 1)
         assert beyond[0].isnan() and beyond[-1].isnan() and band_read(beyond).tolist() == [True, *[False] * 15, True]
@@ -35,18 +35,18 @@ def test_a_body_is_aligned_to_256_bytes_between_bands_that_hold_nan(dtype):
     (29, "4 bytes written past the end of y (60 bytes): exactly twice the buffer"),
     (-2, "4 bytes written before the start of y (60 bytes), up to 8 bytes away"),
 ])  # fmt: skip
-def test_a_write_outside_says_how_far_and_how_much(offset, text):
+def test_an_overrun_reports_its_size_and_distance(offset, text):
     buffer = Arena().allocate((15,), (1,), torch.float32, torch.device("cpu"), "y")
     torch.as_strided(buffer.tensor, (1,), (1,), buffer.tensor.storage_offset() + offset).fill_(3.0)
-    assert buffer.hit().text == text
+    assert buffer.overrun().text == text
 
 
-def test_a_write_between_the_elements_of_a_strided_input_is_a_hit():
+def test_a_write_between_the_elements_of_a_strided_input_is_an_overrun():
     arena = Arena()
     placed = arena.place("x", torch.arange(12.0).view(3, 4), "stepped")
-    assert not arena.hits() and placed.tolist() == torch.arange(12.0).view(3, 4).tolist()
+    assert not arena.overruns() and placed.tolist() == torch.arange(12.0).view(3, 4).tolist()
     torch.as_strided(placed, (1,), (1,), placed.storage_offset() + 1).fill_(0)
-    assert [h.text for h in arena.hits()] == ["4 bytes written between the elements of x (92 bytes)"]
+    assert [h.text for h in arena.overruns()] == ["4 bytes written between the elements of x (92 bytes)"]
 
 
 def test_an_overrun_of_a_buffer_that_the_kernel_made_is_named():
@@ -61,7 +61,7 @@ def test_an_overrun_of_a_buffer_that_the_kernel_made_is_named():
     )
 
 
-def test_an_overrun_of_a_result_is_called_by_the_result():
+def test_an_overrun_of_a_result_names_the_result():
     def kernel(x, w):
         y = torch.empty(len(x))
         torch.as_strided(y, (2 * len(x),), (1,), y.storage_offset()).copy_(plain_sum(x, w).repeat(2))
@@ -80,7 +80,7 @@ def overrun(x, w, g):
     return g[:, None] * w, dw
 
 
-def test_a_stray_read_shows_where_it_went():
+def test_a_stray_read_shows_in_the_results():
     def kernel(x, w):
         wide = torch.as_strided(x, (len(x) + 1, x.shape[1]), x.stride(), x.storage_offset())
         return torch.cat([plain_sum(x, w)[:-1], wide[-1, :1]])
@@ -88,14 +88,14 @@ def test_a_stray_read_shows_where_it_went():
     report = quick(kernel, backward=None)
     (finding,) = report.findings
     assert finding.probe == "guard" and finding.tensor == "y"
-    assert finding.text.startswith("y holds what lies outside of a buffer: axis T: 11 (to the end); 1 of 12 elements")
+    assert finding.text.startswith("y holds memory from outside a buffer: axis T: 11 (to the end); 1 of 12 elements")
 
 
 # poison
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_poison_is_told_apart_from_nan_that_arithmetic_makes(dtype):
+def test_poison_differs_from_nan_made_by_arithmetic(dtype):
     with Poison(Arena()):
         fresh = torch.empty(6, dtype=dtype)
         like, new = torch.empty_like(fresh), fresh.new_empty(6)
@@ -114,7 +114,7 @@ def test_integers_are_poisoned_with_7f_and_bools_with_one():
         assert torch.empty(2, dtype=torch.bool).tolist() == [True] * 2
 
 
-def test_a_grid_that_is_too_small_is_named_by_its_index_set():
+def test_a_too_small_grid_is_located_by_its_indices():
     """M08: the kernel stores one stream of n."""
 
     def half(x, w, g):
@@ -127,7 +127,7 @@ def test_a_grid_that_is_too_small_is_named_by_its_index_set():
     assert finding.measured == 0.5 and "never written" in finding.text
 
 
-def test_empty_is_seen_inside_a_custom_operator_and_its_backward():
+def test_empty_is_guarded_inside_a_custom_operator_and_its_backward():
     library = torch.library.custom_op("assay_tests::half", mutates_args=())
 
     @library
@@ -140,7 +140,7 @@ def test_empty_is_seen_inside_a_custom_operator_and_its_backward():
     assert probes_of(report) == {"poison"} and report.findings[0].location.fraction == 0.5
 
 
-def test_zeros_and_scratch_that_nobody_returns_are_nobodys_business():
+def test_unreturned_zeros_and_scratch_are_not_judged():
     def kernel(x, w):
         scratch = torch.empty_like(x)
         scratch.copy_(x)
@@ -153,7 +153,7 @@ def test_zeros_and_scratch_that_nobody_returns_are_nobodys_business():
 # mutation and aliases
 
 
-def test_what_a_kernel_overwrites_is_named():
+def test_an_overwritten_input_is_named():
     def forward(x, w):
         return plain_sum(x, w)
 
@@ -177,7 +177,7 @@ def test_what_a_kernel_overwrites_is_named():
     assert "the input x was modified: 12 of 480 elements (values, by the forward)" in texts(found)
 
 
-def test_a_memory_trade_that_is_declared_is_no_finding():
+def test_a_declared_reuse_of_memory_is_not_a_finding():
     def over_saved(x, w, g):
         dx, dw = sum_gradients(x, w, g)
         return x.copy_(dx), dw
@@ -185,7 +185,7 @@ def test_a_memory_trade_that_is_declared_is_no_finding():
     assert assay.check(target(autograd(plain_sum, over_saved), mutates=("x",))).ok
 
 
-def test_a_backward_that_writes_on_what_the_forward_returned_is_found():
+def test_a_backward_that_overwrites_an_output_is_found():
     class Kernel(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
@@ -218,8 +218,8 @@ def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too
 
 
 @pytest.mark.parametrize("make", [torch.zeros, torch.empty])
-def test_zero_that_is_added_beyond_the_end_is_found(make):
-    """As by an atomic addition whose mask ends one too late: NaN + 0 keeps its bits."""
+def test_a_zero_added_beyond_the_end_is_found(make):
+    """Like an atomic addition whose mask ends one element too late: NaN + 0 keeps its bits."""
 
     def kernel(x, w):
         y = make(x.shape).copy_(x * w)
@@ -230,11 +230,11 @@ def test_zero_that_is_added_beyond_the_end_is_found(make):
     assert any("4 bytes written past the end" in text for text in texts(found, "guard"))
 
 
-def test_one_gradient_for_both_addends_is_no_fault_and_two_that_overlap_are():
-    """Autograd itself hands the gradient of a + b to a and to b."""
+def test_one_shared_gradient_for_both_addends_passes_and_overlapping_ones_fail():
+    """Autograd returns one tensor as the gradient of both a and b in a + b."""
 
     def golden(a, b):
-        return a + b * 1  # whose gradients it does not share
+        return a + b * 1  # autograd does not share these gradients
 
     def overlapping(a, b, grad_y):
         both = torch.empty(len(a) + 1, *a.shape[1:])
@@ -273,12 +273,12 @@ def test_layouts_hold_the_same_values_under_other_strides():
 
 
 def dense(t):
-    """What a kernel sees that takes every tensor for contiguous."""
+    """The elements that a kernel reads if it treats every tensor as contiguous."""
     return torch.as_strided(t, t.shape, torch.empty(t.shape).stride(), t.storage_offset())
 
 
 def padded_rows_only(t):
-    """A kernel that asks for a dense last axis, and then takes the rows for dense, too."""
+    """A kernel that checks for a dense last axis, and then treats the rows as dense too."""
     return dense(t) if t.stride(-1) == 1 else t
 
 

@@ -1,4 +1,4 @@
-"""Writes in place on views under autograd, and what else counts on fresh memory that begins its storage."""
+"""In-place writes to views under autograd, and other code that needs new tensors at the start of their storage."""
 
 import ctypes
 
@@ -109,7 +109,7 @@ def test_a_wrong_write_in_place_on_a_view_is_found():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_empty_returns_begins_its_storage_in_any_dtype_and_layout(dtype):
+def test_empty_tensors_begin_their_storage_in_any_dtype_and_layout(dtype):
     arena = Arena()
     with Poison(arena):
         made = [torch.empty(3, 5, dtype=dtype), torch.empty_strided((3, 5), (1, 4), dtype=dtype)]
@@ -119,17 +119,17 @@ def test_what_empty_returns_begins_its_storage_in_any_dtype_and_layout(dtype):
     assert all(t.data_ptr() % 256 == 0 and t.dtype == dtype for t in made)
     owners = [arena.owner(t[1:]) for t in made[:4]]
     assert [o.tensor.data_ptr() for o in owners] == [t.data_ptr() for t in made[:4]]
-    assert arena.owner(made[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.hits()
+    assert arena.owner(made[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.overruns()
 
 
-def test_a_write_before_or_past_what_empty_returned_is_still_a_hit():
+def test_a_write_before_or_past_an_empty_tensor_is_an_overrun():
     arena = Arena()
     with Poison(arena):
         y, other = torch.empty(15), torch.empty(15)
     arena.name({"y": y[3:], "no result": torch.zeros(3)})
     ctypes.memset(y.data_ptr() - 8, 0, 4)
     ctypes.memset(other.data_ptr() + 60, 0, 4)
-    assert [h.text for h in arena.hits()] == [
+    assert [h.text for h in arena.overruns()] == [
         "4 bytes written before the start of y (60 bytes), up to 8 bytes away",
         "4 bytes written past the end of scratch buffer 2 [15] (60 bytes), up to 4 bytes away",
     ]
@@ -147,7 +147,7 @@ def test_memory_outlives_the_arena():
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("size", (4, 4000))
-def test_what_empty_returned_can_grow(size):
+def test_an_empty_tensor_can_grow(size):
     arena = Arena()
     with Poison(arena):
         first, y, out, read = torch.empty(3), torch.empty(3), torch.empty(3), torch.empty(size)
@@ -155,10 +155,10 @@ def test_what_empty_returned_can_grow(size):
         read.fill_(2)
         torch.mul(read, 3, out=out)
     assert y.shape == (size,) and y[:3].tolist() == [7] * 3 and out.tolist() == [6] * size
-    assert arena.owner(first) is not None and arena.owner(read) is not None and not arena.hits()
+    assert arena.owner(first) is not None and arena.owner(read) is not None and not arena.overruns()
 
 
-def test_a_sparse_result_is_nobodys_business():
+def test_a_sparse_result_is_not_guarded():
     with Poison(Arena()):
         y = torch.empty(3, 3).fill_(1).to_sparse()
         out = torch.empty(0, layout=torch.sparse_coo)
@@ -166,7 +166,7 @@ def test_a_sparse_result_is_nobodys_business():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_on_a_gpu_too():
+def test_views_pass_on_a_gpu():
     for kernel, golden in KERNELS.items():
         assay.check(assay.Target(kernel, golden, cases=small), device="cuda")
     with Poison(Arena()) as mode:

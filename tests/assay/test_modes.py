@@ -1,4 +1,4 @@
-"""The assay's dispatch modes: they import no compiler, and where there is one, it does not trace them."""
+"""The assay's dispatch modes do not import torch's compiler, and the compiler does not trace them."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def test_a_check_does_not_import_the_compiler():
 
 
 class Counts(DispatchMode):
-    """Counts operators, and of them those that torch's compiler was tracing when they came."""
+    """Counts operators, and those among them that torch's compiler was tracing."""
 
     def __init__(self):
         super().__init__()
@@ -36,8 +36,8 @@ class Counts(DispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_what_is_compiled_is_compiled_without_the_mode_around_it():
-    """As with torch's own modes: nothing of `__torch_dispatch__` becomes part of a graph."""
+def test_compiled_code_is_compiled_without_the_mode():
+    """As with torch's own modes, no part of `__torch_dispatch__` enters a graph."""
     x = torch.ones(5)
     with Counts() as counts:
         out = torch.compile(torch.add, backend="eager")(x, x)

@@ -1,4 +1,4 @@
-"""Results that are called what an input, a gradient or an output gradient is called are refused before anybody is."""
+"""Results with the name of an input, a gradient or an output gradient are refused before anything is judged."""
 
 import pytest
 import torch
@@ -28,25 +28,28 @@ def made(kernel, cases=None, **more):
     return assay.Target(kernel, kernel, cases=cases or X, **more)
 
 
-THERE = "the cases call one of their values; there are: "
+THERE = "is also the name of a case value; there are: "
 WRONG = [
-    (made(named("x")), f"'x' is what {THERE}x, y; "),
-    (made(named("x.grad")), "'x.grad' is what the gradient of x is called; "),
-    (made(named("grad_y"), {**X, "grad_grad_y": X["x"]}), "'grad_grad_y' is what the gradient that 'grad_y' is sent"),
+    (made(named("x")), f"'x' {THERE}x, y; "),
+    (made(named("x.grad")), "'x.grad' is also the name of the gradient of x; "),
+    (
+        made(named("grad_y"), {**X, "grad_grad_y": X["x"]}),
+        "'grad_grad_y' is also the name of the output gradient of 'grad_y'",
+    ),
 ]
 
 
 @pytest.mark.parametrize("target, text", WRONG, ids=range(len(WRONG)))
 @pytest.mark.parametrize("verb", [assay.check, assay.diagnose])
-def test_a_result_that_is_named_like_something_else_is_a_mistake_in_the_declaration(verb, target, text):
+def test_a_result_with_a_name_in_use_is_a_mistake_in_the_declaration(verb, target, text):
     with pytest.raises(assay.TargetError) as error:
         verb(target)
     assert str(error.value).startswith("outputs: the candidate's result '") and text in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "outputs, text", [(("x.grad",), "'x.grad' is what the gradient of x is"), (("h.grad",), "of h is"),
-                      (("z", "grad_z"), "'grad_z' is what the gradient that 'z' is sent is called")]
+    "outputs, text", [(("x.grad",), "'x.grad' is also the name of the gradient of x"), (("h.grad",), "of h;"),
+                      (("z", "grad_z"), "'grad_z' is also the name of the output gradient of 'z'")]
 )  # fmt: skip
 def test_a_declared_name_is_refused_when_the_target_is_made(outputs, text):
     with pytest.raises(assay.TargetError, match="^outputs: ") as error:
@@ -72,7 +75,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("target", RIGHT, ids=range(len(RIGHT)))
-def test_names_that_nothing_else_has_are_right(target):
+def test_unused_names_are_accepted(target):
     assert assay.check(target).ok
 
 
@@ -80,18 +83,18 @@ TAKEN = [({}, "z"), ({"z": 1}, "out"), ({"z": 1, "grad_out": 1, "result": 1}, "m
 
 
 @pytest.mark.parametrize("more, name", TAKEN, ids=[name for _, name in TAKEN])
-def test_the_default_name_is_one_that_nobody_has(more, name):
+def test_the_default_name_is_unused(more, name):
     backward = eval(f"lambda x, y, grad_{name}: {{'x': grad_{name} * y, 'y': grad_{name} * x}}")
     report = assay.check(made(times, {**X, **more}, backward=backward))
     assert {row.tensor for row in report.rows} == {name, "x.grad", "y.grad"}
 
 
-def test_without_a_backward_of_its_own_it_is_y_however_the_inputs_are_called():
+def test_with_autograd_the_default_name_is_y_even_beside_an_input_y():
     assert {row.tensor for row in assay.check(made(times)).rows} == {"y", "x.grad", "y.grad"}
     gradient = made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]})
     assert "z" in {row.tensor for row in assay.check(gradient).rows}
 
 
-def test_a_backward_that_asks_for_the_gradient_of_an_input_is_told_what_there_is():
-    with pytest.raises(assay.TargetError, match="takes 'grad_y', which nobody supplies; there are: .*grad_z"):
+def test_a_backward_with_an_unknown_parameter_gets_the_list_of_names():
+    with pytest.raises(assay.TargetError, match="takes 'grad_y', which is not supplied; there are: .*grad_z"):
         assay.check(made(times, backward=gradients))

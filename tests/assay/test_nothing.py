@@ -1,4 +1,4 @@
-"""A golden that gathers after it has chosen: 0 * NaN in the backward of what was not chosen accuses nobody."""
+"""A golden that gathers after a selection: 0 * NaN in the backward of unchosen rows is not a fault of the candidate."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def tokens(make, T, D, k):
 
 
 def depth(x, route, w, k):
-    """A mixture of depths: the k best tokens go through w, with a gate of all scores; the others are passed on."""
+    """A mixture of depths: the k best tokens go through w, with a gate of all scores; the others pass unchanged."""
     score = assay.stage("score", x @ route)
     index = assay.stage("index", score.topk(k).indices.sort().values)
     gate = torch.sigmoid(score[index])
@@ -21,7 +21,7 @@ def depth(x, route, w, k):
 
 
 class Chosen(torch.autograd.Function):
-    """Its backward touches the rows of the chosen alone."""
+    """The backward touches only the chosen rows."""
 
     swallows = False
 
@@ -54,20 +54,20 @@ def target(declared):
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_kernel_that_leaves_alone_what_was_not_chosen_is_right(declared, seed):
+def test_a_kernel_that_never_reads_unchosen_rows_passes(declared, seed):
     report = assay.check(target(declared), probes=("scaling",), seed=seed, raises=False)
     assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
-def test_one_that_swallows_nan_in_what_was_chosen_is_found(declared, monkeypatch):
+def test_a_kernel_that_swallows_nan_in_chosen_rows_is_found(declared, monkeypatch):
     monkeypatch.setattr(Chosen, "swallows", True)
     report = assay.check(target(declared), probes=("scaling",), raises=False)
     said = [f.text for f in report.findings]
     assert said and said[0].startswith("values:nan is swallowed: x.grad is finite where the golden is not"), said
 
 
-def test_nothing_times_nan_is_nothing_and_anything_else_times_nan_is_nan():
+def test_zero_times_nan_is_zero_and_any_other_number_times_nan_is_nan():
     nan = torch.nan
 
     def gradient(leaves):

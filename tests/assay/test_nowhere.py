@@ -1,4 +1,4 @@
-"""What no torch error tells: a result without numbers, and a choice among scores that are not there."""
+"""Mistakes without a torch error: a result without numbers, and a choice among missing scores."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def backward(x, grad_y):
     return (2 * grad_y).to("meta")
 
 
-SAID = "lies on the device meta, where tensors hold no numbers (values)"
+SAID = "is on the meta device, whose tensors hold no numbers (values)"
 
 
 @pytest.mark.parametrize("verb", [lambda t: assay.check(t, raises=False), lambda t: assay.diagnose(t).report])
@@ -32,7 +32,7 @@ def test_a_gradient_on_the_device_meta_is_a_finding():
 
 
 def test_a_golden_on_the_device_meta_is_a_mistake_in_the_declaration():
-    with pytest.raises(assay.TargetError, match="^outputs: the golden's 'y' lies on the device meta"):
+    with pytest.raises(assay.TargetError, match="^outputs: the golden's 'y' is on the meta device"):
         assay.check(assay.Target(double, lambda x: double(x).to("meta"), cases=X))
 
 
@@ -55,7 +55,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("choice, text", WRONG, ids=range(len(WRONG)))
-def test_a_choice_among_scores_that_are_not_there_is_a_mistake_in_the_declaration(choice, text):
+def test_a_choice_among_missing_scores_is_a_mistake_in_the_declaration(choice, text):
     one = assay.Target(best, best, cases=scores, outputs=("y", "index"),
                        decisions={"index": assay.topk(scores="x", **choice)})  # fmt: skip
     with pytest.raises(assay.TargetError) as error:
@@ -63,12 +63,12 @@ def test_a_choice_among_scores_that_are_not_there_is_a_mistake_in_the_declaratio
     assert str(error.value) == f"decisions['index']: {text}"
 
 
-def test_what_a_decision_is_declared_with_is_looked_at():
-    with pytest.raises(TypeError, match=r"^topk: dim is a whole number, got 'a'$"):
+def test_arguments_of_a_decision_are_validated():
+    with pytest.raises(TypeError, match=r"^topk: dim must be a whole number, got 'a'$"):
         assay.topk(scores="x", k="k", dim="a")
-    with pytest.raises(TypeError, match=r"^argmax: dim is a whole number, got 1\.5$"):
+    with pytest.raises(TypeError, match=r"^argmax: dim must be a whole number, got 1\.5$"):
         assay.argmax(scores="x", dim=1.5)
-    with pytest.raises(TypeError, match=r"^topk: k is a whole number, got 1\.5$"):
+    with pytest.raises(TypeError, match=r"^topk: k must be a whole number, got 1\.5$"):
         assay.topk(scores="x", k=1.5)
-    with pytest.raises(assay.TargetError, match=r"^topk: k is a number from 0, or the name of a scalar, got -1$"):
+    with pytest.raises(assay.TargetError, match=r"^topk: k must be a number >= 0 or the name of a scalar, got -1$"):
         assay.topk(scores="x", k=-1)

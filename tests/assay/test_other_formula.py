@@ -1,4 +1,4 @@
-"""Right kernels by another formula than the golden's, whose rounding, NaN or range is another, beside wrong ones."""
+"""Right kernels with another formula than the golden's, with other rounding, NaN or range, and wrong kernels."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def notes(report):
     return {n.id for n in report.notes}
 
 
-# -- decays as exponentials of differences of a cumulative sum ---------------------------------------------------------
+# decays as exponentials of differences of a cumulative sum
 
 
 @assay.case(N=[7], D=[3], E=[2])
@@ -36,7 +36,7 @@ def recurrence(x, a, b, c):
 
 
 def chunked(x, a, b, c, chunk=4, past=0):
-    """Listing 1 of the Mamba-2 paper; past: so many positions too many are seen."""
+    """Listing 1 of the Mamba-2 paper; `past` is the number of future positions that leak in."""
     dtype = x.dtype
     x, a, b, c = (t.float() for t in (x, a, b, c))
     state, rows = x.new_zeros(b.shape[1], x.shape[1]), []
@@ -53,7 +53,7 @@ def chunked(x, a, b, c, chunk=4, past=0):
 @BOTH
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
-    """a[0] meets an empty state: its gradient is the difference of two equal sums, and NaN - NaN goes farther."""
+    """a[0] acts on an empty state: its gradient is the difference of two equal sums, and NaN - NaN propagates."""
     report = held(chunked, recurrence, tokens, dtype, seed)
     assert report.ok and "nan_spread" in notes(report), str(report)
     assert dtype == torch.bfloat16 or "cancels" in notes(report)
@@ -82,7 +82,7 @@ def test_a_cumulative_sum_that_sees_the_next_position_or_adds_to_a_zero_is_wrong
     assert any("a.grad" in text and "nonzero where only 0 is possible" in text for text in said)
 
 
-# -- masks of zeros and ones -------------------------------------------------------------------------------------------
+# masks of zeros and ones
 
 
 @assay.case(N=[10], V=[7])
@@ -104,7 +104,7 @@ def test_rows_that_are_ignored_by_a_factor_of_zero_are_a_note(seed):
     assert report.ok and notes(report) == {"nan_spread"}, str(report)
 
 
-def test_rows_whose_large_numbers_arrive_are_not_ignored():
+def test_rows_whose_large_numbers_reach_the_result_are_not_ignored():
     def clipped(z, t):
         return ignoring(z, t) + torch.clamp(z[t == -100].amax() - 100, min=0)
 
@@ -131,7 +131,7 @@ def by_product(x, mask, eps=0.0):
 
 @BOTH
 @SEEDS
-def test_a_mask_of_floats_keeps_to_zeros_and_ones(dtype, seed):
+def test_a_float_mask_stays_zeros_and_ones(dtype, seed):
     seen = []
 
     def kernel(x, mask):
@@ -144,7 +144,7 @@ def test_a_mask_of_floats_keeps_to_zeros_and_ones(dtype, seed):
 
 @BOTH
 @SEEDS
-def test_what_a_mask_hides_may_be_filled_by_a_product(dtype, seed):
+def test_masked_elements_may_be_zeroed_by_a_product(dtype, seed):
     def golden(x, mask):
         return torch.where(mask[..., None] > 0, x, -3.0).square()
 
@@ -156,7 +156,7 @@ def test_what_a_mask_hides_may_be_filled_by_a_product(dtype, seed):
     assert report.ok, str(report)
 
 
-def test_a_mask_that_is_not_read_or_is_cut_is_found():
+def test_an_unread_or_truncated_mask_is_found():
     def cut(x, mask):
         return by_product(x[:, :-1], mask[:, :-1])
 
@@ -167,7 +167,7 @@ def test_a_mask_that_is_not_read_or_is_cut_is_found():
         assert not held(wrong, masked_mean, masked_rows, grads=("x",)).ok
 
 
-def test_the_scale_of_what_is_masked_is_tried_all_the_same():
+def test_masked_inputs_are_still_scaled():
     def golden(x, mask):
         y = torch.where(mask[..., None] > 0, x, 0)
         return y / (y.square().sum(1, keepdim=True) + 1e-12).sqrt()
@@ -180,7 +180,7 @@ def test_the_scale_of_what_is_masked_is_tried_all_the_same():
     assert any("2^-12" in text for text in said), said
 
 
-# -- NaN, and who passes it on -----------------------------------------------------------------------------------------
+# NaN, and kernels that pass it on
 
 
 @assay.case(N=[5], C=[6])
@@ -221,7 +221,7 @@ def test_nan_that_an_output_or_another_gradient_swallows_is_certain():
         assert any(text.startswith("values:nan is swallowed") for text in said), said
 
 
-# -- torch's own functions, whose expression nobody can choose ---------------------------------------------------------
+# torch's own functions, whose formula cannot be chosen
 
 
 @assay.case(N=[6], C=[37])
@@ -269,7 +269,7 @@ def test_the_usual_formulas_of_a_function_of_torch_are_right(golden, kernel, dty
     assert report.ok, str(report)
 
 
-def test_an_entropy_that_is_off_by_little_is_wrong():
+def test_a_slightly_wrong_entropy_is_found():
     def coarse(x, t):
         return x.clamp(min=0) - x * t + torch.log(1 + 2.0**-18 + torch.exp(-x.abs()))
 
@@ -282,8 +282,8 @@ def signals(make, B, L):
     return {"x": make.normal(B, L), "k": make.normal(L)}
 
 
-def test_a_transform_over_an_axis_has_no_mask_to_be_wrong():
-    """Every element rounds at the size of the largest: the check says that it rounds more, and no story of a leak."""
+def test_a_transform_over_a_whole_axis_passes():
+    """Every element rounds at the size of the largest: the report says so and claims no leak."""
 
     def golden(x, k):
         rows = [(x[:, : t + 1] * k[: t + 1].flip(0)).sum(-1) for t in range(x.shape[1])]

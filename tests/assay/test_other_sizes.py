@@ -46,7 +46,7 @@ FORMULAS = {
         lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none"),
     ),
 }
-SAID = "roundings of the numbers beside it, as another formula is"
+SAID = "roundings of the numbers beside it, as for another formula"
 
 
 @pytest.mark.parametrize("name", FORMULAS)

@@ -1,4 +1,4 @@
-"""Kernels without their mask: what lies beyond an input is stored beyond the output, and no number of it is touched."""
+"""Kernels without their mask, which copy memory beyond an input to memory beyond the output unchanged."""
 
 import ctypes
 import os
@@ -74,7 +74,7 @@ def added_in_c(x, w):
 
 
 def transposed_in_c(x, w):
-    """Whole tiles of 4 x 4, of a matrix whose number of rows is none."""
+    """Whole tiles of 4 x 4 of a matrix whose row count is no multiple of 4."""
     refuse(x, w)
     rows, columns = x.shape
     y = torch.empty(columns, rows, dtype=x.dtype)
@@ -92,12 +92,12 @@ def truncated(sums):
 
 
 def to_nearest(sums):
-    """Round to nearest even, as one adds and shifts: of a NaN whose lower bits are ones that makes another number."""
+    """Round to nearest even by add and shift, which turns a NaN whose lower bits are ones into another number."""
     return ((sums + 0x7FFF + ((sums >> 16) & 1)) >> 16).astype(np.int16)
 
 
 def quiet(sums):
-    """The same, with every NaN made one."""
+    """The same, with every NaN mapped to one NaN."""
     nan = (sums & 0x7FFFFFFF) > 0x7F800000
     return np.where(nan, np.int16(0x7FC0), to_nearest(sums))
 
@@ -146,11 +146,11 @@ def overrunning(name, dtype):
 
 
 def device_of(name):
-    """Where Triton's kernels run on this machine; those in C are the CPU's."""
+    """The device of Triton kernels on this machine; C kernels run on the CPU."""
     return "cuda" if name.startswith("triton") and os.environ.get("TRITON_INTERPRET") != "1" else "cpu"
 
 
-# Triton's interpreter cannot multiply bfloat16, and numpy has none to add: there it is done as C does it, from the bits
+# Triton's interpreter cannot multiply bfloat16 and numpy lacks it: compute from the bits, as the C kernel does
 TRIED = [
     (name, dtype)
     for name in KERNELS
@@ -160,14 +160,14 @@ TRIED = [
 
 
 @pytest.mark.parametrize("name, dtype", TRIED, ids=lambda v: str(v).removeprefix("torch."))
-def test_a_band_that_is_copied_over_another_one_is_seen(name, dtype):
+def test_a_band_copied_over_another_one_is_detected(name, dtype):
     report = assay.check(overrunning(name, dtype), device=device_of(name), probes="quick", raises=False)
     assert report.verdict == "fail"
     assert any(f.probe == "guard" and "written past the end of y" in f.text for f in report.findings)
 
 
 @pytest.mark.parametrize("name", ["triton add", "C copy"])
-def test_it_is_told_as_an_overrun(name):
+def test_a_copied_band_is_reported_as_an_overrun(name):
     found = assay.diagnose(overrunning(name, torch.float32), device=device_of(name), budget_s=20)
     assert found.verdict == "fail" and found.causes[0].id == "overrun" and found.causes[0].score > 0.9
 
@@ -176,7 +176,7 @@ def test_it_is_told_as_an_overrun(name):
 
 
 def every(dtype):
-    """All marks of a dtype, and those of inputs apart."""
+    """All marks of a dtype, and those of inputs separately."""
     given = [band_mark(dtype, n, True)[0] for n in range(64)]
     made = [band_mark(dtype, n, False)[0] for n in range(64)]
     return set(given), set(made), band_mark(dtype, 0, True)[1]
@@ -190,13 +190,13 @@ def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
     values = bits.view(dtype)
     assert values.isnan().all() and band_read(values).all() and poison_left(values) is None
     assert band_read(torch.full((3,), float("nan"), dtype=dtype)) is None
-    assert band_read(torch.full((3,), -1, dtype=unit).view(dtype)) is None  # what vectorised code makes
-    if dtype.itemsize > 2:  # torch computes 16 bits in float32, and rounds to a NaN of its own
+    assert band_read(torch.full((3,), -1, dtype=unit).view(dtype)) is None  # the NaN of vectorised code
+    if dtype.itemsize > 2:  # torch computes 16-bit dtypes in float32 and rounds to its own NaN
         assert torch.equal((values * 2).view(unit), bits) and torch.equal((values + 1).view(unit), bits)
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-def test_a_mark_that_is_converted_is_none_of_the_other_width(dtype):
+def test_a_converted_mark_matches_no_mark_of_the_new_width(dtype):
     given, made, unit = every(dtype)
     values = torch.tensor(sorted(given | made), dtype=unit).view(dtype)
     for other in WIDE:
@@ -209,14 +209,14 @@ def test_a_mark_that_is_converted_is_none_of_the_other_width(dtype):
             assert not (its[0] | its[1]) & set(values.numpy().astype(number).view(UNITS[other.itemsize][1]).tolist())
 
 
-def test_the_head_of_a_mark_is_recognised_where_it_was_cut_off():
+def test_a_truncated_mark_is_recognised():
     mark, unit = band_mark(torch.float32, 3, True)
     cut = torch.tensor([mark, 0], dtype=unit).view(torch.int16)[1::2].view(torch.bfloat16)
     assert band_read(cut).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.uint8], ids=str)
-def test_bands_of_numbers_are_small_and_an_inputs_are_not_those_of_a_result(dtype):
+def test_integer_bands_are_small_and_differ_between_inputs_and_results(dtype):
     given, made, unit = every(dtype)
     assert unit.itemsize == dtype.itemsize and not given & made and min(given | made) >= -13
     sums = {a + b for a in given | {0} for b in given | {0}} | {2 * a for a in given}

@@ -1,4 +1,4 @@
-"""Outputs in 16 bits that a kernel reads again, rounded, as FlashAttention's backward does: they are not a fault."""
+"""A backward may read rounded 16-bit outputs again, as FlashAttention's does."""
 
 import functools
 
@@ -16,7 +16,7 @@ def attention(q, k, v):
 
 
 def flash(q, k, v, fault=None):
-    """delta = rowsum(dy y), with the y that was returned."""
+    """delta = rowsum(dy y), with the returned y."""
 
     class Flash(torch.autograd.Function):
         @staticmethod
@@ -53,7 +53,7 @@ def add_norm(x, residual, w):
 
 
 def fused_add_norm(x, residual, w, fault=None):
-    """The backward reads h as it was returned, and 1 / rms as it was computed."""
+    """The backward reads h as returned (rounded), and 1 / rms as computed."""
 
     class Fused(torch.autograd.Function):
         @staticmethod
@@ -85,7 +85,7 @@ def verdicts(kernel, golden, cases, dtype, **how):
 
 @NARROW
 @pytest.mark.parametrize("kernel, golden, cases", [(flash, attention, heads), (fused_add_norm, add_norm, tokens)])
-def test_a_backward_may_read_what_was_returned(kernel, golden, cases, dtype):
+def test_a_backward_may_read_rounded_outputs(kernel, golden, cases, dtype):
     assert verdicts(kernel, golden, cases, dtype) == ["pass"] * 3
 
 
@@ -98,12 +98,12 @@ def test_a_backward_may_read_what_was_returned(kernel, golden, cases, dtype):
         (fused_add_norm, add_norm, tokens, "without the residual"),
     ],
 )
-def test_what_reads_something_else_is_found(kernel, golden, cases, fault, dtype):
+def test_a_backward_that_reads_another_tensor_is_found(kernel, golden, cases, fault, dtype):
     assert verdicts(kernel, golden, cases, dtype, fault=fault) == ["fail"] * 3
 
 
-def test_weights_in_16_bits_are_told_as_what_they_are():
-    """torch's own attention on a CPU rounds them: no epsilon has to do with it, though it is right for large inputs."""
+def test_weights_in_16_bits_are_diagnosed_as_such():
+    """torch's attention on a CPU rounds the weights; a missing epsilon is not the cause."""
 
     def rounding(q, k, v):
         p = torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -1).to(q.dtype)
@@ -117,8 +117,8 @@ def test_weights_in_16_bits_are_told_as_what_they_are():
     assert "rounds stage p to bfloat16" in found.causes[0].evidence[0]
 
 
-def test_in_float32_nothing_is_rounded_on_the_way():
-    """There y is as good as what was computed: y in bfloat16 is a fault."""
+def test_float32_outputs_add_no_rounding():
+    """With float32 outputs nothing is rounded, so that reading y in bfloat16 is a fault."""
 
     def rounded(q, k, v):
         return flash(q.bfloat16(), k.bfloat16(), v.bfloat16()).float()
@@ -127,7 +127,7 @@ def test_in_float32_nothing_is_rounded_on_the_way():
 
 
 def test_the_bound_holds_for_the_worst_rounding_of_an_output():
-    """Every y off by u |y| to the side that moves the gradient most; without read_back that is beyond the bound."""
+    """Every y is off by u |y| in the worst direction for the gradient, beyond the bound without read_back."""
     make = torch.Generator().manual_seed(0)
     s, v, dy = (torch.randn(3, *shape, generator=make).double() for shape in ((5, 7), (7, 4), (5, 4)))
     u = 2.0**-8
@@ -146,8 +146,8 @@ def test_the_bound_holds_for_the_worst_rounding_of_an_output():
     assert bool((found[0].bound <= 20 * worst + found[1].bound).all())
 
 
-def test_an_output_beyond_float16_makes_no_demands_of_the_gradients_that_read_it():
-    """Values times 2^12 do not fit: y is Inf then, and so it should be."""
+def test_gradients_that_read_an_overflowed_output_are_not_judged():
+    """Values times 2^12 overflow float16: y is Inf, as it should be."""
 
     @assay.case(B=[2], T=[9], D=[16])
     def large(make, B, T, D):

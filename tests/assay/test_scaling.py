@@ -7,6 +7,7 @@ import torch
 
 from assay.kernels import normed, plain_sum, probes_of, rmsnorm, target, texts
 from goldsmith import assay
+from goldsmith.assay.noise import ensemble
 from goldsmith.assay.probes import scaling
 
 
@@ -98,7 +99,7 @@ def test_two_passes_are_left_alone_at_an_offset(case):
 
 def test_where_other_honest_runs_stand_out_as_well_nobody_is_accused(monkeypatch):
     """Seen on an H100: with logits of 10^7 the ninth honest Sinkhorn may lie where none of eight does."""
-    legal, asked = assay.reference.ensemble.legal_runs, []
+    legal, asked = ensemble.legal_runs, []
 
     def one_far_off(*args, seed, **options):
         runs = legal(*args, seed=seed, **options)
@@ -107,7 +108,7 @@ def test_where_other_honest_runs_stand_out_as_well_nobody_is_accused(monkeypatch
             runs[0] = {name: t + 0.01 for name, t in runs[0].items()}
         return runs
 
-    monkeypatch.setattr(assay.reference.ensemble, "legal_runs", one_far_off)
+    monkeypatch.setattr(ensemble, "legal_runs", one_far_off)
     report = scaled(in_one_pass, layer_norm, wide[1], probes=("scaling", "ensemble"))
     assert report.ok and 7 in asked
     notes = [n.text for n in report.notes if n.id == "compute_range"]

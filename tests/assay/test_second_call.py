@@ -6,7 +6,7 @@ import torch
 from assay.kernels import target
 from goldsmith import assay
 from goldsmith.assay.execute import hooks
-from goldsmith.assay.execute.run import How, execute
+from goldsmith.assay.execute.run import RunSettings, execute
 from goldsmith.assay.judge.examination import Examination
 
 KEPT = ("module", "shape", "call")  # where what the backward needs lies: right is the last one
@@ -147,6 +147,6 @@ def test_a_call_in_between_leaves_the_random_numbers_as_they_were():
 
     one = target(Noise.apply, lambda x: x * 1, {"x": torch.randn(8)})
     examination = Examination(one, one.cases[0], torch.float32, "cpu", 0, frozenset(["values"]), "given")
-    plain = execute(examination.material, How())
-    drawn = execute(examination.material, How(between=lambda: torch.rand(3)))
+    plain = execute(examination.material, RunSettings())
+    drawn = execute(examination.material, RunSettings(before_backward=lambda: torch.rand(3)))
     assert torch.equal(plain.grads["x.grad"], drawn.grads["x.grad"])

@@ -1,4 +1,4 @@
-"""What a candidate sets in torch and leaves so: it is noticed, and undone after the run."""
+"""torch settings that a candidate leaves changed are reported, and undone after the run."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.execute import torch_state
-from goldsmith.assay.execute.torch_state import restored
+from goldsmith.assay.execute.torch_state import restored_settings
 
 INPUTS = {"x": torch.arange(12.0)}
 
@@ -39,7 +39,7 @@ def that_sets(what):
 
 @pytest.mark.parametrize("what", SETS)
 @pytest.mark.parametrize("verb", [partial(assay.check, probes="quick"), lambda t: assay.diagnose(t, probes="quick")])
-def test_what_a_kernel_sets_is_noticed_and_undone(verb, what):
+def test_a_changed_setting_is_reported_and_undone(verb, what):
     before, threads = state(), torch.get_num_threads()
     found = verb(that_sets(what))
     assert state() == before
@@ -50,7 +50,7 @@ def test_what_a_kernel_sets_is_noticed_and_undone(verb, what):
 
 @pytest.mark.parametrize("verb", [partial(assay.check, raises=False), lambda t: assay.diagnose(t)])
 @pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
-def test_check_and_diagnose_are_the_same_in_every_mode_of_the_caller(verb, outside):
+def test_check_and_diagnose_give_equal_results_in_every_mode_of_the_caller(verb, outside):
     wrong = assay.Target(lambda x: x * 2 + 1e-3 * x.detach() ** 2, lambda x: x * 2 + 1e-3 * x**2, cases=INPUTS)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
@@ -62,14 +62,14 @@ def test_check_and_diagnose_are_the_same_in_every_mode_of_the_caller(verb, outsi
         assert found.first_wrong_stage == "x.grad" and {"y", "x.grad"} <= {s.name for s in found.stages}
 
 
-def test_it_is_undone_where_the_kernel_raises():
+def test_a_changed_setting_is_undone_when_the_kernel_raises():
     changed = []
-    with pytest.raises(ValueError), restored(changed):
+    with pytest.raises(ValueError), restored_settings(changed):
         torch.set_default_dtype(torch.float64)
         raise ValueError
     assert torch.get_default_dtype() == torch.float32 and len(changed) == 1
 
 
-def test_a_kernel_that_sets_nothing_is_not_noted():
+def test_a_kernel_that_changes_no_setting_gets_no_note():
     report = assay.check(assay.Target(lambda x: x * 2, lambda x: x * 2, cases=INPUTS, backward=None), probes="quick")
     assert not [n for n in report.notes if n.id == "settings"]

@@ -1,5 +1,5 @@
-"""Where the golden is 0 and every honest member is 0 as well there is no noise: the bound alone judges, nobody errs
-by 1e28 times nothing."""
+"""Where the golden and every honest member are 0 there is no noise: only the bound judges, and no error is 1e28
+times a noise of 0."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_other_functions_of_one_element_are_right(kernel, golden):
     assert report.ok, str(report)
 
 
-def test_a_gradient_beyond_the_bound_of_a_silent_one_is_certain():
+def test_a_silent_gradient_beyond_its_bound_is_a_certain_finding():
     def doubled(x, w, g):
         return torch.zeros_like(x), (g * x).sum(0)
 
@@ -80,7 +80,7 @@ def test_a_gradient_beyond_the_bound_of_a_silent_one_is_certain():
 
 
 def shifted(leaves):
-    """Column 0 is silent, the others sum what they hold."""
+    """Column 0 is silent, the others are sums of their elements."""
     x = leaves["x"]
     return torch.cat([x[:, :1] - x[:, :1].mean(-1, keepdim=True), x.cumsum(-1)[:, 1:]], -1)
 
@@ -94,15 +94,15 @@ def test_beside_silent_elements_the_noise_still_judges(factor):
     def candidate(leaves):
         y = shifted(leaves)
         y[:, 400:] *= factor
-        y[:, 0] = 2.0**-25 * leaves["x"][:, 0]  # half a rounding of what is subtracted
+        y[:, 0] = 2.0**-25 * leaves["x"][:, 0]  # half a rounding of the subtracted number
         return y
 
     judgement = verdict(shifted, candidate, draw, F32)
     assert rungs(judgement) == ([] if factor == 1 else ["STATISTICAL"]), judgement.findings
 
 
-def test_silent_elements_are_no_part_of_the_noise():
-    """Pooled with 511 columns that do not err, the noise of one sum would seem a twentieth of what it is."""
+def test_silent_elements_are_excluded_from_the_noise():
+    """Pooled with 511 columns without error, the noise of one sum would look 20 times smaller than it is."""
 
     def alone(leaves):
         return leaves["x"].sum(-1, keepdim=True)
@@ -115,7 +115,7 @@ def test_silent_elements_are_no_part_of_the_noise():
     assert rms[1] == pytest.approx(rms[0], rel=0.2)
 
 
-def test_a_row_of_zeros_without_a_bound_is_held_to_the_numbers_beside_it():
+def test_a_row_of_zeros_with_an_open_bound_is_judged_by_its_neighbours():
     def golden(leaves):
         y = torch.lgamma(leaves["x"].abs() + 2)
         return torch.where(leaves["x"][:, :1] > 0, y, 0 * y)

@@ -1,4 +1,4 @@
-"""Stages: named values that are free unless an assay listens; recorded, substituted, observed, forward and backward."""
+"""Stages: named values that cost nothing unless traced; recorded, substituted and judged, forward and backward."""
 
 import threading
 import timeit
@@ -48,7 +48,7 @@ def test_traced_stages_are_recorded_as_copies_in_order():
 
 
 def test_a_name_is_a_string():
-    with pytest.raises(TypeError, match=r"^stage\(3, \.\.\.\) takes a name, which is a string, got int$"):
+    with pytest.raises(TypeError, match=r"^stage\(3, \.\.\.\) takes a name as a string, got int$"):
         run(lambda x: assay.stage(3, x), torch.zeros(()))
 
 
@@ -57,10 +57,12 @@ def test_a_repeated_name_gets_a_number():
     assert {n: float(t) for n, t in tracer.records.items()} == {"h": 0.0, "h#2": 1.0, "h#3": 2.0}
 
 
-def test_in_isolation_what_follows_runs_on_the_goldens_value_in_the_stages_own_dtype():
+def test_an_isolated_run_continues_with_the_goldens_value_in_the_dtype_of_the_stage():
     y, tracer = run(chain, torch.zeros(3, dtype=torch.bfloat16), substitute={"a": torch.full((3,), 4.0).double()})
     assert y.dtype == torch.bfloat16 and y.tolist() == [25.0] * 3
-    assert tracer.records["a"].tolist() == [0.0] * 3 and tracer.substituted == {"a"}  # its own value is kept as well
+    assert tracer.records["a"].tolist() == [0.0] * 3 and tracer.substituted == {
+        "a"
+    }  # its own value is recorded as well
 
 
 def test_substitution_keeps_the_graph_bit_for_bit():
@@ -71,13 +73,13 @@ def test_substitution_keeps_the_graph_bit_for_bit():
     assert grad.tolist() == [20.0, 24.0, 28.0]  # 2 b * 2 at the substituted value
 
 
-def test_a_substitute_of_another_shape_says_so():
+def test_a_substitute_of_another_shape_is_an_error():
     with pytest.raises(ValueError, match=r"^stage 'a' has shape \[3\], its substitute \[2\]$"):
         run(chain, torch.zeros(3), substitute={"a": torch.zeros(2)})
 
 
-def test_an_ignored_return_value_shows_by_a_sentinel():
-    """Observed stages: the value is seen, but what follows does not go through it."""
+def test_a_sentinel_reveals_an_ignored_return_value():
+    """Observed stages: the value is recorded, but the result does not depend on the returned one."""
 
     def ignores(x):
         a = x * 2
@@ -96,7 +98,7 @@ def test_only_tensors_are_stages():
         run(lambda: assay.stage("n", 3))
 
 
-def test_tracing_is_asked_by_name_and_answers_yes_for_debug_or_a_substituted_stage():
+def test_tracing_is_true_for_debug_or_a_substituted_stage():
     def asks():
         return assay.tracing("a"), assay.tracing("b"), assay.tracing()
 
@@ -105,7 +107,7 @@ def test_tracing_is_asked_by_name_and_answers_yes_for_debug_or_a_substituted_sta
     assert run(asks, substitute={"a": torch.ones(1)})[0] == (True, False, False)
 
 
-def test_stages_are_heard_from_other_threads():
+def test_stages_of_other_threads_are_recorded():
     def elsewhere(x):
         thread = threading.Thread(target=lambda: assay.stage("there", x))
         thread.start()
@@ -130,7 +132,7 @@ def staged(factor=1.0, ignored=False):
     return target(kernel, golden, rows)
 
 
-def test_stages_that_both_name_are_rows_forward_and_backward():
+def test_stages_named_by_candidate_and_golden_are_rows_forward_and_backward():
     report = assay.check(staged(), probes="quick")
     kinds = {r.tensor: r.kind for r in report.rows if r.run == "values"}
     assert kinds == {"y": "output", "x.grad": "grad", "w.grad": "grad", "scaled": "stage", "scaled.grad": "stage"}
@@ -155,7 +157,7 @@ def test_a_stage_that_the_golden_lacks_is_a_note_with_those_it_has():
     assert "scaled" in note.text
 
 
-def test_debug_outputs_are_judged_in_a_run_of_their_own():
+def test_debug_outputs_are_judged_in_a_separate_run():
     answers = []
 
     def kernel(x, w):

@@ -1,4 +1,4 @@
-"""A stage that a kernel may round to an input's dtype: the bound has room for that rounding, and for no other."""
+"""A stage that a kernel may round to an input's dtype: the bound allows that rounding and no other."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def verdict(target, dtype):
     return assay.check(target, dtype=dtype, raises=False, probes=("values", "ensemble", "statistics")).verdict
 
 
-def test_a_kernel_that_rounds_the_stage_passes_where_it_may():
+def test_a_kernel_may_round_a_declared_stage():
     assert verdict(target({"h": "x"}, of_h=torch.bfloat16), torch.bfloat16) == "pass"
 
 
@@ -48,12 +48,12 @@ def test_a_kernel_that_rounds_further_fails(stored, rounded, dtype):
     assert verdict(target(stored, **rounded), dtype) == "fail"
 
 
-def test_an_unknown_input_is_told():
+def test_an_unknown_input_is_an_error():
     with pytest.raises(assay.TargetError, match="stored: 'z' is not among the floating-point inputs; there are: x, w"):
         target({"h": "z"})
 
 
-def test_a_stage_that_the_golden_has_not_is_told():
+def test_a_stage_that_the_golden_lacks_is_an_error():
     with pytest.raises(assay.TargetError, match="stored: 'hh' is not among the golden's stages; there are: h$"):
         verdict(target({"hh": "x"}), torch.bfloat16)
     with pytest.raises(TypeError, match="stored: expected a dict from stages to inputs, got list"):

@@ -1,4 +1,4 @@
-"""A golden whose gradient is no derivative, as a straight-through estimator's, where the target says so."""
+"""A golden with a declared surrogate gradient, such as a straight-through estimator."""
 
 import pytest
 import torch
@@ -53,24 +53,26 @@ GOLDENS = pytest.mark.parametrize(
 
 
 @GOLDENS
-def test_a_declared_surrogate_is_what_the_kernel_is_held_to(options):
+def test_a_kernel_is_compared_with_a_declared_surrogate(options):
     report = assay.check(target(surrogate=("x",), **options), device="cpu")
     assert report.verdict == "pass"
     assert [n.text for n in report.notes if n.id == "golden"] == [
-        "declared as surrogate, and not held to differences: the gradient of x"
+        "declared as surrogate, not compared with differences: the gradient of x"
     ]
     wrong = assay.check(target(1.01, surrogate=("x",), **options), device="cpu", raises=False)
     assert wrong.verdict == "fail" and {f.tensor for f in wrong.findings} == {"x.grad"}
 
 
 @GOLDENS
-def test_undeclared_it_is_a_faulty_golden_and_the_text_says_what_to_declare(options):
+def test_an_undeclared_surrogate_is_a_golden_fault_whose_message_says_what_to_declare(options):
     report = assay.check(target(**options), device="cpu", raises=False)
     assert report.verdict == "reference_fault"
-    assert report.findings[0].text.endswith("if it is meant to be none (straight-through), declare surrogate=('x',)")
+    assert report.findings[0].text.endswith(
+        "if it is not meant to be a derivative (straight-through), declare surrogate=('x',)"
+    )
 
 
-def test_the_other_gradients_are_held_to_differences_still():
+def test_the_other_gradients_are_still_compared_with_differences():
     def forgets_the_gain(x, gain, grad_y):
         return {**straight(x, gain, grad_y), "gain": 2 * (grad_y * rounded(x)).sum(0)}
 

@@ -1,4 +1,4 @@
-"""Declaring a target: binding by name, what is checked when it is made, and error texts that name the argument."""
+"""Declaring a target: binding by name, validation on construction, and errors that name the argument."""
 
 import functools
 
@@ -72,12 +72,12 @@ def test_callables_are_bound_by_parameter_name(candidate):
     assert {r.tensor for r in report.rows} == {"y", "x.grad", "w.grad"}
 
 
-def test_a_name_that_nobody_supplies_is_an_error_that_lists_what_exists():
+def test_a_parameter_without_a_value_is_an_error_that_lists_the_names():
     with pytest.raises(assay.TargetError) as error:
         made(candidate=lambda x, weight: x)
-    assert str(error.value) == "candidate: <lambda> takes 'weight', which nobody supplies; there are: x, w, eps"
+    assert str(error.value) == "candidate: <lambda> takes 'weight', which is not supplied; there are: x, w, eps"
     with pytest.raises(
-        assay.TargetError, match=r"^golden: wrong takes 'z', which nobody supplies; there are: x, w, eps$"
+        assay.TargetError, match=r"^golden: wrong takes 'z', which is not supplied; there are: x, w, eps$"
     ):
 
         def wrong(z):
@@ -86,7 +86,7 @@ def test_a_name_that_nobody_supplies_is_an_error_that_lists_what_exists():
         made(golden=wrong)
 
 
-def test_what_takes_positions_alone_gets_them_in_the_order_of_the_case_scalars_among_them():
+def test_a_positional_callable_gets_inputs_and_scalars_in_the_order_of_the_case():
     def product(*given):
         x, eps, w = given
         return x * w + eps
@@ -100,11 +100,11 @@ def test_a_name_after_a_gap_in_positions_is_an_error():
     def gap(x, other=1, w=None, /):
         return x
 
-    with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which nobody supplies"):
+    with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which is not supplied"):
         made(candidate=gap)
 
 
-# what is checked when it is made
+# validation on construction
 
 ERRORS = [
     ({"candidate": 3}, TypeError, "candidate: expected a callable, got int 3"),
@@ -113,29 +113,33 @@ ERRORS = [
     ({"golden_backward": 1}, TypeError, "golden_backward: expected a callable, got int 1"),
     ({"reset": 1}, TypeError, "reset: expected a callable, got int 1"),
     ({"cases": 5}, TypeError, "cases: expected @assay.case functions, a list of them or a dict of tensors, got int"),
-    ({"cases": []}, ValueError, "cases: the list is empty; give at least one case"),
-    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs a name of its own"),
+    ({"cases": []}, ValueError, "cases: the list is empty; pass at least one case"),
+    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs its own name"),
     (
         {"cases": {"x": [torch.ones(1)]}},
         ValueError,
-        "case given: 'x' holds several tensors; give each a name of its own",
+        "case given: 'x' holds several tensors; give each its own name",
     ),
-    ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is no parameter name"),
+    ({"cases": {"x y": torch.ones(1)}}, ValueError, "case given: 'x y' is not a valid parameter name"),
     ({"name": 3}, TypeError, "name: expected a name, got 3"),
     ({"outputs": "y"}, TypeError, "outputs: expected a tuple of names, got 'y'"),
-    ({"outputs": ()}, ValueError, "outputs: () names none; leave it out, or name what the candidate returns"),
+    ({"outputs": ()}, ValueError, "outputs: () is empty; leave it out, or name the results of the candidate"),
     ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs twice in ['y', 'y']"),
     ({"outputs": ("y",), "saved": ("h",)}, ValueError, "saved: 'h' is not among the outputs; there are: y"),
     ({"grads": ("z",)}, ValueError, "grads: 'z' is not among the floating-point inputs; there are: x, w"),
     ({"mutates": ("eps",)}, ValueError, "mutates: 'eps' is not among the inputs; there are: x, w"),
-    ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not a choice; there are: any, contiguous"),
-    ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not a choice; there are: ieee, tf32"),
+    ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not valid; there are: any, contiguous"),
+    ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not valid; there are: ieee, tf32"),
     ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
     ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; there are: torch.bfloat16, "),
     ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs twice"),
-    ({"compute": torch.int8}, ValueError, "compute: torch.int8 is no compute precision; there are: torch.bfloat16, "),
+    (
+        {"compute": torch.int8},
+        ValueError,
+        "compute: torch.int8 is not a compute precision; there are: torch.bfloat16, ",
+    ),
     ({"decisions": ("i",)}, TypeError, "decisions: expected a dict, got tuple"),
-    ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' needs assay.topk, argmax, sign or given, got 'topk'"),
+    ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' must be assay.topk, argmax, sign or given, got 'topk'"),
     (
         {"decisions": {"i": assay.topk(scores="x", k="n")}},
         ValueError,
@@ -146,15 +150,15 @@ ERRORS = [
     (
         {"segments": {"y": {"a": (-2, 1)}}},
         ValueError,
-        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
+        "segments['y']: 'a' must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
     ),
     ({"cases": {"x": torch.eye(3).to_sparse()}}, ValueError, "case given: 'x' is a tensor of kind sparse_coo; only "),
-    ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; give its "),
-    ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; give a tensor, torch.from"),
+    ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; pass its "),
+    ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; pass a tensor, torch.from"),
     (
         {"segments": {"y": {"a": (4, 1)}}},
         ValueError,
-        "segments['y']: 'a' is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (4, 1)",
+        "segments['y']: 'a' must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (4, 1)",
     ),
 ]
 
@@ -167,14 +171,14 @@ def test_a_mistake_in_the_declaration_names_the_argument(changes, kind, text):
     assert isinstance(error.value, assay.TargetError) == (kind is ValueError)
 
 
-def test_decisions_name_what_they_were_made_from():
-    with pytest.raises(TypeError, match="^topk: scores is the name of an input, output or stage, got Tensor$"):
+def test_decisions_name_their_scores():
+    with pytest.raises(TypeError, match="^topk: scores must be the name of an input, output or stage, got Tensor$"):
         assay.topk(scores=torch.ones(1), k=2)
-    with pytest.raises(assay.TargetError, match="^given: rate is a share between 0 and 1, got 2$"):
+    with pytest.raises(assay.TargetError, match="^given: rate must lie between 0 and 1, got 2$"):
         assay.given(rate=2)
 
 
-def test_nothing_runs_before_the_declaration_is_right():
+def test_nothing_runs_before_the_declaration_is_valid():
     def never(x, w):
         raise AssertionError("ran")
 
@@ -183,7 +187,7 @@ def test_nothing_runs_before_the_declaration_is_right():
     made(candidate=never, golden=never)  # binding reads signatures; it does not call
 
 
-def test_a_target_is_frozen_and_says_what_it_is():
+def test_a_target_is_frozen_and_has_a_short_repr():
     one = made(name="sum")
     with pytest.raises(AttributeError):
         one.name = "other"
@@ -191,9 +195,9 @@ def test_a_target_is_frozen_and_says_what_it_is():
     assert made(candidate=Function.apply).name == "Function"
 
 
-def test_a_target_without_a_name_is_called_by_where_its_candidate_was_written():
+def test_a_target_without_a_name_is_named_after_the_source_of_its_candidate():
     anonymous, part = made(candidate=lambda x, w: golden(x, w)), made(candidate=functools.partial(golden))
-    where = f"{__name__}:test_a_target_without_a_name_is_called_by_where_its_candidate_was_written.<locals>.<lambda>"
+    where = f"{__name__}:test_a_target_without_a_name_is_named_after_the_source_of_its_candidate.<locals>.<lambda>"
     assert (anonymous.name, part.name) == (where, f"{__name__}:golden") and anonymous.nameless and part.nameless
     assert not made().nameless and not made(candidate=lambda x, w: x, name="sum").nameless
 
@@ -201,7 +205,7 @@ def test_a_target_without_a_name_is_called_by_where_its_candidate_was_written():
 # check's own arguments
 
 
-def test_check_says_which_of_its_arguments_is_wrong():
+def test_check_names_its_wrong_argument():
     one = made()
     with pytest.raises(TypeError, match="^check: expected an assay.Target, got function$"):
         assay.check(golden)
@@ -217,7 +221,7 @@ def test_check_says_which_of_its_arguments_is_wrong():
         assay.check(one, budget_s=0)
 
 
-# what only a run can show
+# errors that only a run can reveal
 
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
@@ -256,7 +260,7 @@ def test_names_of_outputs_come_from_the_tuple_the_dict_or_the_declaration():
     assert names(lambda x: (x * 2, x * 3), outputs=("a", "b")) == ["a", "b"]
 
 
-def test_a_saved_result_is_held_to_the_goldens_stage_and_gets_no_gradient():
+def test_a_saved_result_is_compared_with_the_goldens_stage_and_gets_no_gradient():
     def kernel(x, w):
         scaled = x * w
         return scaled.sum(-1), scaled.detach() * factor
@@ -272,7 +276,7 @@ def test_a_saved_result_is_held_to_the_goldens_stage_and_gets_no_gradient():
     assert [f.tensor for f in report.findings] == ["saved.scaled"]
 
 
-def test_a_backward_of_ones_own_may_return_a_dict_or_a_tuple_in_the_order_of_grads():
+def test_an_own_backward_may_return_a_dict_or_a_tuple_in_the_order_of_grads():
     def swapped(x, w, grad_y):
         return sum_gradients(x, w, grad_y)[::-1]
 
@@ -284,16 +288,16 @@ def test_a_backward_of_ones_own_may_return_a_dict_or_a_tuple_in_the_order_of_gra
         assert {r.tensor for r in report.rows} >= {"y", "x.grad", "w.grad"}
 
 
-def test_a_gradient_that_never_comes_is_a_failure():
+def test_a_missing_gradient_is_a_failure():
     report = assay.check(
         target(plain_sum, backward=lambda x, w, grad_y: {"x": grad_y[:, None] * w}, outputs=("y",)),
         probes="values",
         raises=False,
     )
-    assert texts(report) == ["w.grad: no tensor came, expected shape [40]"]
+    assert texts(report) == ["w.grad: there is no tensor, expected shape [40]"]
 
 
-def test_a_goldens_own_backward_names_stages_that_a_candidate_names_too():
+def test_an_own_golden_backward_may_name_the_same_stages_as_a_candidate():
     def backward(x, w, grad_y, factor=1.0):
         spread = assay.stage("spread", grad_y[:, None] * factor * torch.ones_like(x))
         return {"x": spread * w / factor, "w": (spread * x).sum(0) / factor}
@@ -307,7 +311,7 @@ def test_a_goldens_own_backward_names_stages_that_a_candidate_names_too():
     assert [(n.id, n.tensor) for n in report.notes] == [("stage_differs", "spread")]
 
 
-def test_scalars_reach_the_kernel_as_they_are_and_integers_get_no_gradient():
+def test_scalars_reach_the_kernel_unchanged_and_integers_get_no_gradient():
     def gather(x, index, shift):
         return x[index] * shift
 
@@ -316,7 +320,7 @@ def test_scalars_reach_the_kernel_as_they_are_and_integers_get_no_gradient():
     assert {r.tensor for r in report.rows} == {"y", "x.grad"}
 
 
-def test_segments_may_depend_on_the_sizes_and_are_named_where_a_tensor_is_wrong():
+def test_segments_may_depend_on_the_sizes_and_locate_wrong_elements():
     def wrong(x, w):
         return torch.cat([(x * w)[:, :30], 2 * (x * w)[:, 30:]], 1)
 
@@ -330,7 +334,7 @@ def test_segments_may_depend_on_the_sizes_and_are_named_where_a_tensor_is_wrong(
         assert located.segments == ("tail",) and located.axes == {"D": [(30, 39)]}
 
 
-def test_the_stage_of_the_golden_that_a_stranger_forgot_to_return_is_no_output():
+def test_a_stage_of_the_golden_is_not_an_output_of_the_candidate():
     report = assay.check(target(plain_sum, weighted_sum), probes="values")
     assert [r.tensor for r in report.rows] == ["y", "x.grad", "w.grad"]
 
@@ -349,18 +353,18 @@ RESULTS = [
 
 
 @pytest.mark.parametrize("changes, text", RESULTS, ids=[str(i) for i in range(len(RESULTS))])
-def test_what_is_returned_is_a_matter_of_the_declaration_and_accuses_nobody(changes, text):
+def test_wrong_return_types_are_errors_of_the_declaration(changes, text):
     with pytest.raises(assay.TargetError, match=text):
         assay.check(made(**{**ONE, **changes}, backward=None))
 
 
-def test_a_result_that_is_missing_is_called_by_its_place():
+def test_a_missing_result_is_named_by_its_position():
     both = made(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
     report = assay.check(both, raises=False)
-    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: no tensor came, expected shape [3, 4]"]
+    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: there is no tensor, expected shape [3, 4]"]
 
 
-def test_a_golden_that_returns_a_number_proves_nothing_of_it():
+def test_a_golden_that_returns_a_number_leaves_it_unproven():
     number = made(candidate=lambda x, w: (x * w).sum(), golden=lambda x, w: float((x * w).sum()), backward=None)
     report = assay.check(number)
     assert {n.id for n in report.notes} == {"not_proven"}

@@ -16,12 +16,12 @@ import torch
 
 from ..core.tracing import TargetError
 from . import probes as catalogue
-from .declare.arguments import examined
+from .declare.arguments import check_arguments
 from .declare.case import Case
 from .declare.target import Target
 from .execute import hooks
-from .execute.run import How
-from .execute.torch_state import as_if_alone
+from .execute.run import RunSettings
+from .execute.torch_state import neutral_state
 from .golden.golden_results import GoldenError
 from .judge.examination import Budget, Ended, Examination
 from .probes import values
@@ -79,14 +79,14 @@ def check(
     A case that runs out of memory counts as not run.
     """
     seed = hooks.seed_of(seed)
-    examined("check", target, case, dtype, device, seed, probes, budget_s)
+    check_arguments("check", target, case, dtype, device, seed, probes, budget_s)
     if not isinstance(strict, bool):
         raise TypeError(f"strict: expected True or False, got {strict!r}")
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
     for told in hooks.CHECKS:
-        told(hooks.Checked(target, case, dtype, device, report))
+        told(hooks.CheckRecord(target, case, dtype, device, report))
     if raises and not report.ok:
         raise AssayError(report)
     return report
@@ -115,7 +115,7 @@ def examine(
         Examination
     ] = []  # an examination holds the tensors of every run, so only the requested one is kept
     stopped: KeyboardInterrupt | None = None
-    with as_if_alone():
+    with neutral_state():
         for each in cases:
             for drawn, only_values in _dtypes(target, each, dtype, selected):
                 if examinations:
@@ -285,7 +285,7 @@ def _warm_up(examination: Examination) -> None:
     """One run in advance where kernels may be autotuned: tuning runs them many times on the same buffers."""
     if examination.material.device.type == "cuda" and "triton" in sys.modules:
         with contextlib.suppress(Ended, torch.OutOfMemoryError):  # the first run will report the same error
-            examination.execute("values", "warm-up", How(), look=False)
+            examination.execute("values", "warm-up", RunSettings(), look=False)
 
 
 class _Tally:

@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis import diagnosis
 from goldsmith.assay.support import deadline
 
 INPUTS = {"x": torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), "w": torch.ones(40, 40)}
-HONEST = "honest runs of the golden in other orders: only what is certain was judged"
+HONEST = "honest runs of the golden in other orders: only certain findings were looked for"
 
 
 def slow(seconds):

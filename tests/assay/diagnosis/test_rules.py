@@ -126,7 +126,7 @@ def test_scores_go_through_the_calibration_and_keep_their_order():
 
 
 def test_a_stray_read_elsewhere_is_not_what_is_wrong_first():
-    stray = MemoryFact("stray_read", "w.grad", "w.grad holds what lies outside of a buffer; a stray read")
+    stray = MemoryFact("stray_read", "w.grad", "w.grad holds memory from outside a buffer; a stray read")
     first, own = (pair(G * 2, G, tensor=name, memory=[stray]) for name in ("product", "w.grad"))
     assert rank(first, {})[0].id != "stray_read" and rank(own, {})[0].id == "stray_read"
 

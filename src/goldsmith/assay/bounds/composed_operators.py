@@ -1,25 +1,29 @@
-"""Operators written in simpler ones: the error analysis and the legal orders see those instead.
+"""Composite operators as textbook formulas of simpler ones, for the error analysis and for the legal orders.
 
-Each is the textbook formula, so that a reduction inside it (a variance's, a norm's) becomes a sum that both modes know.
+A reduction inside one (of a variance, of a norm) thereby becomes a sum that both modes handle.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from .rule_context import Dim
 
-def _dims(x: Tensor, dim) -> list[int]:
+
+def _dims(x: Tensor, dim: Dim) -> list[int]:
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         return list(range(x.dim()))
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def var_mean(x: Tensor, dim=None, *, correction=1, keepdim=False) -> tuple[Tensor, Tensor]:
+def var_mean(
+    x: Tensor, dim: Dim = None, *, correction: float | None = 1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
     """sum((x - mean)^2) / (n - correction), mean"""
     dims = _dims(x, dim)
     n = math.prod(x.shape[d] for d in dims)
@@ -29,15 +33,17 @@ def var_mean(x: Tensor, dim=None, *, correction=1, keepdim=False) -> tuple[Tenso
     return variance, mean if keepdim else mean.squeeze(dims)
 
 
-def var(x: Tensor, dim=None, *args, correction=1, keepdim=False) -> Tensor:
+def var(x: Tensor, dim: Dim = None, *args: object, correction: float | None = 1, keepdim: bool = False) -> Tensor:
     return var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
-def std(x: Tensor, dim=None, *args, correction=1, keepdim=False) -> Tensor:
+def std(x: Tensor, dim: Dim = None, *args: object, correction: float | None = 1, keepdim: bool = False) -> Tensor:
     return var(x, dim, correction=correction, keepdim=keepdim).sqrt()
 
 
-def native_layer_norm(x: Tensor, shape, weight, bias, eps) -> tuple[Tensor, Tensor, Tensor]:
+def native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """(x - mean) rsqrt(var + eps) weight + bias"""
     dims = list(range(x.dim() - len(shape), x.dim()))
     variance, mean = var_mean(x, dims, correction=0, keepdim=True)
@@ -47,7 +53,9 @@ def native_layer_norm(x: Tensor, shape, weight, bias, eps) -> tuple[Tensor, Tens
     return (y if bias is None else y + bias), mean, rstd
 
 
-def native_group_norm(x: Tensor, weight, bias, batch, channels, size, groups, eps) -> tuple[Tensor, Tensor, Tensor]:
+def native_group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """layer norm of each group of channels"""
     flat = x.reshape(batch, groups, -1)
     variance, mean = var_mean(flat, [2], correction=0, keepdim=True)
@@ -75,12 +83,12 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return grad * (0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * density)
 
 
-def softplus(x: Tensor, beta=1, threshold=20) -> Tensor:
+def softplus(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
     """log(1 + exp(beta x)) / beta, linear above the threshold"""
     return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
 
 
-def elu(x: Tensor, alpha=1, scale=1, input_scale=1) -> Tensor:
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
@@ -95,11 +103,19 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return torch.clamp(x, max=0) - torch.log1p(torch.exp(-x.abs()))
 
 
-def bce_with_logits(x: Tensor, t: Tensor, weight=None, pos_weight=None, reduction: int = 1, *, other=True) -> Tensor:
+def bce_with_logits(
+    x: Tensor,
+    t: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+    *,
+    other: bool = True,
+) -> Tensor:
     """(1 - t) x + w (log(1 + exp(-|x|)) + max(-x, 0)), w = (p - 1) t + 1; without p also max(x, 0) - t x + log(...)
     and log(1 + exp(x)) - t x.
 
-    Nobody can write torch's own golden otherwise, so it has the widest bound of the three.
+    A golden that calls torch's operator cannot choose between the three formulas, so it gets the widest bound.
     """
     log = torch.log1p(torch.exp(-x.abs()))
     scale = 1 if pos_weight is None else (pos_weight - 1) * t + 1
@@ -112,15 +128,15 @@ def bce_with_logits(x: Tensor, t: Tensor, weight=None, pos_weight=None, reductio
 
 
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """0, g (x / 3 + 1 / 2) or g: a product also where the factor is 1, since g / 6 * 6 rounds"""
+    """0, g (x / 3 + 1 / 2) or g; written as a product even where the factor is 1, because g / 6 * 6 rounds"""
     return torch.where(x <= -3, torch.zeros_like(grad), grad * torch.clamp(x / 3 + 0.5, max=1.0))
 
 
-def leaky_relu(x: Tensor, negative_slope=0.01) -> Tensor:
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return torch.where(x > 0, x, x * negative_slope)
 
 
-def hardtanh(x: Tensor, low=-1, high=1) -> Tensor:
+def hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Tensor:
     return torch.clamp(x, low, high)
 
 
@@ -143,11 +159,11 @@ def mish(x: Tensor) -> Tensor:
     return x * torch.tanh(softplus(x))
 
 
-def celu(x: Tensor, alpha=1.0) -> Tensor:
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.where(x > 0, x, torch.expm1(x / alpha) * alpha)
 
 
-def threshold(x: Tensor, low, value) -> Tensor:
+def threshold(x: Tensor, low: float, value: float) -> Tensor:
     return torch.where(x <= low, torch.full_like(x, value), x)
 
 
@@ -156,14 +172,14 @@ def xlogy(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x == 0, torch.zeros_like(x), x * torch.log(torch.where(x == 0, torch.ones_like(y), y)))
 
 
-def logit(x: Tensor, eps=None) -> Tensor:
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
     """log(x / (1 - x))"""
     x = x if eps is None else torch.clamp(x, eps, 1 - eps)
     return torch.log(x / (1 - x))
 
 
 def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
-    """d^2 / 2, linear from delta on"""
+    """d^2 / 2 up to |d| = delta, linear beyond"""
     d = (x - y).abs()
     loss = torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))
     return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
@@ -176,15 +192,17 @@ def linalg_cross(a: Tensor, b: Tensor, *, dim: int = -1) -> Tensor:
     return turned(a, 1) * turned(b, 2) - turned(a, 2) * turned(b, 1)
 
 
-def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return c * beta + (a @ b).sum(0) * alpha
 
 
-def norm(x: Tensor, p=2, dim=None, keepdim: bool = False, dtype=None) -> Tensor:
+def norm(
+    x: Tensor, p: float | None = 2, dim: Dim = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Tensor:
     return torch.linalg.vector_norm(x, 2 if p is None else p, dim, keepdim)
 
 
-def addr(c: Tensor, a: Tensor, b: Tensor, *, beta=1, alpha=1) -> Tensor:
+def addr(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return c * beta + torch.outer(a, b) * alpha
 
 
@@ -193,7 +211,7 @@ def trace(x: Tensor) -> Tensor:
 
 
 def _for_heads(q: Tensor, k: Tensor) -> Tensor:
-    """Keys or values of grouped-query attention, once for every head of their group."""
+    """Keys or values of grouped-query attention, repeated for every head of their group."""
     return k if k.shape[-3] == q.shape[-3] else k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
 
 
@@ -201,7 +219,7 @@ def _of_heads(grad: Tensor, k: Tensor) -> Tensor:
     return grad if grad.shape == k.shape else grad.unflatten(-3, (k.shape[-3], -1)).sum(-3)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, mask, scale) -> tuple[Tensor, float]:
+def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, float]:
     """q k^T scale + mask"""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     s = (q @ k.transpose(-1, -2)) * scale
@@ -210,14 +228,35 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask, scale) -> tuple[Tensor, fl
     return (s if mask is None else s + mask), scale
 
 
-def attention(q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """softmax(q k^T scale + mask) v, and the logarithm of the softmax's sum"""
     k, v = _for_heads(q, k), _for_heads(q, v)
     s, _ = _scores(q, k, is_causal, attn_mask, scale)
     return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
 
 
-def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+def attention_backward(
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """ds = p (g v^T - sum(g out)); dq = ds k scale, dk = ds^T q scale, dv = p^T g"""
     few, k, v = k, _for_heads(q, k), _for_heads(q, v)
     s, scale = _scores(q, k, is_causal, attn_mask, scale)
@@ -228,14 +267,15 @@ def attention_backward(g, q, k, v, out, lse, dropout_p=0.0, is_causal=False, *, 
 
 
 def max_pool2d_backward(
-    grad: Tensor, x: Tensor, kernel_size, stride, padding, dilation, ceil_mode: bool, indices: Tensor
+    grad: Tensor, x: Tensor, kernel_size: object, stride: object, padding: object, dilation: object, ceil_mode: bool,
+    indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """g at the places of the largest, added where windows overlap; torch 2.11 never composes it, later ones mostly"""
+    """g at the index of each maximum, summed where windows overlap; torch 2.11 never decomposes it, later often"""
     flat = torch.zeros_like(x, memory_format=torch.contiguous_format).flatten(-2)
     return flat.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
 
 
-# what the legal orders need besides: here the error analysis has rules of its own
+# only for the legal orders: the error analysis has its own rules for these operators
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
@@ -254,18 +294,18 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     return d - torch.log(torch.exp(d).sum(dim, keepdim=True))
 
 
-def softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+def softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """y (g - sum(g y))"""
     return y * (grad - ((grad * y).sum(dim, keepdim=True) if y.dim() else grad * y))
 
 
-def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
+def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """g - exp(y) sum(g)"""
     return grad - torch.exp(y) * (grad.sum(dim, keepdim=True) if y.dim() else grad)
 
 
-def logsumexp(x: Tensor, dim, keepdim: bool = False) -> Tensor:
-    """max + log(sum(exp(x - max))); Inf and -Inf come back as they are"""
+def logsumexp(x: Tensor, dim: Dim, keepdim: bool = False) -> Tensor:
+    """max + log(sum(exp(x - max))); Inf and -Inf are returned unchanged"""
     dims = _dims(x, dim)
     if not x.numel():
         return x.sum(dims, keepdim=keepdim).log()
@@ -275,7 +315,9 @@ def logsumexp(x: Tensor, dim, keepdim: bool = False) -> Tensor:
     return out if keepdim else out.squeeze(dims)
 
 
-def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Tensor:
+def vector_norm(
+    x: Tensor, ord: float = 2, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor:
     """sqrt(sum(x^2)), sum|x| or max|x|"""
     dims = _dims(x, dim)
     if ord == 2:
@@ -289,7 +331,8 @@ def vector_norm(x: Tensor, ord=2, dim=None, keepdim=False, *, dtype=None) -> Ten
     return (x.abs() ** ord).sum(dims, keepdim=keepdim) ** (1 / ord)
 
 
-COMPOSED: dict[str, Callable] = {
+Composition = Callable[..., Tensor | tuple[Tensor, ...]]
+COMPOSED: dict[str, Composition] = {
     "var": var, "var_mean": var_mean, "std": std, "native_layer_norm": native_layer_norm,
     "native_group_norm": native_group_norm, "gelu": gelu, "gelu_backward": gelu_backward,
     "softplus": softplus, "elu": elu, "leaky_relu": leaky_relu,
@@ -303,7 +346,7 @@ COMPOSED: dict[str, Callable] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,
 }  # fmt: skip
 
-REDUCTIONS: dict[str, Callable] = {
+REDUCTIONS: dict[str, Composition] = {
     "_softmax": softmax, "_log_softmax": log_softmax, "_softmax_backward_data": softmax_backward,
     "_log_softmax_backward_data": log_softmax_backward, "logsumexp": logsumexp, "linalg_vector_norm": vector_norm,
     "binary_cross_entropy_with_logits": functools.partial(bce_with_logits, other=False),

@@ -1,33 +1,32 @@
-"""e travels with its element: rules of copies, indexing and scatters, and the lists of operators that need no rule."""
+"""Rules for copies, indexing and scatters, which move errors with their elements; lists of operators without a rule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .elementwise import compare, exact, total
-from .rule_context import Error, RuleContext
+from .rule_context import Error, Operand, Rule, RuleContext
 
 aten = torch.ops.aten
 
-# Aliases that the schema does not declare, and other views of the same tensor, in place: the same storage, so the twin
-# already fits.
+# Views, in-place ones and ones that the schema does not declare: they share the storage, so its twin already fits.
 VIEWS = {
     "_unsafe_view", "lift_fresh", "_reshape_alias", "reshape", "squeeze_", "unsqueeze_", "t_", "transpose_",
     "swapaxes_", "swapdims_", "as_strided_", "detach_",
 }  # fmt: skip
-# Results without error: memory, zeros and ones, draws (taken as they come), decisions (compared by themselves).
+# Results without error: new memory, zeros and ones, draws (accepted as drawn), decisions (compared separately).
 EXACT = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "zero", "ones", "ones_like", "new_ones", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
     "bernoulli", "normal", "uniform", "argmax", "argmin", "argsort", "nonzero", "isnan", "isinf", "isfinite",
     "bincount", "resize",
 }  # fmt: skip
-# Constants: judged when they are first read, by how well the compute precision represents them.
+# Constants: their error is set at the first read, from how well the compute precision represents them.
 UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
 
 
@@ -36,8 +35,8 @@ def _error_of(m: RuleContext, x: Tensor) -> Tensor:
     return e if isinstance(e, Tensor) else torch.full(x.shape, e, dtype=torch.float64, device=x.device)
 
 
-def _unsure_index(m: RuleContext, args, kwargs) -> bool:
-    """An index computed from rounded numbers may be another one."""
+def _unsure_index(m: RuleContext, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether an index was computed from rounded numbers, so that a legal kernel may use another one."""
     for a in (*args, *kwargs.values()):
         for t in a if isinstance(a, list | tuple) else (a,):
             if isinstance(t, Tensor) and not t.is_floating_point() and not exact(m.error_of(t)):
@@ -45,11 +44,11 @@ def _unsure_index(m: RuleContext, args, kwargs) -> bool:
     return False
 
 
-def moves(name: str) -> Callable:
-    """Rule of an operator that only moves elements: the same operator moves their errors. Padding is exact."""
+def moves(name: str) -> Rule:
+    """Rule for an operator that only moves elements: apply it to their errors. Padding is exact."""
     packet = getattr(aten, name)
 
-    def rule(m, y, *args, **kwargs):
+    def rule(m: RuleContext, y: Tensor, *args: Any, **kwargs: object) -> Error:
         payload = args[0] if isinstance(args[0], list | tuple) else [args[0]]
         if _unsure_index(m, args[1:], kwargs):
             return float("inf")
@@ -62,12 +61,12 @@ def moves(name: str) -> Callable:
     return rule
 
 
-def _pad(m, y, x, pad, value=0):
+def _pad(m: RuleContext, y: Tensor, x: Tensor, pad: Sequence[int], value: float = 0) -> Error:
     return 0.0 if exact(m.error_of(x)) else aten.constant_pad_nd(_error_of(m, x), pad, 0)
 
 
-def _cast(m, y, x, *_, **__):
-    """A copy; to integers a step; to a narrower float (inside storage(...)) only inexact values round, by an ulp."""
+def _cast(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
+    """A copy; to integers a step; to a narrower float (inside storage(...)) an inexact value rounds by an ulp."""
     v, e = m(x)
     if y.dtype in (torch.float64, x.dtype) or y.dtype == torch.bool == x.dtype:
         return e if x.is_floating_point() or x.dtype == torch.bool or not exact(e) else _representation(m, y)
@@ -81,39 +80,45 @@ def _cast(m, y, x, *_, **__):
     return e + torch.finfo(y.dtype).eps * v.abs() + torch.finfo(y.dtype).smallest_normal
 
 
-def _representation(m, y: Tensor) -> Error:
-    """Integers beyond the significand of the compute precision are rounded when they become floats."""
+def _representation(m: RuleContext, y: Tensor) -> Error:
+    """Rounding of integers that exceed the significand of the compute precision when they become floats."""
     gap = (y.to(m.compute).to(y.dtype) - y).abs()
     return gap if bool(gap.any()) else 0.0
 
 
-def _copy(m, y, _, source, *__):
+def _copy(m: RuleContext, y: Tensor, _: object, source: Tensor, *__: object) -> Error:
     return _cast(m, y, source)
 
 
-def _fill(m, y, _, value):
+def _fill(m: RuleContext, y: Tensor, _: object, value: float) -> Error:
     return m(value)[1]
 
 
-def _linspace(m, y, start, end, *_, **__):
+def _linspace(m: RuleContext, y: Tensor, start: float, end: float, *_: object, **__: object) -> Error:
     """start + i step, computed in the compute precision"""
     return 4 * m.u * max(abs(float(start)), abs(float(end)))
 
 
-def _gathered(m, y, weight, index, *_):
+def _gathered(m: RuleContext, y: Tensor, weight: Tensor, index: Tensor, *_: object) -> Error:
     """embedding."""
     return float("inf") if _unsure_index(m, (index,), {}) else _indexed(m, weight, index)
 
 
-def _indexed(m, weight: Tensor, index: Tensor) -> Error:
+def _indexed(m: RuleContext, weight: Tensor, index: Tensor) -> Error:
     return 0.0 if exact(m.error_of(weight)) else _error_of(m, weight)[index]
 
 
 # writing and accumulating at indices
 
 
-def _placed(m: RuleContext, base: Tensor, source, write: Callable[[Tensor, Any], Tensor], index) -> Error:
-    """Elements replaced: the errors are replaced likewise."""
+def _placed(
+    m: RuleContext,
+    base: Tensor,
+    source: Operand,
+    write: Callable[[Tensor, Error], Tensor],
+    index: Tensor | Sequence[Tensor],
+) -> Error:
+    """Error of elements that are overwritten: their errors are overwritten the same way."""
     if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     es = m(source)[1]
@@ -123,8 +128,14 @@ def _placed(m: RuleContext, base: Tensor, source, write: Callable[[Tensor, Any],
     return write(_error_of(m, base), errors)
 
 
-def _accumulated(m: RuleContext, base: Tensor, source, add: Callable[[Tensor, Tensor], Tensor], index) -> Error:
-    """gamma_k (|base| + sum |added|) with k additions, counted element by element; adding to an exact 0 is free."""
+def _accumulated(
+    m: RuleContext,
+    base: Tensor,
+    source: Operand,
+    add: Callable[[Tensor, Tensor], Tensor],
+    index: Tensor | Sequence[Tensor],
+) -> Error:
+    """gamma_k (|base| + sum |added|) for k additions, counted per element; adding to an exact 0 does not round."""
     if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     vb, eb = m(base)
@@ -139,43 +150,67 @@ def _accumulated(m: RuleContext, base: Tensor, source, add: Callable[[Tensor, Te
     return total(carried, gamma * add(vb.abs() + eb, source.abs() + es))
 
 
-def _index_put(m, y, base, indices, values, accumulate=False, *_):
+def _index_put(
+    m: RuleContext,
+    y: Tensor,
+    base: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    *_: object,
+) -> Error:
     put = lambda b, s: aten.index_put(b, indices, torch.as_tensor(s, dtype=b.dtype), accumulate)  # noqa: E731
     known = tuple(i for i in indices if i is not None)
     return (_accumulated if accumulate else _placed)(m, base, values, put, known)
 
 
-def _index_add(m, y, base, dim, index, source, *, alpha=1):
+def _index_add(
+    m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Error:
     scaled = abs(alpha)
     return _accumulated(m, base, source, lambda b, s: b.index_add(dim, index, s * scaled), index)
 
 
-def _scatter_add(m, y, base, dim, index, source):
+def _scatter_add(m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Error:
     return _accumulated(m, base, source, lambda b, s: b.scatter_add(dim, index, s), index)
 
 
-def _scatter(m, y, base, dim, index, source, *, reduce=None):
+def _scatter(
+    m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, source: Operand, *, reduce: str | None = None
+) -> Error:
     if reduce is not None:
         return float("inf")
     return _placed(m, base, source, lambda b, s: b.scatter(dim, index, s), index)
 
 
-def _scatter_reduce(m, y, base, dim, index, source, reduce, *, include_self=True):
+def _scatter_reduce(
+    m: RuleContext,
+    y: Tensor,
+    base: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str | None,
+    *,
+    include_self: bool = True,
+) -> Error:
     if reduce != "sum" or not include_self:
         return float("inf")
     return _scatter_add(m, y, base, dim, index, source)
 
 
-def _index_copy(m, y, base, dim, index, source):
-    return _placed(m, base, source, lambda b, s: b.index_copy(dim, index, s), index)
+def _index_copy(m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Error:
+    return _placed(m, base, source, lambda b, s: b.index_copy(dim, index, cast(Tensor, s)), index)
 
 
-def _index_fill(m, y, base, dim, index, value):
+def _index_fill(m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, value: float) -> Error:
     e = m(value)[1]
     return _placed(m, base, value, lambda b, _: b.index_fill(dim, index, float(e)), index)
 
 
-def _embedding_backward(m, y, grad, index, rows, padding=-1, scale_by_freq=False):
+def _embedding_backward(
+    m: RuleContext, y: Tensor, grad: Tensor, index: Tensor, rows: int, padding: int = -1, scale_by_freq: bool = False
+) -> Error:
     if scale_by_freq:
         return float("inf")
     kept = index.reshape(-1) != padding
@@ -190,11 +225,11 @@ def _embedding_backward(m, y, grad, index, rows, padding=-1, scale_by_freq=False
     return total(add(e) if isinstance(e, Tensor) else e, gamma / (1 - gamma).clamp(min=1e-3) * add(v.abs() + e))
 
 
-def _overlapping(name: str) -> Callable:
-    """Backward of overlapping windows (unfold): elements are moved and added up."""
+def _overlapping(name: str) -> Rule:
+    """Backward of overlapping windows (unfold): moves elements and sums those that coincide."""
     packet = getattr(aten, name)
 
-    def rule(m, y, x, *args):
+    def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:
         v, e = m(x)
         count = packet(torch.ones_like(v), *args)
         gamma = (count - 1).clamp(min=0) * m.u
@@ -204,11 +239,11 @@ def _overlapping(name: str) -> Callable:
     return rule
 
 
-def _pooled(name: str) -> Callable:
-    """Averages over windows and their backward: weights of one sign, at most a window's or a ratio's many terms."""
+def _pooled(name: str) -> Rule:
+    """Averages over windows and their backward: weights of one sign, at most as many terms as a window or the ratio."""
     packet = getattr(aten, name)
 
-    def rule(m, y, x, *args):
+    def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:
         v, e = m(x)
         windows = [
             math.prod(a) for a in args if isinstance(a, list | tuple) and a and all(isinstance(i, int) for i in a)
@@ -233,7 +268,7 @@ _MOVES = (
     "trace_backward", "lift", "pixel_unshuffle", "masked_scatter_backward",
 )  # fmt: skip
 
-RULES: dict[str, Callable] = {
+RULES: dict[str, Rule] = {
     **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
     **{name: _pooled(name) for name in _POOLS},
     "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace,

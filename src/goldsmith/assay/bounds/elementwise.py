@@ -1,30 +1,31 @@
-"""e = sum_i |df/da_i| e_i + c_f u |y|: rules of the elementwise operators.
+"""e = sum_i |df/da_i| e_i + c_f u |y|: rules for elementwise operators.
 
-A rule is called as rule(m, y, *args, **kwargs) with the operator's own arguments and its float64 result y; `m(x)` gives
-an operand's value and error. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
+A rule is called as rule(m, y, *args, **kwargs) with the operator's arguments and its float64 result y; `m(x)` gives
+the value and the error of an operand. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
 
-Propagation is exact rather than first order wherever that costs no more (division by b - e_b, monotone functions at
-x - e and x + e). Where an argument's own error exceeds 10 % of a value that is divided by or taken a logarithm or root
-of, the bound is open (inf).
+Propagation is exact rather than first order where that costs no more (division by b - e_b, monotone functions at
+x - e and x + e). The bound is open (inf) where the error of a divisor, or of the argument of a logarithm or root,
+exceeds 10 % of its value.
 
-c_f is 1 for + - x and 4 for functions. Two of them need more than a constant, because fast hardware paths are
-legal: exp is computed as 2^(x log2 e), whose rounded exponent costs 2 |x| u; and Triton's `/` and `sqrt` on a GPU are
-div.full (2 ulp) and sqrt.approx (1 ulp), 4 u and 2 u, so they count among the functions.
+c_f is 1 for + - x and 4 for functions. Fast hardware paths are legal and need more: exp may be computed as
+2^(x log2 e), whose rounded exponent costs 2 |x| u. On a GPU, Triton's `/` is div.full (2 ulp = 4 u) and its `sqrt` is
+sqrt.approx (1 ulp = 2 u), so both count as functions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .rule_context import Error, RuleContext
+from .rule_context import Error, Operand, Rule, RuleContext
 
-OPEN_AT = 0.1  # of |value|: an error beyond it in a divisor, root or logarithm opens the bound
-_SMALL = 1e-6  # secants are taken at least this far (relative), where float64 still resolves the difference
+Units = float | Callable[[Tensor, Tensor], Tensor]  # roundings of a result: a number, or from argument and result
+OPEN_AT = 0.1  # of |value|: a larger error in a divisor, or under a root or logarithm, opens the bound
+_SMALL = 1e-6  # least relative step of a secant: float64 still resolves the difference
 
 
 def exact(e: Error) -> bool:
@@ -40,9 +41,9 @@ def total(*errors: Error) -> Error:
     return out
 
 
-def scaled(factor: Any, e: Error) -> Error:
-    """|factor| e; 0 where both are exact zeros matters more than speed, so an exact e stays 0.0."""
-    return 0.0 if exact(e) else abs(factor) * e
+def scaled(factor: Operand, e: Error) -> Error:
+    """|factor| e; an exact e stays 0.0, so that exactness is never lost"""
+    return 0.0 if exact(e) else cast(Operand, abs(factor)) * e
 
 
 def biggest(a: Error, b: Error) -> Error:
@@ -51,12 +52,12 @@ def biggest(a: Error, b: Error) -> Error:
     return torch.maximum(*torch.broadcast_tensors(_tensor(a, b), _tensor(b, a)))
 
 
-def _tensor(e: Error, like: Any) -> Tensor:
+def _tensor(e: Error, like: Operand) -> Tensor:
     return e if isinstance(e, Tensor) else torch.as_tensor(e, dtype=torch.float64, device=getattr(like, "device", None))
 
 
-def share(e: Error, value: Any) -> Error:
-    """e / |value|, with 0 / 0 = 0; exactness survives."""
+def share(e: Error, value: Operand) -> Error:
+    """e / |value|, with 0 / 0 = 0; an exact e stays 0.0"""
     if exact(e):
         return 0.0
     return torch.where(_tensor(e, value) > 0, e / abs(value), 0.0) if isinstance(value, Tensor) else e / abs(value)
@@ -73,16 +74,16 @@ def opened(e: Error, relative: Error) -> Error:
 # arithmetic
 
 
-def _add(m: RuleContext, y, a, b, alpha=1, *, sign=1):
-    """Where one of them is a sum of n terms, it may begin from the other, as an accumulator does from a bias."""
+def _add(m: RuleContext, y: Tensor, a: Operand, b: Operand, alpha: float = 1, *, sign: int = 1) -> Error:
+    """If one operand is a sum of n terms, adds gamma_n |other|: an accumulator may start from it, as from a bias."""
     (va, ea), (vb, eb) = m(a), m(b)
-    begun = total(*(m.gamma(n) * abs(v) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
+    begun = total(*(m.gamma(n) * cast(Operand, abs(v)) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
     return total(
         ea, scaled(alpha, eb), m.rounding(y), begun if isinstance(y, Tensor) and y.is_floating_point() else 0.0
     )
 
 
-def _mul(m, y, a, b):
+def _mul(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
     (va, ea), (vb, eb) = m(a), m(b)
     if _power_of_two(vb) or _power_of_two(va):
         return total(scaled(va, eb), scaled(vb, ea))
@@ -90,14 +91,14 @@ def _mul(m, y, a, b):
     return total(scaled(va, eb), scaled(vb, ea), cross, m.rounding(y))
 
 
-def _power_of_two(x: Any) -> bool:
+def _power_of_two(x: Operand) -> bool:
     return not isinstance(x, Tensor) and math.isfinite(x) and math.frexp(abs(x))[0] == 0.5
 
 
-def _div(m, y, a, b, rounding_mode=None):
+def _div(m: RuleContext, y: Tensor, a: Operand, b: Operand, rounding_mode: str | None = None) -> Error:
     (va, ea), (vb, eb) = m(a), m(b)
     if rounding_mode is not None:
-        quotient = va / vb
+        quotient = cast(Tensor, va / vb)
         e = _div(m, quotient, a, b)
         snap = torch.floor if rounding_mode == "floor" else torch.trunc
         return _step(snap, quotient, e)
@@ -108,23 +109,23 @@ def _div(m, y, a, b, rounding_mode=None):
     return opened(total(share(total(ea, scaled(y, eb)), vb) / (1 - relative), m.rounding(y, 4)), relative)
 
 
-def _reciprocal(m, y, x):
+def _reciprocal(m: RuleContext, y: Tensor, x: Operand) -> Error:
     return _div(m, y, 1, x)
 
 
-def _addcmul(m, y, x, a, b, value=1):
+def _addcmul(m: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
     (_, ex), (va, ea), (vb, eb) = m(x), m(a), m(b)
     product = va * vb
     return total(ex, scaled(value, total(scaled(va, eb), scaled(vb, ea), m.rounding(product, 2))), m.rounding(y))
 
 
-def _addcdiv(m, y, x, a, b, value=1):
+def _addcdiv(m: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
     (_, ex), (va, _), (vb, _) = m(x), m(a), m(b)
     quotient = va / vb
     return total(ex, scaled(value, total(_div(m, quotient, a, b), m.rounding(quotient))), m.rounding(y))
 
 
-def _lerp(m, y, a, b, weight):
+def _lerp(m: RuleContext, y: Tensor, a: Tensor, b: Tensor, weight: Operand) -> Error:
     (va, ea), (vb, eb), (vw, ew) = m(a), m(b), m(weight)
     gap = vb - va
     e_gap = total(ea, eb, m.rounding(gap))
@@ -134,23 +135,23 @@ def _lerp(m, y, a, b, weight):
 # functions of one argument
 
 
-def _copies(m, y, x, *_, **__):
+def _copies(m: RuleContext, y: Tensor, x: Operand, *_: object, **__: object) -> Error:
     return m(x)[1]
 
 
-def smooth(f: Callable[[Tensor], Tensor], c: Any = 4, domain: float | None = None) -> Callable:
-    """Rule of a monotone function: the larger of |f(x+h) - y| and |y - f(x-h)|, h >= e, brought back to e.
+def smooth(f: Callable[[Tensor], Tensor], c: Units = 4, domain: float | None = None) -> Rule:
+    """Rule for a monotone function: the larger of |f(x+h) - y| and |y - f(x-h)|, h >= e, scaled from h to e.
 
-    domain: left end of where f is defined; the bound is open where e exceeds 10 % of the distance to it.
+    domain: left end of the interval where f is defined; the bound is open where e exceeds 10 % of the distance to it.
     """
 
-    def rule(m, y, x, *_, **__):
+    def rule(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
         v, e = m(x)
         rounding = m.rounding(y, c(v, y) if callable(c) else c)
         if exact(e):
             return rounding
         h = torch.maximum(_tensor(e, v), v.abs() * _SMALL + 1e-30)
-        spread = torch.maximum((f(v + h) - y).abs(), (y - f(v - h)).abs()) * (e / h * 1.01)
+        spread: Error = torch.maximum((f(v + h) - y).abs(), (y - f(v - h)).abs()) * (e / h * 1.01)
         if domain is not None:
             spread = opened(spread, share(e, v - domain))
         return total(spread, rounding)
@@ -163,38 +164,40 @@ def _exp_c(v: Tensor, y: Tensor) -> Tensor:
 
 
 def _erf_c(v: Tensor, y: Tensor) -> Tensor:
-    """12 roundings of 1, not of erf: fused kernels take Abramowitz and Stegun's 7.1.26 (1.5e-7), in float32 off by
-    7e-7; torch's gelu on a CPU does."""
+    """12 roundings of 1, not of erf: fused kernels, and torch's gelu on a CPU, use Abramowitz and Stegun 7.1.26.
+
+    Its error is 1.5e-7, and 7e-7 when evaluated in float32.
+    """
     return 12 / y.abs().clamp(min=1e-30)
 
 
 def _tanh_c(v: Tensor, y: Tensor) -> Tensor:
-    """4 roundings of tanh, and 4 of 1: Triton has no tanh, and 2 sigmoid(2 x) - 1 is how its kernels write it."""
+    """4 roundings of tanh and 4 of 1: Triton has no tanh, so its kernels compute 2 sigmoid(2 x) - 1."""
     return 4 + 4 / y.abs().clamp(min=1e-30)
 
 
-def _exp(m, y, x):
+def _exp(m: RuleContext, y: Tensor, x: Tensor) -> Error:
     v, e = m(x)
     rounding = m.rounding(y, 4 + 2 * v.abs())
     if exact(e):
         return rounding
-    # y expm1(e) is the exact reach upwards; beyond 0.1 it is taken as a difference, so that exp(-1e30 +- 1e22) stays 0
-    return total(torch.where(_tensor(e, v) < OPEN_AT, y * torch.expm1(e), torch.exp(v + e) - y), rounding)
+    # y expm1(e) is the exact upward reach; above 0.1 use a difference, so that exp(-1e30 +- 1e22) stays 0
+    return total(torch.where(_tensor(e, v) < OPEN_AT, y * torch.expm1(cast(Tensor, e)), torch.exp(v + e) - y), rounding)
 
 
-def _sigmoid(m, y, x):
+def _sigmoid(m: RuleContext, y: Tensor, x: Tensor) -> Error:
     v, e = m(x)
     rounding = m.rounding(y, 4 + 2 * v.abs() * (1 - y))
     if exact(e):
         return rounding
     # neither y nor 1 - y changes by more than a factor exp(e)
-    return total(torch.minimum(y, 1 - y) * torch.expm1(torch.clamp(e, max=700.0)), rounding)
+    return total(torch.minimum(y, 1 - y) * torch.expm1(torch.clamp(cast(Tensor, e), max=700.0)), rounding)
 
 
-def _bounded_slope(c: float = 4) -> Callable:
+def _bounded_slope(c: float = 4) -> Rule:
     """sin, cos: |slope| <= |other function| + e."""
 
-    def rule(m, y, x):
+    def rule(m: RuleContext, y: Tensor, x: Tensor) -> Error:
         v, e = m(x)
         if exact(e):
             return m.rounding(y, c)
@@ -204,7 +207,7 @@ def _bounded_slope(c: float = 4) -> Callable:
     return rule
 
 
-def _sqrt(m, y, x):
+def _sqrt(m: RuleContext, y: Tensor, x: Tensor) -> Error:
     v, e = m(x)
     if exact(e):
         return m.rounding(y, 4)
@@ -213,7 +216,7 @@ def _sqrt(m, y, x):
     return total(torch.where(_tensor(e, v) > 0, e_out, 0.0), m.rounding(y, 4))
 
 
-def _rsqrt(m, y, x):
+def _rsqrt(m: RuleContext, y: Tensor, x: Tensor) -> Error:
     v, e = m(x)
     if exact(e):
         return m.rounding(y, 4)
@@ -222,7 +225,7 @@ def _rsqrt(m, y, x):
     return opened(total(y * q * 0.5 / (1 - 1.5 * q), m.rounding(y, 4)), q)
 
 
-def _pow(m, y, base, exponent):
+def _pow(m: RuleContext, y: Tensor, base: Operand, exponent: Operand) -> Error:
     (vb, eb), (vp, ep) = m(base), m(exponent)
     if not isinstance(vp, Tensor):
         if vp in (0, 1):
@@ -230,13 +233,13 @@ def _pow(m, y, base, exponent):
         if vp == 2:
             return total(scaled(2 * vb, eb), 0.0 if exact(eb) else eb * eb, m.rounding(y))
         if vp == 0.5:
-            return _sqrt(m, y, base)
+            return _sqrt(m, y, cast(Tensor, base))
         if vp == -0.5:
-            return _rsqrt(m, y, base)
+            return _rsqrt(m, y, cast(Tensor, base))
         if vp == -1:
             return _reciprocal(m, y, base)
         if vp > 0 and vp == int(vp):
-            return total(_integer_power(vb, eb, int(vp)), m.rounding(y, max(4, int(vp))))
+            return total(_integer_power(cast(Tensor, vb), eb, int(vp)), m.rounding(y, max(4, int(vp))))
     relative = share(eb, vb)
     log = torch.log(torch.as_tensor(vb, dtype=torch.float64).abs())
     log = torch.where(torch.isfinite(log), log, 0.0)
@@ -251,55 +254,55 @@ def _integer_power(v: Tensor, e: Error, n: int) -> Error:
 
 
 def _step(f: Callable[[Tensor], Tensor], v: Tensor, e: Error) -> Error:
-    """A step function changes where a step lies within e of the argument."""
+    """Change of a step function whose step lies within e of the argument."""
     if exact(e):
         return 0.0
     y = f(v)
     return torch.maximum((f(v + e) - y).abs(), (y - f(v - e)).abs())
 
 
-def _steps(f: Callable[[Tensor], Tensor]) -> Callable:
+def _steps(f: Callable[[Tensor], Tensor]) -> Rule:
     return lambda m, y, x, *_, **__: _step(f, *m(x))
 
 
-# choices: the decision is uncertain where two candidates lie within their errors
+# choices: uncertain where two values lie within their errors of each other
 
 
-def compare(m: RuleContext, y, a, b):
-    """1 where the answer may be the other one, else 0. Two inexact tensors that agree exactly are copies: certain."""
+def compare(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
+    """1 where rounding may flip the answer, else 0. Inexact tensors that agree exactly are copies, which is certain."""
     (va, ea), (vb, eb) = m(a), m(b)
     reach = total(ea, eb)
     if exact(reach):
         return 0.0
-    gap = abs(va - vb)
+    gap = cast(Operand, abs(va - vb))
     unsure = (gap <= reach) & (_tensor(reach, gap) > 0)
     if isinstance(b, Tensor):
         unsure = unsure & (gap != 0)
     return unsure.to(torch.float64) if bool(unsure.any()) else 0.0
 
 
-def _where(m, y, condition, a, b):
+def _where(m: RuleContext, y: Tensor, condition: Tensor, a: Operand, b: Operand) -> Error:
     (_, ec), (va, ea), (vb, eb) = m(condition), m(a), m(b)
     like = y if isinstance(y, Tensor) else condition
     chosen = 0.0 if exact(ea) and exact(eb) else torch.where(condition.bool(), _tensor(ea, like), _tensor(eb, like))
     if exact(ec):
         return chosen
-    apart = abs(va - vb) + biggest(ea, eb)
-    return torch.where(ec > 0, apart, chosen)
+    apart = cast(Operand, abs(va - vb)) + biggest(ea, eb)
+    return torch.where(cast(Tensor, ec) > 0, cast(Tensor, apart), cast(Tensor, chosen))
 
 
-def _masked_fill(m, y, x, mask, value):
+def _masked_fill(m: RuleContext, y: Tensor, x: Operand, mask: Tensor, value: Operand) -> Error:
     return _where(m, y, mask, value, x)
 
 
-def _logical(m, y, *operands, **__):
+def _logical(m: RuleContext, y: Tensor, *operands: Operand, **__: object) -> Error:
     return total(*(m(x)[1] for x in operands if isinstance(x, Tensor)))
 
 
-def _extreme(f: Callable[[Any, Any], Tensor]) -> Callable:
-    """maximum and minimum: what the largest and the smallest arguments would give."""
+def _extreme(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """maximum and minimum: the results at the largest and at the smallest arguments."""
 
-    def rule(m, y, a, b):
+    def rule(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
         (va, ea), (vb, eb) = m(a), m(b)
         if exact(ea) and exact(eb):
             return 0.0
@@ -311,7 +314,7 @@ def _extreme(f: Callable[[Any, Any], Tensor]) -> Callable:
     return rule
 
 
-def _clamp(m, y, x, low=None, high=None):
+def _clamp(m: RuleContext, y: Tensor, x: Tensor, low: Any = None, high: Any = None) -> Error:
     e = m(x)[1]
     v = m(x)[0]
     e_ends = total(*(m(end)[1] for end in (low, high) if end is not None))
@@ -321,8 +324,8 @@ def _clamp(m, y, x, low=None, high=None):
     return total(moved, e_ends)
 
 
-def _threshold_backward(m, y, grad, x, threshold):
-    """grad where x > threshold, else 0; either where x lies within its error of the threshold."""
+def _threshold_backward(m: RuleContext, y: Tensor, grad: Tensor, x: Tensor, threshold: float) -> Error:
+    """grad where x > threshold, else 0; either is legal where x lies within its error of the threshold."""
     (vg, eg), (vx, ex) = m(grad), m(x)
     passed = 0.0 if exact(eg) else torch.where(vx > threshold, eg, 0.0)
     if exact(ex):
@@ -331,11 +334,11 @@ def _threshold_backward(m, y, grad, x, threshold):
     return torch.where(unsure, vg.abs() + eg, passed)
 
 
-def _nan_to_num(m, y, x, *_, **__):
+def _nan_to_num(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
     return m(x)[1]
 
 
-RULES: dict[str, Callable] = {
+RULES: dict[str, Rule] = {
     "add": _add, "sub": _add, "rsub": lambda m, y, a, b, alpha=1: _add(m, y, b, a, alpha),
     "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp,

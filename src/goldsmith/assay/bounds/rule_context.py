@@ -1,13 +1,18 @@
-"""RuleContext: what a rule of the error analysis may ask about its operands."""
+"""RuleContext: the questions that a rule of the error analysis may ask about its operands."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, overload
 
 import torch
 from torch import Tensor
 
+Operand = Tensor | float  # what an operator takes: a tensor or a Python number
 Error = Tensor | float  # a float64 tensor that broadcasts to the value, or 0.0 for exact
+Errors = Error | tuple[Error, ...]  # one for every result of an operator
+Rule = Callable[..., Errors]
+Dim = int | Sequence[int] | None  # the axes of a reduction; None or [] for all
 
 
 class RuleContext(Protocol):
@@ -15,8 +20,8 @@ class RuleContext(Protocol):
 
     compute       the precision promised for sums; u is its unit roundoff
     operand_unit  the rounding of a matrix product's operands on tensor cores, 0.0 for IEEE products
-    read_back     the unit roundoff of outputs that a backward may read again, 0.0 where none is; least_back their
-                  smallest normal number
+    read_back     the unit roundoff of outputs that a backward may read again, or 0.0; least_back is the smallest
+                  normal number of their dtype
     """
 
     compute: torch.dtype
@@ -25,7 +30,11 @@ class RuleContext(Protocol):
     read_back: float
     least_back: float
 
-    def __call__(self, x: Any) -> tuple[Any, Error]: ...
+    @overload
+    def __call__(self, x: Tensor) -> tuple[Tensor, Error]: ...
+
+    @overload
+    def __call__(self, x: Operand) -> tuple[Operand, Error]: ...
 
     def rounding(self, y: Tensor, c: float | Tensor = 1.0) -> Error: ...
 
@@ -33,6 +42,6 @@ class RuleContext(Protocol):
 
     def error_of(self, t: Tensor) -> Error: ...
 
-    def terms_of(self, x: Any) -> int: ...
+    def terms_of(self, x: Operand) -> int: ...
 
     def size_of(self, t: Tensor) -> Tensor: ...

@@ -1,28 +1,29 @@
 """|computed - exact| <= e: running error analysis of a golden, forward and backward.
 
-Under a dispatch mode the golden runs once in float64, and every operator carries an error bound beside its value
+The golden runs once in float64 under a dispatch mode that computes an error bound for every result
 (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., sections 2.2, 3.3 and 4.2):
 
     elementwise f:         e = sum_i |df/da_i| e_i + c_f u |y|
     sum or dot, n terms:   e = sum_i (e of the terms) + gamma_n sum_i |a_i b_i|,  gamma_n = n u / (1 - n u): any order
     store in unit u_o:     e += u_o (|y| + e) + half the smallest subnormal
 
-Errors live beside *storages*, not tensors: each storage with an error has a float64 twin of as many elements, and a
-tensor's error is the twin seen through the tensor's own sizes, strides and offset. Views, transposes, expands and
-slices therefore need no rule, and writing into a view is seen by every alias. A storage without a twin is exact.
+Errors belong to *storages*, not to tensors: each inexact storage has a float64 twin with as many elements, and the
+error of a tensor is the twin viewed with the tensor's sizes, strides and offset. Views, transposes, expands and
+slices therefore need no rule, and every alias sees a write into a view. A storage without a twin is exact.
 
-An open bound is inf (or NaN on the way, which turns into inf). The rules are in elementwise.py, sums.py
-(reductions and products) and data_movement.py (copies, indexing and scatters).
+An open bound is inf (intermediate NaN becomes inf at the end). The rules are in elementwise.py, sums.py (reductions
+and products) and data_movement.py (copies, indexing and scatters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _python_dispatch as modes
 
@@ -30,21 +31,22 @@ from ...core.tracing import is_deciding
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from .rule_context import Error
-from .rule_lookup import decided, plan_of
+from .rule_lookup import OperatorTreatment, decided, treatment_of
 from .storage_errors import Twin, slots, tensors, view_key
 
-# second-order terms that the rules leave out; |y - value| > SLACK * bound is more than the roundings of the golden's
-# own formula can do, in any order of its sums (another formula may round more)
+# allows for second-order terms that the rules omit: |y - value| > SLACK * bound exceeds every rounding of the golden's
+# own formula, in any order of its sums (another formula may round more)
 SLACK = 1.02
-_SWEEP = 256  # dead storages are forgotten every so many operators
+Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+_SWEEP = 256  # operators between removals of dead storages
 
 
 @dataclass
 class Bounded:
     """A float64 value with |y - value| <= bound for every legal y stored in the result's dtype.
 
-    bound: inf where the bound is open (ill-conditioned there, or an operator without a rule was on the path).
-    structural_zero: value 0 that no rounding can disturb; any nonzero is wrong.
+    bound: inf where the bound is open (ill-conditioned, or an operator without a rule is on the path).
+    structural_zero: a 0 that no rounding can change, so that any nonzero is wrong.
     notes: operators without a rule that this result depends on, e.g. "aten.cdist".
     """
 
@@ -59,7 +61,7 @@ class Bounded:
 
 
 def unproven(value: Tensor, why: str) -> Bounded:
-    """A value of which no error is known."""
+    """A value with an open bound; `why` becomes its note."""
     value = value.to(torch.float64, copy=True)
     return Bounded(value, torch.full_like(value, torch.inf), torch.zeros_like(value, dtype=torch.bool), [why])
 
@@ -88,20 +90,20 @@ def running_bounds(
     leaves: float64 tensors holding the candidate's already rounded inputs (exact: error 0), and output gradients.
     stores: result name -> dtype in which the candidate stores it (default: `compute`).
     dot: "tf32" adds the rounding of both operands of every matrix product.
-    read_back: dtype of outputs that a backward may find again, rounded: attention's takes sum(g p) as sum(dy y).
+    read_back: dtype of rounded outputs that a backward may read again: attention's computes sum(g p) as sum(dy y).
     """
     bounded, clean = _run(fn, leaves, compute, stores, dot, read_back, careful=False)
-    if not clean:  # NaN or Inf on the way: once more with rules that look past them, about twice the cost
+    if not clean:  # NaN or Inf appeared: run again with rules that mask them, at about twice the cost
         bounded, _ = _run(fn, leaves, compute, stores, dot, read_back, careful=True)
     return bounded
 
 
 def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """value, as a candidate reads it back after having stored it in `dtype`.
+    """The value that a candidate reads back after storing `value` in `dtype`.
 
-    Call it inside `fn` for every 16-bit stage, saved result and output, as soon as the golden has made it. Under
-    `running_bounds` the rounding joins the error of everything that follows, backward included; under `legal_runs` the
-    value itself is rounded (gradient: identity); elsewhere the argument comes back untouched.
+    Call it inside `fn` for every 16-bit stage, saved result and output, as soon as the golden has computed it. Under
+    `running_bounds` the rounding enters the error of everything that follows, backward included; under `legal_runs`
+    the value itself is rounded (gradient: identity); elsewhere the argument is returned unchanged.
     """
     for mode in reversed(modes._get_current_dispatch_mode_stack()):
         if hasattr(mode, "on_store"):
@@ -109,20 +111,32 @@ def stored(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value
 
 
-def _run(fn, leaves, compute, stores, dot, read_back, careful) -> tuple[dict[str, Bounded], bool]:
+def _run(
+    fn: Function,
+    leaves: Mapping[str, Tensor],
+    compute: torch.dtype,
+    stores: Mapping[str, torch.dtype],
+    dot: str,
+    read_back: torch.dtype | None,
+    careful: bool,
+) -> tuple[dict[str, Bounded], bool]:
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful, read_back)
-    leaves = {name: t.detach().clone() for name, t in leaves.items()}  # a golden that writes on them harms nobody
+    leaves = {
+        name: t.detach().clone() for name, t in leaves.items()
+    }  # so that a golden that writes to its inputs does no harm
     for leaf in leaves.values():
-        mode.error_of(leaf)  # before anything can escape
+        mode.error_of(leaf)  # create its twin before a number can leave the tensors
     with default_dtype(torch.float64), threads_for(leaves), in_one_order(leaves):
         with mode:
             results = fn(leaves)
         return _collect(mode, results, compute, stores)
 
 
-def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
+def _collect(
+    mode: RunningErrors, results: Mapping[str, Tensor], compute: torch.dtype, stores: Mapping[str, torch.dtype]
+) -> tuple[dict[str, Bounded], bool]:
     out, clean = {}, True
     for name, tensor in results.items():
         value = tensor.detach()
@@ -132,7 +146,7 @@ def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
         if not mode.is_stored(value, dtype):
             bound = bound + _store_error(value, bound, dtype)
         if compute == torch.float64:
-            bound = 2 * bound  # the golden itself rounds in the same precision
+            bound = 2 * bound  # the golden itself rounds in this precision
         bad = torch.isnan(bound)
         clean = clean and not bool(bad.any()) and bool(torch.isfinite(value).all())
         bound = torch.where(bad, torch.inf, bound)
@@ -142,7 +156,7 @@ def _collect(mode, results, compute, stores) -> tuple[dict[str, Bounded], bool]:
 
 
 def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
-    """u_o (|y| + e) + half the smallest subnormal; 0 where y is exact and the store represents it."""
+    """u_o (|y| + e) + half the smallest subnormal; 0 where y is exact and representable in the store's dtype"""
     if not (dtype.is_floating_point and value.is_floating_point()):
         return torch.zeros_like(error)
     rounding = unit_roundoff(dtype) * (value.abs() + error) + smallest_subnormal(dtype) / 2
@@ -155,20 +169,20 @@ class RunningErrors(DispatchMode):
 
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None
-    ):
+    ) -> None:
         super().__init__()
         self.compute, self.careful = compute, careful
         self.u = unit_roundoff(compute)
         self.read_back = unit_roundoff(read_back) if read_back is not None else 0.0
         self.least_back = torch.finfo(read_back).smallest_normal if read_back is not None else 0.0
-        # Tensor cores read float32 operands by dropping 13 bits, without rounding: 2^-10 instead of tf32's 2^-11.
+        # tensor cores drop 13 bits of a float32 operand without rounding: 2^-10 instead of tf32's 2^-11
         self.operand_unit = 2.0**-10 if dot == "tf32" else 0.0
         self.tiny = torch.finfo(compute).smallest_normal
         self.poisoned: frozenset[str] = frozenset()
         self._twins: dict[int, Twin] = {}
         self._scalars: dict[float, float] = {}
 
-    # what the rules use
+    # RuleContext
 
     def __call__(self, x: Any) -> tuple[Any, Error]:
         """(value, error) of an operand: a float64 tensor or a Python number, with NaN and Inf replaced when careful."""
@@ -179,14 +193,14 @@ class RunningErrors(DispatchMode):
         return x, self._scalar_error(x)
 
     def rounding(self, y: Tensor, c: float | Tensor = 1.0) -> Error:
-        """c u |y|; below the smallest normal number all of |y|, since a kernel may flush it to zero. Integers: 0."""
+        """c u |y|; |y| below the smallest normal number, which a kernel may flush to zero; 0 for integers"""
         if not y.is_floating_point():
             return 0.0
         a = y.abs()
         return torch.where(a < self.tiny, a, a * (c * self.u))
 
     def gamma(self, n: int) -> float:
-        """n u / (1 - n u); inf when n u >= 1."""
+        """n u / (1 - n u), or inf when n u >= 1"""
         return n * self.u / (1 - n * self.u) if n * self.u < 1 else float("inf")
 
     def error_of(self, t: Tensor) -> Error:
@@ -198,11 +212,11 @@ class RunningErrors(DispatchMode):
         return twin.error.as_strided(t.shape, t.stride(), t.storage_offset())
 
     def terms_of(self, x: Any) -> int:
-        """Of the sum that made a tensor; 0 of anything else."""
+        """Number of terms of the sum that made a tensor; 0 for anything else."""
         return self._twin(x).terms if isinstance(x, Tensor) and x.is_floating_point() else 0
 
     def size_of(self, t: Tensor) -> Tensor:
-        """The sum of |a_i b_i| of a product, if it is one and outputs are read back; of anything else |t|."""
+        """sum |a_i b_i| of a product if outputs are read back, otherwise |t|"""
         size = self._twin(t).size
         return t.abs() if size is None else size.as_strided(t.shape, t.stride(), t.storage_offset())
 
@@ -210,7 +224,7 @@ class RunningErrors(DispatchMode):
         return self._twin(t).notes | self.poisoned
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Adds the rounding of a store to the twin of `value`, once. What is done for it has no error of its own."""
+        """Adds the rounding of a store to the twin of `value`, once; the operators used for that add no error."""
         with modes._disable_current_modes():
             if not self.is_stored(value, dtype):
                 kept = value.detach()
@@ -225,64 +239,73 @@ class RunningErrors(DispatchMode):
 
     # dispatch
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
-        plan = plan_of(func)
+        treatment = treatment_of(func)
         if is_deciding():
-            plan = decided(plan)
-        if plan.composed is not None:
+            treatment = decided(treatment)
+        if treatment.composed is not None:
             with self:
-                y = plan.composed(*args, **kwargs)
-                if y is not NotImplemented:  # a decomposition of torch's that declines this call
-                    return args[0].copy_(y) if plan.inplace else y
-        if plan.view:
+                y = treatment.composed(*args, **kwargs)
+                if y is not NotImplemented:  # torch's decomposition may decline a call
+                    return args[0].copy_(y) if treatment.inplace else y
+        if treatment.view:
             y = func(*args, **kwargs)
             if isinstance(y, Tensor) and y.dtype != args[0].dtype and not (y.is_complex() or args[0].is_complex()):
-                self._escape(func, args)  # the same bytes read as another type
+                self._escape(func, args)  # the same bytes viewed as another dtype
             return y
         notes = self._notes(args, kwargs)
-        if plan.inplace:
-            return self._inplace(func, plan, args, kwargs, notes)
+        if treatment.inplace:
+            return self._inplace(func, treatment, args, kwargs, notes)
         y = func(*args, **kwargs)
-        if plan.unseen:
+        if treatment.unseen:
             return y
         outs = y if isinstance(y, tuple | list) else (y,)
         if not any(isinstance(o, Tensor) for o in outs):
             self._escape(func, args)
             return y
-        # two numbers an element, and a twin holds one error
+        # a complex element is two numbers, and a twin holds one error for it
         pairs = any(t.is_complex() for t in (*tensors(outs, {}), *tensors(args, kwargs)))
-        if plan.exact or self._whole_numbers(outs, args, kwargs):
+        if treatment.exact or self._whole_numbers(outs, args, kwargs):
             errors: tuple[Error, ...] = (0.0,) * len(outs)
-        elif plan.rule is None or pairs:
-            notes = notes | {plan.label}
+        elif treatment.rule is None or pairs:
+            notes = notes | {treatment.label}
             errors = (float("inf"),) * len(outs)
         else:
-            found = plan.rule(self, self._sane(y), *args, **kwargs)
-            errors = found if isinstance(found, tuple) else (found,) * len(outs)
+            result = treatment.rule(self, self._sane(y), *args, **kwargs)
+            errors = result if isinstance(result, tuple) else (result,) * len(outs)
             if any(isinstance(e, float) and e == float("inf") for e in errors):
-                notes = notes | {plan.label}
+                notes = notes | {treatment.label}
         for out, error in zip(outs, errors, strict=True):
             if isinstance(out, Tensor) and not self._shares(out, args):
                 self._record(out, error, notes)
-                if plan.terms is not None:
-                    self._twin(out).terms = plan.terms(self, *args)
-                if self.read_back and plan.size is not None and out.is_contiguous() and slots(out) == out.numel():
-                    self._twin(out).size = plan.size(self, *args).expand_as(out).reshape(-1)
+                if treatment.terms is not None:
+                    self._twin(out).terms = treatment.terms(self, *args)
+                if self.read_back and treatment.size is not None and out.is_contiguous() and slots(out) == out.numel():
+                    self._twin(out).size = treatment.size(self, *args).expand_as(out).reshape(-1)
         return y
 
-    def _inplace(self, func, plan, args, kwargs, notes):
-        """An in-place operator follows the rule of its functional sibling, on a copy of what was there."""
+    def _inplace(
+        self,
+        func: OpOverload,
+        treatment: OperatorTreatment,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        notes: frozenset[str],
+    ) -> Any:
+        """An in-place operator: applies the rule of its functional form to a copy of the old value."""
         target = args[0]
-        before = self._copy(target) if plan.reads_target else target
+        before = self._copy(target) if treatment.reads_target else target
         y = func(*args, **kwargs)
-        if plan.exact:
+        if treatment.exact:
             error: Error = 0.0
-        elif plan.rule is None:
-            notes, error = notes | {plan.label}, float("inf")
+        elif treatment.rule is None:
+            notes, error = notes | {treatment.label}, float("inf")
         else:
-            found = plan.rule(self, self._sane(target), before, *args[1:], **kwargs)
-            error = found[0] if isinstance(found, tuple) else found
+            result = treatment.rule(self, self._sane(target), before, *args[1:], **kwargs)
+            error = result[0] if isinstance(result, tuple) else result
         self._write(target, self._settle(target, error), notes)
         return y
 
@@ -291,20 +314,20 @@ class RunningErrors(DispatchMode):
     def _twin(self, t: Tensor) -> Twin:
         storage = t.untyped_storage()
         twin = self._twins.get(storage._cdata)
-        if twin is None:  # a leaf or a constant: wrong by as much as `compute` cannot represent it
+        if twin is None:  # a leaf or a constant: its error is what `compute` cannot represent
             error = None
-            if self.poisoned:  # it may be made of a number that has left the tensors
+            if self.poisoned:  # it may come from a number that left the tensors
                 error = torch.full((slots(t),), torch.inf, dtype=torch.float64, device=t.device)
             elif t.is_floating_point() and self.compute != torch.float64:
                 flat = t.detach().as_strided((storage.nbytes() // t.element_size(),), (1,), 0).to(torch.float64)
                 gap = (flat - flat.to(self.compute).to(torch.float64)).abs()
-                gap = torch.where(torch.isfinite(gap), gap, 0.0)  # beyond the largest number: nothing to say
+                gap = torch.where(torch.isfinite(gap), gap, 0.0)  # it overflows `compute`: no error is known
                 error = gap if bool(gap.any()) else None
             twin = self._twins[storage._cdata] = Twin(StorageWeakRef(storage), error, frozenset())
         return twin
 
     def _record(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
-        """A fresh result; its error may broadcast."""
+        """Sets the error of a new result; the error may broadcast."""
         if len(self._twins) % _SWEEP == _SWEEP - 1:
             self._twins = {key: twin for key, twin in self._twins.items() if not twin.storage.expired()}
         storage = t.untyped_storage()
@@ -324,7 +347,7 @@ class RunningErrors(DispatchMode):
         self._twins[storage._cdata] = Twin(StorageWeakRef(storage), base, notes | self.poisoned)
 
     def _write(self, t: Tensor, error: Error, notes: frozenset[str]) -> None:
-        """An overwritten region of a storage that may hold more than `t`."""
+        """Sets the error of an overwritten region of a storage that may hold more than `t`."""
         twin = self._twin(t)
         twin.notes = twin.notes | notes
         twin.terms, twin.size = 0, None
@@ -340,7 +363,7 @@ class RunningErrors(DispatchMode):
         view.copy_(error) if isinstance(error, Tensor) else view.fill_(error)
 
     def _settle(self, y: Tensor, error: Error) -> Error:
-        """Where y is NaN or Inf itself there is nothing to round: exact, unless the bound was open anyway."""
+        """The error of y; a NaN or Inf in y has nothing to round and is exact, unless its bound is open anyway."""
         if self.poisoned:
             return float("inf")
         if not (self.careful and y.is_floating_point() and isinstance(error, Tensor)):
@@ -348,7 +371,7 @@ class RunningErrors(DispatchMode):
         lost = torch.isnan(error) | torch.isinf(error)
         return torch.where(torch.isfinite(y), error, torch.where(lost, torch.inf, 0.0))
 
-    def _sane(self, y):
+    def _sane(self, y: Any) -> Any:
         if not self.careful:
             return y
         clean = [
@@ -363,9 +386,9 @@ class RunningErrors(DispatchMode):
         self._record(before, error.clone() if isinstance(error, Tensor) else error, frozenset())
         return before
 
-    # small questions
+    # helpers
 
-    def _notes(self, args, kwargs) -> frozenset[str]:
+    def _notes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
         notes = self.poisoned
         for t in tensors(args, kwargs):
             twin = self._twins.get(t.untyped_storage()._cdata)
@@ -373,19 +396,19 @@ class RunningErrors(DispatchMode):
                 notes = notes | twin.notes
         return notes
 
-    def _whole_numbers(self, outs, args, kwargs) -> bool:
-        """Integer results of exact arguments are exact, whatever the operator."""
+    def _whole_numbers(self, outs: Sequence[object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the results are integers of exact arguments: these are exact whatever the operator."""
         if any(isinstance(o, Tensor) and (o.is_floating_point() or o.is_complex()) for o in outs):
             return False
         return all(self._twin(t).error is None for t in tensors(args, kwargs))
 
-    def _escape(self, func, args) -> None:
-        """A number that leaves the tensors (x.item()) takes its error out of sight: nothing after it is proven."""
+    def _escape(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+        """Records that a number left the tensors (x.item()): its error is lost, so that no later bound is proven."""
         if any(isinstance(self.error_of(t), Tensor) for t in tensors(args, {}) if t.is_floating_point()):
             self.poisoned = self.poisoned | {f"{func.namespace}.{func._schema.name.split('::')[-1]}"}
 
     @staticmethod
-    def _shares(out: Tensor, args) -> bool:
+    def _shares(out: Tensor, args: tuple[Any, ...]) -> bool:
         key = out.untyped_storage()._cdata
         return any(t.untyped_storage()._cdata == key for t in tensors(args, {}))
 

@@ -1,35 +1,35 @@
-"""What the error analysis keeps beside each storage."""
+"""Twin: the error and the notes that the analysis keeps for each storage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
 @dataclass
 class Twin:
-    storage: StorageWeakRef  # a weak reference also keeps the address from being used again
+    storage: StorageWeakRef  # a weak reference also keeps the address from being reused
     error: Tensor | None
     notes: frozenset[str]
-    stores: set[tuple] = field(default_factory=set)  # the views whose error holds the rounding of a store already
-    terms: int = 0  # of the sum that made it
-    size: Tensor | None = None  # of a product, and of what it was scaled to: sum_i |a_i b_i|, flat
+    stores: set[tuple] = field(default_factory=set)  # views whose error already includes the rounding of a store
+    terms: int = 0  # number of terms if a sum made it
+    size: Tensor | None = None  # for a product, scaled or not: sum_i |a_i b_i|, flat
 
 
 def slots(t: Tensor) -> int:
-    """How many elements a twin has: as many as the storage; of complex numbers two, as their real view sees them."""
+    """Number of elements of a twin: one per element of the storage, two per complex number, as in its real view."""
     return t.untyped_storage().nbytes() // (t.element_size() // 2 if t.is_complex() else t.element_size())
 
 
-def view_key(t: Tensor, dtype: Any) -> tuple:
+def view_key(t: Tensor, dtype: torch.dtype) -> tuple:
     return (t.storage_offset(), t.shape, t.stride(), dtype)
 
 
-def tensors(args: Any, kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def tensors(args: Iterable[object], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
     for a in (*args, *kwargs.values()):
         if isinstance(a, Tensor):
             yield a

@@ -1,26 +1,28 @@
-"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules of sums, products, norms, softmax and matrix products, any order.
+"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules for sums, products, norms, softmax and matrix products, in any order.
 
-gamma_n is taken for n terms although a sum has n - 1 additions; a dot has n products besides, which may be fused.
+They use gamma_n for n terms although a sum has n - 1 additions: a dot also has n products, which may be fused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from .elementwise import exact, scaled, total
-from .rule_context import Error, RuleContext
+from .rule_context import Dim, Error, Errors, Operand, Rule, RuleContext
 
 
 def _count(x: Tensor, y: Tensor) -> int:
     return x.numel() // max(y.numel(), 1)
 
 
-def _sum(m: RuleContext, y, x, dim=None, keepdim=False, *, dtype=None):
+def _sum(
+    m: RuleContext, y: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Error:
     v, e = m(x)
     n = _count(x, y)
     if n <= 1 or not x.is_floating_point():
@@ -28,33 +30,37 @@ def _sum(m: RuleContext, y, x, dim=None, keepdim=False, *, dtype=None):
     return _reduce(torch.sum, total(e, m.gamma(n) * (v.abs() + e)), dim, keepdim)
 
 
-def _reduce(f: Callable, t: Any, dim, keepdim) -> Tensor:
+def _reduce(f: Callable[..., Tensor], t: Any, dim: Dim, keepdim: bool) -> Tensor:
     if dim is None or (isinstance(dim, list | tuple) and not dim):
         out = f(t)
         return out.reshape((1,) * t.dim()) if keepdim else out
     return f(t, dim=dim, keepdim=keepdim)
 
 
-def _mean(m, y, x, dim=None, keepdim=False, *, dtype=None):
+def _mean(
+    m: RuleContext, y: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Error:
     n = _count(x, y)
     return total(_sum(m, y, x, dim, keepdim) / max(n, 1), m.rounding(y, 4))
 
 
-def _prod(m, y, x, dim=None, keepdim=False, *, dtype=None):
-    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its farthest."""
+def _prod(
+    m: RuleContext, y: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Error:
+    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its largest"""
     v, e = m(x)
     dims = () if dim is None else (dim, keepdim)
     far = torch.prod(v.abs() + e, *dims)
     moved = 0.0 if exact(e) else far - y.abs()
-    if not exact(e) and m.u < 1e-12:  # the difference itself is rounded in float64
+    if not exact(e) and m.u < 1e-12:  # the difference is itself rounded in float64
         moved = moved + _count(x, y) * m.u * far
     if _count(x, y) <= 1:
         return _reduce(torch.sum, e + 0 * v, dim, keepdim)
     return total(moved, m.gamma(_count(x, y)) * far)
 
 
-def _cumulative(m, y, x, dim, **_):
-    """The i-th partial sum has i additions."""
+def _cumulative(m: RuleContext, y: Tensor, x: Tensor, dim: int, **_: object) -> Error:
+    """cumsum: the i-th partial sum has i additions."""
     v, e = m(x)
     if v.dim() == 0:
         return e
@@ -62,7 +68,7 @@ def _cumulative(m, y, x, dim, **_):
     return total(carried, _ramp(m, v, dim) * torch.cumsum(v.abs() + e, dim))
 
 
-def _cumprod(m, y, x, dim, **_):
+def _cumprod(m: RuleContext, y: Tensor, x: Tensor, dim: int, **_: object) -> Error:
     v, e = m(x)
     if v.dim() == 0:
         return e
@@ -72,14 +78,23 @@ def _cumprod(m, y, x, dim, **_):
     return total(moved, ramp * far)
 
 
-def _ramp(m, v: Tensor, dim: int) -> Tensor:
+def _ramp(m: RuleContext, v: Tensor, dim: int) -> Tensor:
     """gamma_0, gamma_1, ... along dim; inf where n u >= 1."""
     steps = torch.arange(v.shape[dim], dtype=torch.float64, device=v.device) * m.u
     ramp = torch.where(steps < 1, steps / (1 - steps), torch.inf)
     return ramp.view([-1 if i == dim % v.dim() else 1 for i in range(v.dim())])
 
 
-def _norm(m, y, x, ord=2, dim=None, keepdim=False, *, dtype=None):
+def _norm(
+    m: RuleContext,
+    y: Tensor,
+    x: Tensor,
+    ord: float = 2,
+    dim: Dim = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Error:
     """| ||x + d|| - ||x|| | <= ||e||, and the sum of n squares rounds by gamma_(n+1)."""
     v, e = m(x)
     norm = lambda t: torch.linalg.vector_norm(t, ord, dim, keepdim)  # noqa: E731
@@ -89,10 +104,12 @@ def _norm(m, y, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return total(moved, m.gamma(_count(x, y) + 1) * norm(v.abs() + e), m.rounding(y, 4))
 
 
-def _extremum(name: str) -> Callable:
-    """amax of x + e and of x - e bracket every legal amax."""
+def _extremum(name: str) -> Rule:
+    """amax or amin: the results for x + e and for x - e bracket every legal one."""
 
-    def rule(m, y, x, dim=None, keepdim=False):
+    def rule(
+        m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, dim: Dim | Tensor = None, keepdim: bool = False
+    ) -> Errors:
         if isinstance(dim, Tensor):
             from .elementwise import RULES
 
@@ -107,19 +124,23 @@ def _extremum(name: str) -> Callable:
         out = torch.maximum((ends[0] - values).abs(), (values - ends[1]).abs())
         if not isinstance(y, tuple | list):
             return out
-        index = _unsure_choice(v, values, e.amax(dim, keepdim=True), dim) if v.dim() and v.numel() else 0.0
+        index = (
+            _unsure_choice(v, values, e.amax(cast(int, dim), keepdim=True), cast(int, dim))
+            if v.dim() and v.numel()
+            else 0.0
+        )
         return out, index
 
     return rule
 
 
-def _select(takes_k: bool) -> Callable:
+def _select(takes_k: bool) -> Rule:
     """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis.
 
-    Which element it is may be uncertain: where another lies within their errors.
+    Its index is uncertain where another element lies within their errors.
     """
 
-    def rule(m, y, x, *args, **kwargs):
+    def rule(m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, *args: object, **kwargs: int) -> Errors:
         v, e = m(x)
         if isinstance(y, Tensor):  # the median of all elements
             return 0.0 if exact(e) or not v.numel() else (e + 0 * v).amax()
@@ -135,7 +156,7 @@ def _select(takes_k: bool) -> Callable:
 
 
 def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
-    """1 where an element that was left out lies within the errors of one that was chosen; exact copies are certain."""
+    """1 where an unchosen element lies within the errors of a chosen one, else 0; exact copies are certain."""
     keep = values.dim() == v.dim()
     chosen = values if keep else values.unsqueeze(dim)
     ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
@@ -149,7 +170,7 @@ def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
     return (near if keep else near.squeeze(dim)) if bool(near.any()) else 0.0
 
 
-def _dim_of(takes_k: bool, args, kwargs) -> int:
+def _dim_of(takes_k: bool, args: Sequence[object], kwargs: Mapping[str, int]) -> int:
     """sort(x, dim), median(x, dim), topk(x, k, dim), kthvalue(x, k, dim); default -1."""
     if "dim" in kwargs:
         return kwargs["dim"]
@@ -160,31 +181,31 @@ def _dim_of(takes_k: bool, args, kwargs) -> int:
 # softmax family
 
 
-def _shifted(m: RuleContext, v: Tensor, dim):
-    """x - max and the relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
+def _shifted(m: RuleContext, v: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """max, x - max, relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
     peak = v.amax(dim, keepdim=True)
     d = torch.where(torch.isfinite(v), v - peak, 0.0)
     return peak, d, (3 * d.abs() + 4) * m.u
 
 
-def _softmax(m, y, x, dim, *_):
+def _softmax(m: RuleContext, y: Tensor, x: Tensor, dim: int, *rest: object) -> Error:
     v, e = m(x)
     if v.dim() == 0 or v.numel() == 0:
         return m.rounding(y)
     _, _, relative = _shifted(m, v, dim)
-    relative = total(relative, e)
+    relative = cast(Tensor, total(relative, e))
     spread = relative + (y * relative).sum(dim, keepdim=True) + (m.gamma(v.shape[dim]) + 4 * m.u)
-    return torch.maximum(y * torch.expm1(spread.clamp(max=700.0)), m.rounding(y, 1))
+    return torch.maximum(y * torch.expm1(spread.clamp(max=700.0)), cast(Tensor, m.rounding(y, 1)))
 
 
-def _lse(m, v, e, y, p, dim):
-    """Error of log(sum(exp(x))): the sum's relative error, the logarithm's and the last addition's rounding."""
+def _lse(m: RuleContext, v: Tensor, e: Error, y: Tensor, p: Tensor, dim: int) -> Tensor:
+    """Error of log(sum(exp(x))): relative error of the sum, rounding of the logarithm and of the last addition."""
     peak, _, relative = _shifted(m, v, dim)
     inside = (p * total(relative, e)).sum(dim, keepdim=True) + m.gamma(v.shape[dim] if isinstance(dim, int) else 1)
     return torch.expm1(inside.clamp(max=700.0)) + 4 * m.u * (y - peak).abs() + m.u * (y.abs() + peak.abs())
 
 
-def _log_softmax(m, y, x, dim, *_):
+def _log_softmax(m: RuleContext, y: Tensor, x: Tensor, dim: int, *_: object) -> Error:
     v, e = m(x)
     if v.dim() == 0 or v.numel() == 0:
         return m.rounding(y)
@@ -193,7 +214,7 @@ def _log_softmax(m, y, x, dim, *_):
     return total(e, _lse(m, v, e, lse, y.exp(), dim), m.u * shifted, m.rounding(y, 2))
 
 
-def _logsumexp(m, y, x, dim, keepdim=False):
+def _logsumexp(m: RuleContext, y: Tensor, x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Error:
     v, e = m(x)
     dims = [dim] if isinstance(dim, int) else list(dim)
     if v.dim() == 0 or v.numel() == 0:
@@ -207,11 +228,11 @@ def _logsumexp(m, y, x, dim, keepdim=False):
     return out if keepdim else out.reshape(y.shape)
 
 
-def _softmax_backward(m, y, grad, p, dim, *_):
-    """p (g - s), s = sum(g p); kernels that compute p g - p s are as legal, hence the roundings of both products.
+def _softmax_backward(m: RuleContext, y: Tensor, grad: Tensor, p: Tensor, dim: int, *_: object) -> Error:
+    """p (g - s), s = sum(g p). p g - p s is as legal, hence the roundings of both products.
 
-    In attention g = dy v^T and y = p v, so s = sum(dy y): of a y read back in 16 bits, off by u |y| in each term, and
-    so by u sum(p |dy| |v|^T) at most. FlashAttention's backward has it so.
+    In attention g = dy v^T and y = p v, so s = sum(dy y). If y is read back in 16 bits, as in FlashAttention's
+    backward, each term is off by u |y|, and s by at most u sum(p |dy| |v|^T).
     """
     (vg, eg), (vp, ep) = m(grad), m(p)
     if vg.dim() == 0 or vg.numel() == 0:
@@ -219,7 +240,7 @@ def _softmax_backward(m, y, grad, p, dim, *_):
     gp = (vg * vp).abs()
     s = (vg * vp).sum(dim, keepdim=True)
     e_gp = total(scaled(vg, ep), scaled(vp, eg), 0.0 if exact(eg) or exact(ep) else eg * ep)
-    e_s = total(m.gamma(vg.shape[dim]) * total(gp, e_gp), e_gp).sum(dim, keepdim=True)
+    e_s = cast(Tensor, total(m.gamma(vg.shape[dim]) * total(gp, e_gp), e_gp)).sum(dim, keepdim=True)
     if m.read_back:
         e_s = e_s + m.read_back * (m.size_of(grad) * vp.abs()).sum(dim, keepdim=True)
     outer = vp.abs() * total(eg, e_s) + scaled((vg - s).abs() + e_s, ep)
@@ -229,22 +250,24 @@ def _softmax_backward(m, y, grad, p, dim, *_):
 # products
 
 
-def bilinear(f: Callable[[Any, Any], Tensor], m: RuleContext, a, b, n: int) -> Tensor:
+def bilinear(f: Callable[[Tensor, Tensor], Tensor], m: RuleContext, a: Tensor, b: Tensor, n: int) -> Tensor:
     """|a| and |b| through the same product: f(e_a + gamma |a|, |b|) + f(|a| + e_a, e_b)."""
     (va, ea), (vb, eb) = m(a), m(b)
     va, vb = va.abs(), vb.abs()
     if m.operand_unit:
         ea, eb = total(ea, va * m.operand_unit), total(eb, vb * m.operand_unit)
-    out = f(total(ea, m.gamma(n) * (va + ea)), vb)
+    out = f(cast(Tensor, total(ea, m.gamma(n) * (va + ea))), vb)
     return out if exact(eb) else out + f(va + ea, eb + 0 * vb)
 
 
-def _mm(f: Callable[[Tensor, Tensor], Tensor]) -> Callable:
+def _mm(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     return lambda m, y, a, b: bilinear(f, m, a, b, a.shape[-1])
 
 
-def _addmm(f: Callable[[Tensor, Tensor], Tensor]) -> Callable:
-    def rule(m, y, c, a, b, *, beta=1, alpha=1, **_):
+def _addmm(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    def rule(
+        m: RuleContext, y: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, **_: object
+    ) -> Error:
         vc, ec = m(c)
         g = m.gamma(a.shape[-1] + 2)
         product = bilinear(f, m, a, b, a.shape[-1] + 2)
@@ -253,7 +276,19 @@ def _addmm(f: Callable[[Tensor, Tensor], Tensor]) -> Callable:
     return rule
 
 
-def _convolution(m, y, x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
+def _convolution(
+    m: RuleContext,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: int,
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
     n = w.numel() // (w.shape[1] if transposed else w.shape[0]) + 1
     rest = (None, stride, padding, dilation, transposed, output_padding, groups)
     out = bilinear(lambda a, b: torch.ops.aten.convolution(a, b, *rest), m, x, w, n)
@@ -261,14 +296,31 @@ def _convolution(m, y, x, w, bias, stride, padding, dilation, transposed, output
         return out
     vb, eb = m(bias)
     shape = (-1, *(1,) * (y.dim() - 2))
-    return out + total(eb, m.gamma(n) * vb.abs()).view(shape)
+    return out + cast(Tensor, total(eb, m.gamma(n) * vb.abs())).view(shape)
 
 
-def _convolution_backward(m, y, grad, x, w, _, stride, padding, dilation, transposed, output_padding, groups, mask):
-    """The two products that convolution_backward makes, each through its own slot, and the sum for the bias."""
+def _convolution_backward(
+    m: RuleContext,
+    y: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    _: object,
+    stride: Sequence[int],
+    padding: int,
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> Errors:
+    """The two products of convolution_backward, each through its own slot, and the sum for the bias."""
     rest = (None, stride, padding, dilation, transposed, output_padding, groups)
     call = torch.ops.aten.convolution_backward
     outputs = grad.numel() // max(grad.shape[1], 1)
+    ex: Error
+    ew: Error
+    eb: Error
     ex = ew = eb = 0.0
     if mask[0]:
         n = w.numel() // (w.shape[0] if transposed else w.shape[1])
@@ -280,7 +332,7 @@ def _convolution_backward(m, y, grad, x, w, _, stride, padding, dilation, transp
     return ex, ew, eb
 
 
-RULES: dict[str, Callable] = {
+RULES: dict[str, Rule] = {
     "sum": _sum, "mean": _mean, "prod": _prod, "cumsum": _cumulative, "cumprod": _cumprod,
     "linalg_vector_norm": _norm, "amax": _extremum("amax"), "amin": _extremum("amin"),
     "max": _extremum("amax"), "min": _extremum("amin"),
@@ -295,29 +347,29 @@ RULES: dict[str, Callable] = {
 
 
 def _product_size(m: RuleContext, a: Tensor, b: Tensor) -> Tensor:
-    """Numbers below the smallest normal one round as that does."""
+    """|a| @ |b|; numbers below the smallest normal one round as that does"""
     return a.abs() @ b.abs() + m.least_back * a.abs().sum(-1, keepdim=True)
 
 
-# sums of |a_i b_i|, for what reads a product back through another one
+# sums of |a_i b_i|, for backwards that read a product back (see _softmax_backward)
 SIZES: dict[str, Callable[..., Tensor]] = {
     "mm": _product_size,
     "bmm": _product_size,
-    "mul": lambda m, a, b: _size_or_number(m, a) * _size_or_number(m, b),
+    "mul": lambda m, a, b: cast(Tensor, _size_or_number(m, a) * _size_or_number(m, b)),
 }
 
 
-def _size_or_number(m: RuleContext, x: Any) -> Any:
+def _size_or_number(m: RuleContext, x: Operand) -> Operand:
     return m.size_of(x) if isinstance(x, Tensor) else abs(x)
 
 
-def _terms_with(m: RuleContext, a: Any, b: Any, *_: Any) -> int:
-    """Of a sum to which something is added; 0 where neither is a sum."""
+def _terms_with(m: RuleContext, a: Operand, b: Operand, *_: object) -> int:
+    """Number of terms of a sum plus another operand; 0 if neither operand is a sum."""
     n = max(m.terms_of(a), m.terms_of(b))
     return n + 1 if n else 0
 
 
-# how many terms a result is the sum of: what is added to it may as well have been there first
+# number of terms of a result that is a sum: an accumulator may start from whatever is added to it
 TERMS: dict[str, Callable[..., int]] = {
     "sum": lambda m, x, dim=None, *_: _terms(x, dim),
     "mm": lambda m, a, b: a.shape[1], "bmm": lambda m, a, b: a.shape[2], "mv": lambda m, a, b: a.shape[1],
@@ -327,6 +379,6 @@ TERMS: dict[str, Callable[..., int]] = {
 }  # fmt: skip
 
 
-def _terms(x: Tensor, dim: Any) -> int:
+def _terms(x: Tensor, dim: Dim) -> int:
     axes = range(x.dim()) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     return math.prod(x.shape[d] for d in axes)

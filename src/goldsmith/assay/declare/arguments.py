@@ -1,11 +1,10 @@
-"""What `check` and `diagnose` are called with, examined before anything runs."""
+"""Validation of the arguments of `check` and `diagnose`, before anything runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,8 +16,15 @@ from .target import UNIT, Target, listed, outside_of_transforms
 DEVICES = ("cpu", "cuda")
 
 
-def examined(
-    caller: str, target: Any, case: Any, dtype: Any, device: Any, seed: Any, probes: Any, budget_s: Any
+def check_arguments(
+    caller: str,
+    target: object,
+    case: object,
+    dtype: object,
+    device: object,
+    seed: object,
+    probes: object,
+    budget_s: object,
 ) -> None:
     """TypeError for a wrong kind of object, TargetError for a wrong value; both name the argument."""
     if not isinstance(target, Target):
@@ -27,8 +33,8 @@ def examined(
     cast = [kind for kind in DEVICES if torch.is_autocast_enabled(kind)]
     if cast:
         raise TargetError(
-            f"{caller}: called under autocast ({cast[0]}), which would change what the candidate computes and not "
-            "what it is held to; use autocast inside the candidate"
+            f"{caller}: called under autocast ({cast[0]}), which would change the candidate's arithmetic and not its "
+            "reference's; use autocast inside the candidate"
         )
     if case is not None and not isinstance(case, Case | str):
         raise TypeError(f"case: expected a Case, its name or None for all, got {type(case).__name__}")
@@ -51,23 +57,23 @@ def examined(
     _device(device)
 
 
-def folder(argument: str, path: Any) -> None:
-    """Say now, not after the work, that nothing can be kept in a folder; one that is not there is not left behind."""
+def check_folder(argument: str, path: object) -> None:
+    """Raises before the work starts if a folder cannot be written; a missing folder is not left behind."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"{argument}: expected a folder's path or None, got {path!r}")
     if not str(path):
         raise TargetError(f"{argument}: expected a folder's path or None, got ''")
     why = unwritable(Path(path))
     if why:
-        raise TargetError(f"{argument}: {str(path)!r} is a folder that cannot be written: {why}")
+        raise TargetError(f"{argument}: {str(path)!r} cannot be written: {why}")
 
 
-def _device(wanted: Any) -> None:
+def _device(wanted: object) -> None:
     if not isinstance(wanted, str | torch.device):
         raise TypeError(f"device: expected cpu, cuda or cuda:1, got {wanted!r}")
     kind, _, index = str(wanted).partition(":")
     if kind not in DEVICES or (index and not index.isdigit()):
-        raise TargetError(f"device: {str(wanted)!r} is none that candidates are run on; use cpu, cuda or cuda:1")
+        raise TargetError(f"device: candidates cannot run on {str(wanted)!r}; use cpu, cuda or cuda:1")
     if kind == "cuda" and not torch.cuda.is_available():
         raise TargetError(f"device: {wanted}: this machine has no CUDA device that torch can use; use device='cpu'")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():

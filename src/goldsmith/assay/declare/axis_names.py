@@ -1,15 +1,14 @@
-"""What the axes of a result are called."""
+"""Names of the axes of a result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 
-def axis_names(shape: torch.Size, sizes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Axes called by the size that gave them their length, where exactly one did and no axis shares it; else 0, 1."""
+def axis_names(shape: torch.Size, sizes: Mapping[str, object]) -> tuple[str, ...]:
+    """Each axis named after the case size of its length if that is unique among sizes and axes, else "0", "1", ..."""
     lengths = list(shape)
 
     def name(axis: int) -> str:

@@ -1,11 +1,10 @@
-"""Calls a function with the values it names: in its own order of parameters, by name behind one that is left out."""
+"""bind: calls a function with the values that its parameters name, by position up to the first one left out."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +14,13 @@ from ...core.tracing import TargetError
 
 @dataclass(frozen=True)
 class Bound:
-    """A callable with the names it takes: positional ones first, then keywords."""
+    """A callable and the names of its arguments: positional ones, then keywords."""
 
     call: Callable
     positional: tuple[str, ...]
     keywords: tuple[str, ...] = ()
 
-    def __call__(self, supply: Mapping[str, Any]) -> Any:
+    def __call__(self, supply: Mapping[str, object]) -> object:
         return self.call(*(supply[n] for n in self.positional), **{n: supply[n] for n in self.keywords})
 
     @property
@@ -29,8 +28,8 @@ class Bound:
         return self.positional + self.keywords
 
 
-def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -> Bound:
-    """`fn` bound to the names of `supply`; raises TargetError for a parameter that nobody supplies."""
+def bind(what: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]) -> Bound:
+    """`fn` bound to the names of `supply`; raises TargetError for a parameter that `supply` lacks."""
     names = tuple(supply)
     call, parameters = _signature(fn)
     if parameters is None:
@@ -42,12 +41,12 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
         if p.kind is p.VAR_KEYWORD:
             takes_rest = True
         elif p.name in names:
-            # what wraps a function may show its signature and take positions alone, as torch.vmap does
+            # a wrapper such as torch.vmap may show a signature but accept only positions
             leading = at == len(positional) and p.kind is p.POSITIONAL_OR_KEYWORD
             (positional if leading or p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
         elif p.default is p.empty:
             raise TargetError(
-                f"{what}: {_name(fn)} takes {p.name!r}, which nobody supplies; "
+                f"{what}: {_name(fn)} takes {p.name!r}, which is not supplied; "
                 f"there are: {', '.join(names) or 'no names'}"
             )
         elif p.kind is p.POSITIONAL_ONLY:
@@ -58,21 +57,21 @@ def bind(what: str, fn: Callable, supply: Mapping[str, Any] | tuple[str, ...]) -
 
 
 def parameters(fn: Callable) -> tuple[str, ...]:
-    """The names that a function takes, as far as its signature can be read."""
+    """Parameter names of a function; empty if its signature cannot be read."""
     return tuple(p.name for p in _signature(fn)[1] or ())
 
 
 def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
     after = parameters[parameters.index(gap) + 1 :]
-    late = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
-    if late:
+    positional = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
+    if positional:
         raise TargetError(
-            f"{what}: {_name(fn)} takes {late[0]!r} by position after {gap.name!r}, which nobody supplies"
+            f"{what}: {_name(fn)} takes {positional[0]!r} by position after {gap.name!r}, which is not supplied"
         )
 
 
 def _signature(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:
-    """What to call, and its parameters (None: unreadable, or nothing but *args)."""
+    """(callable, its parameters); None for an unreadable signature or one with *args."""
     function = fn if isinstance(fn, type) else getattr(fn, "__self__", None)
     read: Callable = fn
     call = fn
@@ -91,7 +90,7 @@ def _signature(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:
         return call, None
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return call, None
-    if call is not read and not isinstance(fn, torch.nn.Module):  # Function.apply takes positions only
+    if call is not read and not isinstance(fn, torch.nn.Module):  # Function.apply accepts only positions
         parameters = [p.replace(kind=p.POSITIONAL_ONLY) for p in parameters]
     return call, parameters
 
@@ -104,7 +103,7 @@ def _name(fn: Callable) -> str:
     return str(name)
 
 
-def inputs_and_scalars(supply: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """A case's dict, split: tensors are inputs, all else scalars."""
+def inputs_and_scalars(supply: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """A case's dict split into inputs (tensors) and scalars (everything else)."""
     inputs = {n: v for n, v in supply.items() if isinstance(v, Tensor)}
     return inputs, {n: v for n, v in supply.items() if n not in inputs}

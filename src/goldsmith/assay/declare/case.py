@@ -4,7 +4,7 @@
     def tokens(make, T, D):
         return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-6}
 
-`tokens` is then a list of six `Case`: every combination of the sizes. Tensors of the dict are inputs; everything else
+`tokens` is then a list of six `Case`: every combination of the sizes. Tensors in the dict are inputs, everything else
 is a scalar.
 """
 
@@ -27,8 +27,7 @@ from ..support import memory_errors
 class Make:
     """Draws tensors on the CPU from one seeded generator, rounds them to `dtype` and moves them to `device`.
 
-    The same seed therefore gives the same values on every device, and float32 and bfloat16 cases differ by rounding
-    alone.
+    So the same seed gives the same values on every device, and float32 and bfloat16 cases differ only by rounding.
     """
 
     def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int):
@@ -40,7 +39,7 @@ class Make:
         return self._float(torch.randn(_shape(shape), generator=self.generator) * std, dtype)
 
     def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """U[0, 1), also after rounding to a 16-bit dtype"""
+        """U[0, 1), even after rounding to a 16-bit dtype"""
         drawn = self._float(torch.rand(_shape(shape), generator=self.generator), dtype)
         return torch.where(drawn < 1, drawn, torch.zeros_like(drawn))
 
@@ -53,7 +52,7 @@ class Make:
         return torch.randperm(n, generator=self.generator).to(self.device)
 
     def offsets(self, parts: int, total: int, empty: int = 1) -> Tensor:
-        """[parts + 1] boundaries from 0 to total of random parts, of which `empty` (where possible) hold nothing"""
+        """[parts + 1] boundaries from 0 to total of random parts; `empty` of them (if possible) have length 0"""
         full = max(parts - empty, min(parts, 1))
         owner = torch.randperm(parts, generator=self.generator)[:full]
         sizes = torch.zeros(parts, dtype=torch.int64)
@@ -63,7 +62,7 @@ class Make:
         return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).to(self.device)
 
     def tied(self, *shape: int, levels: int = 8, dtype: torch.dtype | None = None) -> Tensor:
-        """Values from `levels` evenly spaced levels in [-1, 1): equal values abound, in every dtype"""
+        """Values from `levels` evenly spaced levels in [-1, 1), with many ties in every dtype"""
         drawn = torch.randint(0, levels, _shape(shape), generator=self.generator)
         return self._float(drawn.double() * (2.0 / levels) - 1.0, dtype)
 
@@ -81,20 +80,20 @@ def _shape(shape: tuple) -> tuple[int, ...]:
     sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple | torch.Size) else shape
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"a size of {size!r}; sizes are whole numbers from 0, got {list(sizes)}")
+            raise ValueError(f"sizes must be whole numbers >= 0, got {size!r} in {list(sizes)}")
     return sizes
 
 
-Draw = Callable[..., dict[str, Any]]
+Draw = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One named set of sizes with the function that draws its inputs; `build` is the same for the same seed."""
+    """A named set of sizes with the function that draws its inputs; `build` returns equal values for equal seeds."""
 
     name: str
     draw: Draw = field(repr=False, compare=False)
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, object] = field(default_factory=dict)
     why: str = ""
     tags: tuple[str, ...] = ()
     salt: int = 0
@@ -107,7 +106,7 @@ class Case:
         seed: int = 0,
         make: type[Make] = Make,
     ) -> dict:
-        """The case's dict of inputs and scalars; `make` draws them (benchmarks draw large ones on the device)."""
+        """The dict of inputs and scalars, drawn by an object of class `make` (benchmarks draw on the device)."""
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
         try:
             drawn = self.draw(make(dtype, device, mixed), **self.sizes)
@@ -125,20 +124,20 @@ class Case:
 
     @property
     def own_dtypes(self) -> tuple[torch.dtype, ...]:
-        """Those of the floating-point tensors of a literal dict, which are not drawn."""
+        """Dtypes of the floating-point tensors of a literal dict, which are not drawn; empty for other cases."""
         if not self.given:
             return ()
         tensors = [v for v in self.draw(Make(torch.float32, "cpu", 0)).values() if isinstance(v, Tensor)]
         return tuple(dict.fromkeys(t.dtype for t in tensors if t.is_floating_point()))
 
     def variant(self, salt: int) -> Case:
-        """The same case with other values: another draw, or, for given tensors, their rows in another order."""
+        """The same case with other values: another draw, or the rows of given tensors in another order."""
         return replace(self, salt=salt)
 
     def _shuffled(self, drawn: dict, seed: int) -> dict:
         generator = torch.Generator().manual_seed(seed)
 
-        def shuffle(value: Any) -> Any:
+        def shuffle(value: object) -> object:
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() == 0:
                 return value
             return value[torch.randperm(len(value), generator=generator).to(value.device)]
@@ -149,13 +148,13 @@ class Case:
         return self.name
 
 
-def _check_value(case: str, name: Any, value: Any) -> None:
+def _check_value(case: str, name: object, value: object) -> None:
     if not isinstance(name, str) or not name.isidentifier():
-        raise TargetError(f"case {case}: {name!r} is no parameter name")
+        raise TargetError(f"case {case}: {name!r} is not a valid parameter name")
     if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-        raise TargetError(f"case {case}: {name!r} holds several tensors; give each a name of its own")
+        raise TargetError(f"case {case}: {name!r} holds several tensors; give each its own name")
     if type(value).__module__ == "numpy" and hasattr(value, "shape") and value.shape:
-        raise TargetError(f"case {case}: {name!r} is a numpy array; give a tensor, torch.from_numpy(...)")
+        raise TargetError(f"case {case}: {name!r} is a numpy array; pass a tensor, torch.from_numpy(...)")
     if not isinstance(value, Tensor):
         return
     if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta:
@@ -166,12 +165,12 @@ def _check_value(case: str, name: Any, value: Any) -> None:
         )
     if value.is_complex():
         raise TargetError(
-            f"case {case}: {name!r} is complex, which cannot be judged; give its real and imaginary parts"
+            f"case {case}: {name!r} is complex, which cannot be judged; pass its real and imaginary parts"
         )
 
 
-def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[Draw], list[Case]]:
-    """Turns `f(make, **sizes) -> dict` into the list of its cases, one for every combination of the sizes."""
+def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callable[[Draw], list[Case]]:
+    """Decorator that turns `f(make, **sizes) -> dict` into a list of cases, one for every combination of the sizes."""
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise TypeError(f"tags: expected a tuple of words, got {tags!r}")
     if not isinstance(why, str):
@@ -200,37 +199,37 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: Any) -> Callable[[
     return decorate
 
 
-def _one(name: str, draw: Draw, sizes: dict[str, Any], tags: tuple[str, ...], why: str) -> Case:
+def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...], why: str) -> Case:
     label = ",".join(f"{k}={v}" for k, v in sizes.items())
     return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags)
 
 
-def given(tensors: Mapping[str, Any]) -> Case:
-    """One case, called `given`, from a literal dict; floating tensors keep their own dtype."""
-    held = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
+def given(tensors: Mapping[str, object]) -> Case:
+    """One case named `given` from a literal dict; floating-point tensors keep their dtype."""
+    values = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
 
-    def draw(make: Make) -> dict[str, Any]:
-        return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in held.items()}
+    def draw(make: Make) -> dict[str, object]:
+        return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in values.items()}
 
     return Case("given", draw, given=True)
 
 
-def as_cases(cases: Any) -> tuple[Case, ...]:
-    """What `cases=` accepts (a list from `@case`, lists of them, a Case, a literal dict) as a flat tuple of cases."""
+def as_cases(cases: object) -> tuple[Case, ...]:
+    """Any value of `cases=` (a list from `@case`, lists of these, a Case, a literal dict) as a flat tuple of cases."""
     if isinstance(cases, Case):
         return (cases,)
     if isinstance(cases, Mapping):
         if not cases:
-            raise TargetError("cases: the dict is empty; give the inputs by name, {'x': torch.randn(3, 4)}")
+            raise TargetError("cases: the dict is empty; pass the inputs by name, {'x': torch.randn(3, 4)}")
         return (given(cases),)
     if isinstance(cases, list | tuple):
         flat = [c for item in cases for c in as_cases(item)]
         if not flat:
-            raise TargetError("cases: the list is empty; give at least one case")
+            raise TargetError("cases: the list is empty; pass at least one case")
         names = [c.name for c in flat]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs a name of its own")
+            raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs its own name")
         return tuple(flat)
     raise TypeError(
         f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}"

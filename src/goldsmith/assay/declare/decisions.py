@@ -1,7 +1,7 @@
-"""Discrete results (top-k, argmax, a kink, a dropout mask) are judged before any number that rests on them.
+"""Declarations of discrete results (top-k, argmax, sign, dropout mask), judged before the numbers that depend on them.
 
-A decision names the result it concerns (an output or a stage) and what it was made from. `probes/decisions.py` judges
-it: a choice is legal when its score lies within the rounding bound of the best that was left out.
+A decision names a result (an output or a stage) and the scores it was made from. `probes/decisions.py` judges it: a
+choice is legal if its score lies within the rounding bound of the best one left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.tracing import TargetError
 
 @dataclass(frozen=True)
 class TopK:
-    """index = the k largest of `scores` along `dim`, best first when `ordered`."""
+    """index = the k largest of `scores` along `dim`, best first if `ordered`"""
 
     scores: str
     k: str | int
@@ -24,14 +24,14 @@ class TopK:
 
 @dataclass(frozen=True)
 class Sign:
-    """mask = of > 0: either answer is legal where `of` is zero within its bound."""
+    """mask = of > 0; either answer is legal where `of` is zero within its bound"""
 
     of: str
 
 
 @dataclass(frozen=True)
 class Given:
-    """A mask that is taken as it comes (dropout); with `rate`, the share of zeros must agree with it."""
+    """A mask accepted as the candidate draws it (dropout); with `rate`, its share of zeros must agree."""
 
     rate: str | float | None = None
 
@@ -44,7 +44,7 @@ def topk(scores: str, k: str | int, dim: int = -1, ordered: bool = True) -> TopK
     if not isinstance(k, str):
         k = _whole("topk", "k", k)
         if k < 0:
-            raise TargetError(f"topk: k is a number from 0, or the name of a scalar, got {k}")
+            raise TargetError(f"topk: k must be a number >= 0 or the name of a scalar, got {k}")
     return TopK(_text("topk", "scores", scores), k, _whole("topk", "dim", dim), bool(ordered))
 
 
@@ -59,19 +59,19 @@ def sign(of: str) -> Sign:
 
 
 def given(rate: str | float | None = None) -> Given:
-    """Decision: a mask taken as it comes. With `rate` (a number or a scalar's name) its zeros are counted."""
+    """Decision: a mask accepted as drawn. With `rate` (a number or the name of a scalar) its zeros are counted."""
     if isinstance(rate, float | int) and not 0 <= rate <= 1:
-        raise TargetError(f"given: rate is a share between 0 and 1, got {rate}")
+        raise TargetError(f"given: rate must lie between 0 and 1, got {rate}")
     return Given(rate)
 
 
 def _text(what: str, argument: str, value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what}: {argument} is the name of an input, output or stage, got {type(value).__name__}")
+        raise TypeError(f"{what}: {argument} must be the name of an input, output or stage, got {type(value).__name__}")
     return value
 
 
 def _whole(what: str, argument: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what}: {argument} is a whole number, got {value!r}")
+        raise TypeError(f"{what}: {argument} must be a whole number, got {value!r}")
     return int(value)

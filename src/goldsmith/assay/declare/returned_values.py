@@ -1,4 +1,4 @@
-"""What a candidate's or a golden's own callables returned, by name: outputs, and gradients of inputs."""
+"""Names for the values that a candidate or golden returns: outputs, and gradients of inputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from ...core.tracing import TargetError
 
 
-class Unusable(Exception):
-    """The candidate returned what holds no numbers, which is its own fault."""
+class UnusableResult(Exception):
+    """The candidate returned a tensor without numbers, which is its own fault."""
 
 
 def names_of(
-    result: Any, names: tuple[str, ...] | None, who: str, said: str = "declared are", taken: Collection[str] = ()
-) -> list[tuple[str, Any]]:
-    """A callable's return value as (output name, value); `said` is where the names come from.
+    result: object, names: tuple[str, ...] | None, who: str, source: str = "declared are", taken: Collection[str] = ()
+) -> list[tuple[str, object]]:
+    """A return value as pairs (output name, value); `source` introduces the known names in an error.
 
-    Without names they are y, or y0, y1 and so on, or what nobody has where one of those is `taken`.
+    Default names are y, or y0, y1, ...; if one of them is `taken`, the next free base name.
     """
     if isinstance(result, Mapping):
         return [(str(name), value) for name, value in result.items()]
@@ -30,35 +30,35 @@ def names_of(
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
     known = _free(len(values), isinstance(result, list | tuple), taken) if names is None else names
     if len(known) != len(values):
-        came = "1 result" if len(values) == 1 else f"{len(values)} results"
-        raise TargetError(f"outputs: the {who} returned {came}, {said} {len(known)}: {', '.join(known)}")
+        count = "1 result" if len(values) == 1 else f"{len(values)} results"
+        raise TargetError(f"outputs: the {who} returned {count}, {source} {len(known)}: {', '.join(known)}")
     return list(zip(known, values, strict=True))
 
 
-def own_names(names: Sequence[str], supply: Mapping[str, Any], saved: Collection[str], who: str, sent: bool) -> None:
-    """Refuse results that are called what something else is called: an input or scalar, a gradient, an output gradient.
+def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collection[str], who: str, sent: bool) -> None:
+    """Raises TargetError if a result has the name of an input, scalar, gradient or output gradient.
 
-    who: the beginning of the sentence; sent: output gradients are handed over, as grad_<output>.
+    who: the beginning of the message; sent: whether output gradients are passed, as grad_<output>.
     """
     free = _free(len(names), len(names) > 1, [*supply, *names])
     example = ", ".join(repr(n) for n in free) + ("," if len(names) == 1 else "")
-    advice = f"give the results names of their own, outputs=({example})"
+    advice = f"choose other names, outputs=({example})"
     for name in names:
         if name in supply:
             there = f"there are: {', '.join(supply)}"
-            raise TargetError(f"{who} {name!r} is what the cases call one of their values; {there}; {advice}")
+            raise TargetError(f"{who} {name!r} is also the name of a case value; {there}; {advice}")
         if name.endswith(".grad"):
             of = name.removesuffix(".grad")
-            raise TargetError(f"{who} {name!r} is what the gradient of {of} is called; {advice}")
+            raise TargetError(f"{who} {name!r} is also the name of the gradient of {of}; {advice}")
     gradients = {f"grad_{n}": n for n in names if sent and n not in saved}
     for name in (*supply, *names):
         if name in gradients:
             output = gradients[name]
-            raise TargetError(f"{who} {name!r} is what the gradient that {output!r} is sent is called; {advice}")
+            raise TargetError(f"{who} {name!r} is also the name of the output gradient of {output!r}; {advice}")
 
 
 def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
-    """Names of results that nobody has: y, or y0, y1 of several, if they are free."""
+    """Unused names for results: y, or y0, y1, ... for several, or the next free base name."""
     for base in ("y", "z", "out", "result"):
         names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
         if not any(n in taken or f"grad_{n}" in taken for n in names):
@@ -66,12 +66,12 @@ def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
     return tuple(f"my_result{i}" for i in range(count))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
-    """Results by name; those that are None are left out, and a number becomes a tensor."""
+def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]:
+    """Results by name, without those that are None; numbers become tensors."""
     named = {}
     for name, value in pairs:
         if value is None:
@@ -88,9 +88,9 @@ def only_tensors(pairs: list[tuple[str, Any]], who: str) -> dict[str, Tensor]:
 
 def _holds_numbers(value: Tensor, name: str, who: str) -> None:
     if value.is_meta and who == "golden":
-        raise TargetError(f"outputs: the golden's {name!r} lies on the device meta, where tensors hold no numbers")
+        raise TargetError(f"outputs: the golden's {name!r} is on the meta device, whose tensors hold no numbers")
     if value.is_meta:
-        raise Unusable(f"{name} lies on the device meta, where tensors hold no numbers")
+        raise UnusableResult(f"{name} is on the meta device, whose tensors hold no numbers")
 
 
 def _judgeable(value: Tensor, what: str) -> None:
@@ -100,15 +100,15 @@ def _judgeable(value: Tensor, what: str) -> None:
         raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
     if value.is_floating_point() and value.dtype.itemsize == 1:
         dtype = str(value.dtype).removeprefix("torch.")
-        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it: no number changes")
+        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it, which is exact")
 
 
 def _kind(value: Tensor) -> str:
     return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
 
 
-def name_gradients(result: Any, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
-    """What a backward returned, by input name: a dict by name, or a tuple in the order of `grads`."""
+def name_gradients(result: object, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
+    """The gradients that a backward returned (a dict, or a tuple in the order of `grads`), by input name."""
     if isinstance(result, Mapping):
         unknown = [n for n in result if n not in wanted]
         if unknown:

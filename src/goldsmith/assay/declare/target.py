@@ -1,13 +1,13 @@
-"""Target: a candidate, the golden it is held to, and the cases it is tried on. Checked when it is made; frozen.
+"""Target: a candidate, its golden, and the cases to run them on. Validated on construction; frozen.
 
-Errors are `TypeError` for a wrong kind of object and `TargetError` (a `ValueError`) for a wrong name or value; both
-name the argument and list what exists.
+It raises `TypeError` for an object of the wrong kind and `TargetError` (a `ValueError`) for a wrong name or value; the
+message names the argument and lists the valid ones.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -27,26 +27,26 @@ LAYOUTS = ("any", "contiguous")
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A candidate to hold to its golden.
+    """A candidate to be proven against its golden.
 
     candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by name
-    golden          plain torch that says what it should compute; called with float64 copies of the very inputs
+    golden          plain torch code that defines the result; called with float64 copies of the same inputs
     cases           from `@assay.case`, a list of them, or a dict of tensors
     outputs         names in order; default ("y",), ("y0", "y1", ...) for a tuple, or the keys of a returned dict
     saved           outputs that only the backward needs: no gradient flows into them
     backward        "auto" (autograd), None (forward only), or a callable of inputs, scalars, outputs and grad_<output>
-    golden_backward likewise; without it float64 autograd through the golden
-    grads           inputs whose gradients are wanted; default every floating-point input
-    surrogate       those among them whose gradient is no derivative of the golden (straight-through estimators)
+    golden_backward the same for the golden; default: float64 autograd through it
+    grads           inputs whose gradients are judged; default: every floating-point input
+    surrogate       those whose gradient is not a derivative of the golden (straight-through estimators)
     decisions       {result: assay.topk(...) | argmax | sign | given}
-    stored          {stage: input}: stages that the candidate may round to that input's dtype, seen or unseen
+    stored          {stage: input}: stages that the candidate may round to that input's dtype, visibly or not
     segments        {tensor: {name: (lo, hi) on the last axis, or (axis, lo, hi)}}, or a function of the sizes
-    dtypes          the dtypes that inputs are drawn in, one check each
-    compute         precision promised for sums and intermediates; default float32 (float64 for float64 inputs)
+    dtypes          dtypes in which inputs are drawn, with one check each
+    compute         declared precision of sums and intermediates; default float32 (float64 for float64 inputs)
     dot             "ieee" or "tf32"
-    layouts         "any", or "contiguous": every other layout of an input must be refused with an exception
+    layouts         "any", or "contiguous": the candidate must raise for any other layout of an input
     mutates         inputs that the candidate may write
-    reset           called before every run that must start fresh
+    reset           function to call before every run that must start fresh
     """
 
     candidate: Callable
@@ -56,7 +56,7 @@ class Target:
     name: str | None = None
     outputs: tuple[str, ...] | None = None
     saved: tuple[str, ...] = ()
-    backward: Any = "auto"
+    backward: Callable | str | None = "auto"
     golden_backward: Callable | None = None
     grads: tuple[str, ...] | None = None
     surrogate: tuple[str, ...] = ()
@@ -68,8 +68,8 @@ class Target:
     dot: str = "ieee"
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
-    reset: Callable[[], Any] | None = None
-    nameless: bool = field(default=False, init=False, repr=False)  # no name was given, and the candidate has none
+    reset: Callable[[], object] | None = None
+    nameless: bool = field(default=False, init=False, repr=False)  # neither `name` nor the candidate provides a name
     _bound: dict = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class Target:
         self._set("name", _own_name(self.candidate) if self.name is None else _string("name", self.name))
         self._set("outputs", None if self.outputs is None else _names("outputs", self.outputs))
         if self.outputs == ():
-            raise TargetError("outputs: () names none; leave it out, or name what the candidate returns")
+            raise TargetError("outputs: () is empty; leave it out, or name the results of the candidate")
         for argument in ("saved", "mutates", "surrogate"):
             self._set(argument, _names(argument, getattr(self, argument)))
         self._set("grads", None if self.grads is None else _names("grads", self.grads))
@@ -96,12 +96,12 @@ class Target:
         _choice("dot", self.dot, tuple(DOTS))
         self._set("dtypes", _dtypes(self.dtypes))
         if self.compute is not None and self.compute not in UNIT:
-            raise TargetError(f"compute: {self.compute!r} is no compute precision; there are: {listed(UNIT)}")
+            raise TargetError(f"compute: {self.compute!r} is not a compute precision; there are: {listed(UNIT)}")
         self._check_decisions()
         self._check_segments()
         self._check_bindings()
 
-    def _set(self, argument: str, value: Any) -> None:
+    def _set(self, argument: str, value: object) -> None:
         object.__setattr__(self, argument, value)
 
     def _check_decisions(self) -> None:
@@ -111,7 +111,7 @@ class Target:
             raise TypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
         for name, decision in self.decisions.items():
             if not isinstance(decision, TopK | Sign | Given):
-                raise TypeError(f"decisions: {name!r} needs assay.topk, argmax, sign or given, got {decision!r}")
+                raise TypeError(f"decisions: {name!r} must be assay.topk, argmax, sign or given, got {decision!r}")
 
     def _check_segments(self) -> None:
         if not isinstance(self.segments, Mapping):
@@ -121,7 +121,7 @@ class Target:
                 check_segments(tensor, named)
 
     def _check_bindings(self) -> None:
-        """Every name that a callable takes must be supplied by the case; tried on the smallest case."""
+        """Checks on the smallest case that every parameter of the callables has a value."""
         supply = self.smallest().build(self.dtypes[0], "cpu", 0)
         inputs, scalars = inputs_and_scalars(supply)
         bind("candidate", self.candidate, supply)
@@ -143,35 +143,35 @@ class Target:
                 if isinstance(what, str):
                     _known(f"decisions[{name!r}]", (what,), scalars, "scalars")
 
-    def check_names(self, supply: Mapping[str, Any], returned: Sequence[str], golden: Sequence[str]) -> None:
-        """Names that only a run can show: `returned` by the candidate, `golden`: its results, stages and gradients."""
+    def check_names(self, supply: Mapping[str, object], returned: Sequence[str], golden: Sequence[str]) -> None:
+        """Checks names that only a run reveals: those `returned` by the candidate, and all names of the `golden`."""
         _known("saved", self.saved, returned, "outputs")
-        if not any(stage in golden for stage in self.stored):  # a case may leave out some of them
-            made = [n for n in golden if n not in returned and not n.endswith(".grad")]
-            _known("stored", tuple(self.stored), made, "golden's stages")
+        if not any(stage in golden for stage in self.stored):  # a case may omit some of them
+            stages = [n for n in golden if n not in returned and not n.endswith(".grad")]
+            _known("stored", tuple(self.stored), stages, "golden's stages")
         results = dict.fromkeys(n.removeprefix("saved.") for n in (*returned, *golden))
-        inputs = (*supply, *parameters(self.golden))  # those that are None in this case as well
+        inputs = (*supply, *parameters(self.golden))  # including those that are None in this case
         grads = {f"{n}.grad" for n in inputs}
         unknown = [n for n in self.segments if n.removeprefix("saved.") not in (*results, *grads)]
         if self.backward is not None and self.golden_backward is not None and not grads & set(golden):
-            unknown = []  # no gradient was sent: the golden's backward, which may have stages, did not run
+            unknown = []  # no gradient was sent, so the golden's backward, which may have stages, did not run
         _known("segments", unknown, results, "results and stages")
         sent = [f"grad_{n}" for n in returned if n not in self.saved]
         for argument, more in (("backward", ()), ("golden_backward", golden)):
             if callable(getattr(self, argument)):
                 bind(argument, getattr(self, argument), tuple(dict.fromkeys([*supply, *returned, *more, *sent])))
 
-    def bound(self, argument: str, supply: Mapping[str, Any]) -> Bound:
-        """The callable of that argument, bound to the names of `supply` (remembered: it takes 0.2 ms)."""
+    def bound(self, argument: str, supply: Mapping[str, object]) -> Bound:
+        """The callable of that argument, bound to the names of `supply` (cached, because binding takes 0.2 ms)."""
         key = (argument, tuple(supply))
         if key not in self._bound:
             self._bound[key] = bind(argument, getattr(self, argument), supply)
         return self._bound[key]
 
-    # what a check asks
+    # queries of a check
 
     def smallest(self) -> Case:
-        """The case with the fewest elements by its sizes (for declarations, never for verdicts)."""
+        """The case with the smallest product of sizes, for validation and never for verdicts."""
 
         def elements(case: Case) -> float:
             product = 1.0
@@ -182,7 +182,7 @@ class Target:
         return min(self.cases, key=elements)
 
     def case(self, wanted: Case | str) -> Case:
-        """The case of that name; raises with the names that exist."""
+        """The case of that name; TargetError lists the known names."""
         if isinstance(wanted, Case):
             return wanted
         for case in self.cases:
@@ -191,21 +191,21 @@ class Target:
         raise TargetError(f"case: {self.name} has no case {wanted!r}; there are: {listed(c.name for c in self.cases)}")
 
     def compute_dtype(self, inputs: Mapping[str, Tensor]) -> torch.dtype:
-        """The precision in which sums and intermediates are promised: float32, unless declared or all float64."""
+        """Precision of sums and intermediates: `compute`, or float64 if all inputs are float64, else float32."""
         if self.compute is not None:
             return self.compute
         floating = [t.dtype for t in inputs.values() if t.is_floating_point()]
         return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
 
     def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """The inputs that get a gradient: what is stored in 8 bits gets none, since torch computes nothing there."""
+        """Inputs that get a gradient; not those in 8 bits, on which torch computes nothing."""
         floating = tuple(n for n, t in inputs.items() if t.is_floating_point() and t.dtype.itemsize > 1)
         return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
 
     def segments_of(
-        self, tensor: str, sizes: Mapping[str, Any], shape: Sequence[int]
+        self, tensor: str, sizes: Mapping[str, object], shape: Sequence[int]
     ) -> dict[str, tuple[int, int, int]]:
-        """The declared segments of a tensor of that shape as (axis, lo, hi); the last axis is -1."""
+        """Declared segments of a tensor of that shape, name -> (axis, lo, hi); the default axis is -1, the last."""
         named = self.segments.get(tensor, self.segments.get(tensor.removeprefix("saved."), {}))
         if callable(named):
             supply = {**sizes, "sizes": dict(sizes)}
@@ -228,37 +228,37 @@ class Target:
 
 
 def outside_of_transforms(caller: str) -> None:
-    """Inside vmap or grad tensors have no values of their own: nothing could be drawn, guarded or compared."""
+    """Raises inside vmap or grad, where tensors have no values to draw, guard or compare."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise TargetError(
-            f"{caller}: called inside a torch.func transform (vmap, grad, ...), where tensors have no values of their "
-            "own; call it outside, on a candidate that applies the transform itself"
+            f"{caller}: called inside a torch.func transform (vmap, grad, ...), where tensors have no values; "
+            "call it outside, on a candidate that applies the transform itself"
         )
 
 
-def check_segments(tensor: str, named: Any) -> None:
+def check_segments(tensor: str, named: object) -> None:
     if not isinstance(named, Mapping):
         raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
     for name, span in named.items():
         numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
         if not numbers or not 0 <= span[-2] <= span[-1]:
             raise TargetError(
-                f"segments[{tensor!r}]: {name!r} is (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got {span!r}"
+                f"segments[{tensor!r}]: {name!r} must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got {span!r}"
             )
 
 
-def _callable(argument: str, value: Any, wanted: str = "a callable") -> None:
+def _callable(argument: str, value: object, wanted: str = "a callable") -> None:
     if not callable(value):
         raise TypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
 
 
-def _string(argument: str, value: Any) -> str:
+def _string(argument: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{argument}: expected a name, got {value!r}")
     return value
 
 
-def _names(argument: str, value: Any) -> tuple[str, ...]:
+def _names(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
     twice = [n for n in value if list(value).count(n) > 1]
@@ -267,18 +267,18 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _known(argument: str, names: Any, known: Any, what: str) -> None:
+def _known(argument: str, names: Iterable[object], known: Collection[object], what: str) -> None:
     unknown = [n for n in names if n not in known]
     if unknown:
         raise TargetError(f"{argument}: {unknown[0]!r} is not among the {what}; there are: {listed(known)}")
 
 
-def _choice(argument: str, value: Any, choices: tuple[str, ...]) -> None:
+def _choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise TargetError(f"{argument}: {value!r} is not a choice; there are: {listed(choices)}")
+        raise TargetError(f"{argument}: {value!r} is not valid; there are: {listed(choices)}")
 
 
-def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+def _dtypes(value: object) -> tuple[torch.dtype, ...]:
     dtypes = (value,) if isinstance(value, torch.dtype) else value
     if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
         raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
@@ -291,17 +291,17 @@ def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
     return tuple(dtypes)
 
 
-def listed(names: Any) -> str:
+def listed(names: Iterable[object]) -> str:
     shown = [str(n) for n in names]
     return ", ".join(shown[:20]) + (f", ... ({len(shown)} in all)" if len(shown) > 20 else "") or "none"
 
 
-def _says_nothing(candidate: Any) -> bool:
+def _says_nothing(candidate: object) -> bool:
     return isinstance(candidate, functools.partial) or getattr(candidate, "__name__", "") == "<lambda>"
 
 
-def _own_name(candidate: Any) -> str:
-    """Of a lambda or a partial where it was written: module:qualname."""
+def _own_name(candidate: object) -> str:
+    """Name of a candidate; module:qualname for a lambda or a partial."""
     if _says_nothing(candidate):
         while isinstance(candidate, functools.partial):
             candidate = candidate.func

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.running_errors import SLACK
-from ..execute.run import Run
+from ..execute.run import CandidateRun
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
 from ..judge.examination import Examination
@@ -319,7 +319,7 @@ def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation,
 
 
 def _what_if(
-    examination: Examination, evidence: Evidence, own: Run, causes: frozenset[str] | None, time: _Time
+    examination: Examination, evidence: Evidence, own: CandidateRun, causes: frozenset[str] | None, time: _Time
 ) -> Search | None:
     got = named(own)[evidence.tensor][1]
     if got is not None and _all_poison(evidence, got):
@@ -360,7 +360,7 @@ def _location(got: Tensor, against: GoldenTensor) -> Location | None:
     return ladder.locate(against.name, wrong, against) if bool(wrong.any()) else None
 
 
-def _others(examination: Examination, own: Run, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
+def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
     """The other results, candidate and golden."""
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, _, got in own.results():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge import ladder
 from ..judge.examination import Examination
@@ -25,7 +25,7 @@ _RUNS = 40  # in all
 
 
 def carried(
-    examination: Examination, own: Run, name: str, *, spent: Callable[[], bool] = lambda: False
+    examination: Examination, own: CandidateRun, name: str, *, spent: Callable[[], bool] = lambda: False
 ) -> Carried | None:
     """What `name`, a gradient or a backward stage of the candidate's, is wrong with; None for anything else."""
     sent = own.cotangents
@@ -58,7 +58,7 @@ def carried(
 
 
 class _Asking:
-    def __init__(self, examination: Examination, own: Run, name: str, spent: Callable[[], bool]):
+    def __init__(self, examination: Examination, own: CandidateRun, name: str, spent: Callable[[], bool]):
         self.examination, self.own, self.name, self.spent, self.left = examination, own, name, spent, _RUNS
 
     @property
@@ -71,7 +71,7 @@ class _Asking:
             return False
         self.left -= 1
         every = {n: sent.get(n, torch.zeros_like(t)) for n, t in self.own.cotangents.items()}
-        how = How(cotangents=every, debug=self.own is not self.examination.first)
+        how = RunSettings(cotangents=every, debug=self.own is not self.examination.first)
         done = self.examination.execute(PROBE, "other output gradients", how, look=False)
         if done.error is not None:
             return False

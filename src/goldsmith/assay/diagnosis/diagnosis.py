@@ -13,11 +13,11 @@ import torch
 
 from .. import probes as catalogue
 from ..checks import INTERRUPTED, NARROW, examine
-from ..declare.arguments import examined, folder
+from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
 from ..declare.target import Target
 from ..execute import hooks
-from ..execute.torch_state import as_if_alone
+from ..execute.torch_state import neutral_state
 from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import (
@@ -63,7 +63,7 @@ _AFTER = {  # what an interrupt leaves out, by where it comes
 _SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
 
 
-@as_if_alone()
+@neutral_state()
 def diagnose(
     target: Target,
     case: Case | str | None = None,
@@ -87,9 +87,9 @@ def diagnose(
     for a mistake in the declaration.
     """
     seed = hooks.seed_of(seed)
-    examined("diagnose", target, case, dtype, device, seed, probes, budget_s)
+    check_arguments("diagnose", target, case, dtype, device, seed, probes, budget_s)
     if out is not None:
-        folder("out", out)
+        check_folder("out", out)
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)

@@ -8,7 +8,7 @@ import torch
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import How, Material
+from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge.examination import Ended, Examination
 from ..probes import decisions, values
@@ -27,14 +27,16 @@ def further(examination: Examination, others: list[Case], *, spent: Callable[[],
         for case in others[:_CASES]:
             if not found and not spent():
                 material = examination.draw(case)
-                _judged(examination, found, "second_call", f"other sizes: {case.name}", How(fresh=False), material)
+                _judged(
+                    examination, found, "second_call", f"other sizes: {case.name}", RunSettings(fresh=False), material
+                )
                 if not found:  # and once with the other sizes first, from a fresh start
-                    examination.execute("second_call", "other sizes", How(), material, look=False)
-                    _judged(examination, found, "second_call", "other sizes", How(fresh=False))
+                    examination.execute("second_call", "other sizes", RunSettings(), material, look=False)
+                    _judged(examination, found, "second_call", "other sizes", RunSettings(fresh=False))
         if examination.material.device.type == "cpu":
             for count in _THREADS:
                 if not found and count != torch.get_num_threads() and not spent():
-                    _judged(examination, found, "repeats", f"{count} threads", How(threads=count))
+                    _judged(examination, found, "repeats", f"{count} threads", RunSettings(threads=count))
     except (Ended, GoldenError, TargetError):
         return {}
     return found
@@ -53,7 +55,7 @@ def _judged(
     found: dict[str, RunFact],
     probe: str,
     label: str,
-    how: How,
+    how: RunSettings,
     material: Material | None = None,
 ) -> None:
     done = examination.execute(probe, label, how, material)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import SLACK
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
@@ -44,8 +44,8 @@ class Isolation:
     ignored: set[str] = field(default_factory=set)
     otherwise: set[str] = field(default_factory=set)
     suspects: list[str] = field(default_factory=list)
-    own: Run | None = None
-    run: Run | None = None
+    own: CandidateRun | None = None
+    run: CandidateRun | None = None
 
 
 def isolate(examination: Examination) -> Isolation:
@@ -77,7 +77,7 @@ def isolate(examination: Examination) -> Isolation:
     return table
 
 
-def order(ref: GoldenResults, own: Run) -> list[str]:
+def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
     """Names as the golden makes them: stages, outputs, backward stages (autograd's in reverse), gradients."""
     wanted = [f"{n}.grad" for n in ref.material.target.wanted_grads(ref.material.inputs)]
     made = [n for n in ref.order if n not in wanted]
@@ -94,20 +94,20 @@ def order(ref: GoldenResults, own: Run) -> list[str]:
     return [n for n in names if n in ref.bounded]
 
 
-def named(done: Run) -> dict[str, tuple[str, Tensor | None]]:
+def named(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     """Everything of a run that has a name: results and stages, with their kind."""
     found: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
     found.update({n: (k, t) for n, k, t in done.results()})
     return found
 
 
-def handed_in(done: Run) -> dict[str, tuple[str, Tensor | None]]:
+def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     """The same, of an isolated run: a result that a stage is named after is what the stage made, not its substitute."""
     return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
 
 
-def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> Run:
-    how = How(substitute=substitute, debug=debug)
+def _execute(examination: Examination, substitute: Mapping[str, Tensor], *, debug: bool) -> CandidateRun:
+    how = RunSettings(substitute=substitute, debug=debug)
     return examination.execute(PROBE, "isolation", how, look=False)
 
 
@@ -122,20 +122,22 @@ def _first(stages: list[StageState]) -> str | None:
 class _Work:
     """The runs of one table and what they said."""
 
-    def __init__(self, examination: Examination, own: Run):
+    def __init__(self, examination: Examination, own: CandidateRun):
         self.examination, self.own = examination, own
         self.propagated: dict[str, tuple[float, bool]] = {}
         self.isolated: dict[str, tuple[float, bool]] = {}
         self.substituted: frozenset[str] = frozenset()
-        self.alone: dict[str, Run] = {}
-        self._fresh: tuple[Run, GoldenResults] | None = None
+        self.alone: dict[str, CandidateRun] = {}
+        self._fresh: tuple[CandidateRun, GoldenResults] | None = None
 
     # runs
 
     def own_states(self, names: list[str]) -> None:
         self.propagated = self.judge(self.own, names, frozenset(), isolated=False)
 
-    def golden(self, ref: GoldenResults, run: Run, skip: frozenset[str] | set[str] = frozenset()) -> dict[str, Tensor]:
+    def golden(
+        self, ref: GoldenResults, run: CandidateRun, skip: frozenset[str] | set[str] = frozenset()
+    ) -> dict[str, Tensor]:
         """The golden's value for every name of the run that has its shape."""
         out = {}
         for name, (_, tensor) in named(run).items():
@@ -144,7 +146,7 @@ class _Work:
                 out[name] = bounded.value
         return out
 
-    def isolate(self, skip: set[str]) -> Run | None:
+    def isolate(self, skip: set[str]) -> CandidateRun | None:
         substitute = self.golden(self.examination.ref, self.own, skip)
         done = _execute(self.examination, substitute, debug=self.own is not self.examination.first)
         self.isolated = {}
@@ -155,7 +157,7 @@ class _Work:
         return done
 
     def judge(
-        self, done: Run, names: list[str], skip: frozenset[str], *, isolated: bool
+        self, done: CandidateRun, names: list[str], skip: frozenset[str], *, isolated: bool
     ) -> dict[str, tuple[float, bool]]:
         """name -> (worst error over bound, whether the ladder rejects it); decisions are judged elsewhere."""
         out: dict[str, tuple[float, bool]] = {}
@@ -196,18 +198,18 @@ class _Work:
 
         return confirm
 
-    def fresh(self) -> tuple[Run, GoldenResults]:
+    def fresh(self) -> tuple[CandidateRun, GoldenResults]:
         if self._fresh is None:
             material = self.examination.variant(211)
-            how = How(debug=self.own is not self.examination.first)
+            how = RunSettings(debug=self.own is not self.examination.first)
             done = self.examination.execute(PROBE, "isolation, fresh seed", how, material, look=False)
             plain = self.examination.references(material, done)
             self._fresh = done, decisions.settle(self.examination, done, plain)
         return self._fresh
 
-    def _isolated_fresh(self, skip: frozenset[str]) -> Run:
+    def _isolated_fresh(self, skip: frozenset[str]) -> CandidateRun:
         plain, ref = self.fresh()
-        how = How(substitute=self.golden(ref, plain, skip), debug=self.own is not self.examination.first)
+        how = RunSettings(substitute=self.golden(ref, plain, skip), debug=self.own is not self.examination.first)
         return self.examination.execute(PROBE, "isolation, fresh seed", how, ref.material, look=False)
 
     # stages alone
@@ -239,7 +241,7 @@ class _Work:
                 otherwise.add(name)
         return otherwise
 
-    def _moved(self, name: str, done: Run) -> bool:
+    def _moved(self, name: str, done: CandidateRun) -> bool:
         mine, theirs = named(self.own), named(done)
         for other, (_, tensor) in mine.items():
             second = theirs.get(other, ("", None))[1]
@@ -247,7 +249,7 @@ class _Work:
                 return True
         return False
 
-    def _worse(self, name: str, names: list[str], done: Run) -> bool:
+    def _worse(self, name: str, names: list[str], done: CandidateRun) -> bool:
         """Whether the golden's value harms what follows: something right goes wrong, or the nearest thing wrong goes
         further off. Then what follows counts on the candidate's own value."""
         before, mine = named(self.own), named(done)
@@ -352,7 +354,7 @@ def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
     return {n: torch.isnan(t) & ~torch.isnan(ref.values[n]) for n, t in changed.items() if n in ref.values}
 
 
-def suspects(examination: Examination, own: Run, names: list[str], table: Isolation) -> list[str]:
+def suspects(examination: Examination, own: CandidateRun, names: list[str], table: Isolation) -> list[str]:
     """Golden stages that the candidate does not name and that reach every wrong element, those that reach fewest first.
 
     A stage that reaches a right stage's every element is no suspect unless it reaches the wrong ones by another way,

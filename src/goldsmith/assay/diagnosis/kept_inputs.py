@@ -18,7 +18,7 @@ from torch import Tensor
 from ..bounds.running_errors import SLACK
 from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
-from ..execute.run import How, Material
+from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge.examination import Examination
 from ..probes.slices import taken
@@ -161,7 +161,9 @@ def _stays(
 
 def _forward(examination: Examination, material: Material, arena: Arena) -> dict[str, Tensor]:
     """What the forward returns of the inputs that lie in an arena, or are placed there, between guard bands as ever."""
-    done = examination.execute(PROBE, PROBE, How(fresh=False, backward=False, arena=arena), material, look=False)
+    done = examination.execute(
+        PROBE, PROBE, RunSettings(fresh=False, backward=False, arena=arena), material, look=False
+    )
     return {n: t for n, t in done.outputs.items() if done.error is None}
 
 
@@ -184,7 +186,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _made(examination: Examination, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
-    done = examination.execute(PROBE, "small", How(), material, look=False)
+    done = examination.execute(PROBE, "small", RunSettings(), material, look=False)
     if done.error is not None:
         return None
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge.examination import Examination
 from ..probes import decisions
@@ -30,7 +30,7 @@ _GAIN = 8.0  # so many times as large, in units of the bound, it must be
 
 
 def magnified(
-    examination: Examination, tensor: str, own: Run, found: Search, spent: Callable[[], bool] = lambda: False
+    examination: Examination, tensor: str, own: CandidateRun, found: Search, spent: Callable[[], bool] = lambda: False
 ) -> Search | None:
     """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
 
@@ -50,7 +50,9 @@ def magnified(
     return best
 
 
-def _searched(examination: Examination, tensor: str, own: Run, found: Search, exponent: int) -> Iterator[Search]:
+def _searched(
+    examination: Examination, tensor: str, own: CandidateRun, found: Search, exponent: int
+) -> Iterator[Search]:
     for other, done in _run(examination, own is not examination.first, exponent):
         got = named(done).get(tensor, ("", None))[1]
         tried = None if got is None else search(other, tensor, got, done, causes=found.causes)
@@ -60,14 +62,14 @@ def _searched(examination: Examination, tensor: str, own: Run, found: Search, ex
             yield tried
 
 
-def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple[Examination, Run]]:
+def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple[Examination, CandidateRun]]:
     """An examination of the case with its numbers scaled, and its first run; none where it cannot be judged."""
     case = replace(examination.case, draw=_scaled(examination.case, 2.0**exponent))
     label = f"{examination.label} times 2^{exponent}"
     other = Examination(
         examination.target, case, examination.dtype, examination.device, examination.seed, examination.selected, label
     )
-    done = other.first = other.execute(PROBE, label, How(debug=debug), look=False)
+    done = other.first = other.execute(PROBE, label, RunSettings(debug=debug), look=False)
     examination.candidate_runs += 1
     if done.error is not None:
         return

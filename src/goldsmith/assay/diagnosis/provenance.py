@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import ZERO_FILL
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..judge.examination import Examination
 from ..nonfinite.events import Event
 from ..nonfinite.watch import watch
@@ -33,13 +33,13 @@ _ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatte
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
 
-def provenance(examination: Examination, own: Run) -> Born | None:
+def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     """None where every finite value of the golden is finite in the candidate, or is no more with zeroed memory."""
     if _first(examination, own) is None:
         return None
     watching, freed = watch(norms=False), _Freed()
     with watching, freed:
-        how = How(fill=ZERO_FILL, debug=own is not examination.first)
+        how = RunSettings(fill=ZERO_FILL, debug=own is not examination.first)
         done = examination.execute(PROBE, "zeroed memory", how, look=False)
     found = None if done.error is not None else _first(examination, done)
     if found is None:
@@ -114,7 +114,7 @@ def _by_the_assay() -> bool:
     return frame is None or f"{os.sep}goldsmith{os.sep}assay{os.sep}" in frame.f_code.co_filename
 
 
-def _first(examination: Examination, done: Run) -> tuple[str, Tensor, Tensor] | None:
+def _first(examination: Examination, done: CandidateRun) -> tuple[str, Tensor, Tensor] | None:
     """(name, tensor, where it alone is not finite) of the first in the golden's order."""
     mine = named(done)
     for name in order(examination.ref, done):

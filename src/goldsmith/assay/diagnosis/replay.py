@@ -13,8 +13,8 @@ from ..checks import check
 from ..declare.case import Case, Make
 from ..declare.target import Target
 from ..execute import hooks
-from ..execute.run import How, Material, execute
-from ..execute.torch_state import as_if_alone, threads_set
+from ..execute.run import Material, RunSettings, execute
+from ..execute.torch_state import neutral_state, threads_set
 from ..report.check_report import Report
 from ..report.results import Note
 from .bundle import Bundle, load_bundle, versions
@@ -46,11 +46,11 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
 
     case = Case(meta["case"], draw, given=True)
     material = Material(target, meta["case"], {}, inputs, bundle.scalars, meta["seed"], order=tuple(supply))
-    with as_if_alone(), threads_set(meta["threads"]):
+    with neutral_state(), threads_set(meta["threads"]):
         report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
         try:
             with hooks.running(meta["case"], "replay", "as it was kept", meta["seed"], report.findings):
-                run = execute(material, replace(How(), layouts=meta["layouts"]))
+                run = execute(material, replace(RunSettings(), layouts=meta["layouts"]))
         except KeyboardInterrupt as error:
             error.report = report  # type: ignore[attr-defined]
             raise

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
-from ..execute.run import How, Material, Run
+from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge import ladder
 from ..judge.examination import Examination
@@ -62,43 +62,45 @@ def facts(
     return out, left
 
 
-def _plan(examination: Examination, repeats: int, only: tuple[str, ...] | None) -> Iterator[tuple[str, How, Material]]:
+def _plan(
+    examination: Examination, repeats: int, only: tuple[str, ...] | None
+) -> Iterator[tuple[str, RunSettings, Material]]:
     """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
     first, same = examination.first, examination.material
     if only is not None and FRESH in only:
-        yield FRESH, How(), same
-    yield ZEROED, How(fill=ZERO_FILL), same
+        yield FRESH, RunSettings(), same
+    yield ZEROED, RunSettings(fill=ZERO_FILL), same
     if _nan_in(first, examination.ref):
-        yield NUMBERS, How(beside=1), same
+        yield NUMBERS, RunSettings(neighbour_sign=1), same
     if any(f.probe == "poison" for f in examination.findings) or _nan_in(first, examination.ref):
-        yield LINGERING, How(linger=_LINGER), same
-    yield "second call", How(fill=DIRT_FILL, fresh=False), same
-    yield OTHERS, How(fresh=False), examination.variant(1)
-    yield "back", How(fresh=False), same
+        yield LINGERING, RunSettings(watch_seconds=_LINGER), same
+    yield "second call", RunSettings(fill=DIRT_FILL, fresh=False), same
+    yield OTHERS, RunSettings(fresh=False), examination.variant(1)
+    yield "back", RunSettings(fresh=False), same
     for i in range(repeats):
-        yield f"repeat {i + 1}", How(), same
+        yield f"repeat {i + 1}", RunSettings(), same
     if same.device.type == "cpu":
         threads = 1 if torch.get_num_threads() > 1 else 2
-        yield f"{threads} thread{'s' * (threads > 1)}", How(threads=threads), same
-        yield "4 threads", How(threads=4), same
+        yield f"{threads} thread{'s' * (threads > 1)}", RunSettings(threads=threads), same
+        yield "4 threads", RunSettings(threads=4), same
     golden = {
         f"saved.{n}": examination.ref.values[f"saved.{n}"]
         for n in first.saved
         if f"saved.{n}" in examination.ref.values
     }
     if golden and callable(examination.target.backward):
-        yield GOLDEN_SAVED, How(substitute=golden), same
+        yield GOLDEN_SAVED, RunSettings(substitute=golden), same
     tensors = [*same.inputs, *(f"grad_{n}" for n in first.cotangents)]
     for layout in ("contiguous", *LAYOUTS):
-        yield f"layout {layout}", How(layouts=dict.fromkeys(tensors, layout)), same
+        yield f"layout {layout}", RunSettings(layouts=dict.fromkeys(tensors, layout)), same
     sent = {n: c.flatten()[:1].reshape([1] * c.dim()).expand(c.shape) for n, c in first.cotangents.items() if c.numel()}
     if sent:
-        yield "layout stride0", How(cotangents=sent), same
-    yield NUDGED, How(), changed(same, nudge)
+        yield "layout stride0", RunSettings(cotangents=sent), same
+    yield NUDGED, RunSettings(), changed(same, nudge)
     for exponent in (12, -12):
-        yield f"scale 2^{exponent}", How(), changed(same, partial(torch.mul, other=2.0**exponent))
-    yield "offset", How(), changed(same, lambda t: t + 128)
-    yield "flat", How(), changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
+        yield f"scale 2^{exponent}", RunSettings(), changed(same, partial(torch.mul, other=2.0**exponent))
+    yield "offset", RunSettings(), changed(same, lambda t: t + 128)
+    yield "flat", RunSettings(), changed(same, lambda t: t.flatten()[:1].expand(t.numel()).reshape(t.shape).clone())
 
 
 def changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
@@ -111,7 +113,7 @@ def nudge(t: Tensor) -> Tensor:
     return (t.double() * (1 + _NUDGE * noise.double().to(t.device))).to(t.dtype)
 
 
-def _fact(examination: Examination, name: str, how: How, material: Material) -> RunFact | None:
+def _fact(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
     """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
     done = examination.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
@@ -143,19 +145,19 @@ def _fact(examination: Examination, name: str, how: How, material: Material) -> 
     same, apart = (True, 0.0) if not like_first else _compared(examination.first, done)
     text = f"{name}: {'right' if not wrong else ', '.join(wrong) + ' wrong'}"
     text += "" if same else f"; up to {apart:.3g} from the first run"
-    if done.late:
-        text += f"; {done.late} bytes of its own buffers were written after the call had returned"
+    if done.late_bytes:
+        text += f"; {done.late_bytes} bytes of its own buffers were written after the call had returned"
     nan = _nan_in(done, ref)
     stale = _stale(examination, done, material, wrong) if name == OTHERS else None
     alike = _alike(examination, done, ref, wrong) if name == NUDGED else {}
     computed = _computed(examination, done) if name == ZEROED else ()
     return RunFact(
-        name, tuple(wrong), same, apart, text=text, first=first, late=done.late, nan=nan, stale=stale, alike=alike,
-        computed=computed,
+        name, tuple(wrong), same, apart, text=text, first=first, late=done.late_bytes, nan=nan, stale=stale,
+        alike=alike, computed=computed,
     )  # fmt: skip
 
 
-def _alike(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
+def _alike(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Of each wrong tensor the correlation of its errors with those of the first run."""
     found = {}
     for tensor in wrong:
@@ -165,14 +167,14 @@ def _alike(examination: Examination, done: Run, ref: GoldenResults, wrong: list[
     return found
 
 
-def _error(done: Run, ref: GoldenResults, tensor: str) -> Tensor | None:
+def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None:
     got, golden = named(done).get(tensor, ("", None))[1], ref.values.get(tensor)
     if got is None or golden is None or got.shape != golden.shape:
         return None
     return (got.double() - golden.double()).nan_to_num(0, 0, 0).flatten()
 
 
-def _stale(examination: Examination, done: Run, material: Material, wrong: list[str]) -> tuple[str, ...]:
+def _stale(examination: Examination, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
     """The input which, as it was in the first run, makes the golden give what came; several where only those do."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
     for names in _together(examination.material.inputs) if wrong else ():
@@ -195,7 +197,7 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
     return [names for names in dict.fromkeys(tries) if names]
 
 
-def _computed(examination: Examination, done: Run) -> tuple[str, ...]:
+def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
     """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
     now, found = named(done), []
     for name in _nan_in(examination.first, examination.ref):
@@ -206,7 +208,7 @@ def _computed(examination: Examination, done: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _nan_in(done: Run, ref: GoldenResults) -> tuple[str, ...]:
+def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     """Results and stages that hold NaN where the golden has none."""
     found = []
     for name, (_, got) in named(done).items():
@@ -218,7 +220,7 @@ def _nan_in(done: Run, ref: GoldenResults) -> tuple[str, ...]:
     return tuple(found)
 
 
-def first_in(examination: Examination, done: Run, ref: GoldenResults, wrong: list[str]) -> str:
+def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
     """The first in the golden's order that is wrong in this run, stages among them."""
     for name in order(ref, done):
         if name in wrong:
@@ -232,7 +234,7 @@ def first_in(examination: Examination, done: Run, ref: GoldenResults, wrong: lis
     return wrong[0]
 
 
-def _compared(first: Run, done: Run) -> tuple[bool, float]:
+def _compared(first: CandidateRun, done: CandidateRun) -> tuple[bool, float]:
     """Whether all results are equal bit for bit (NaN equals NaN), and how far they are apart at most."""
     mine = {n: t for n, _, t in first.results()}
     same, apart = True, 0.0

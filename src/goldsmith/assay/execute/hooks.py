@@ -1,4 +1,4 @@
-"""What a test runner or a command line sets around checks: the seed of those that name none, and who is told."""
+"""Hooks of test runners and commands: the default seed, and callbacks for runs and checks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
+import torch
+
+from ..declare.case import Case
+from ..declare.target import Target
 from ..report.check_report import Report
 from ..report.results import Finding
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One call of `check`, and what came of it."""
+class CheckRecord:
+    """One call of `check` with its report."""
 
-    target: Any
-    case: Any
-    dtype: Any
-    device: Any
+    target: Target
+    case: Case | str | None
+    dtype: torch.dtype | None
+    device: str | torch.device
     report: Report
 
 
 @dataclass
-class Running:
-    """A run of the candidate that has begun, and what was found in its case before."""
+class RunInProgress:
+    """A run of the candidate that has begun, and the earlier findings of its case."""
 
     case: str
     probe: str
     run: str
     seed: int
-    found: list[Finding]
+    findings: list[Finding]
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -40,38 +43,40 @@ class Running:
 
 
 class TakesTooLong(KeyboardInterrupt):
-    """Raised inside a run that somebody else has lost patience with; where: the line that it stood at, in words."""
+    """Raised from outside inside a run that takes too long; where: a description of the line it had reached."""
 
     def __init__(self, where: str = "") -> None:
         super().__init__(where)
         self.where = where
 
 
-DEFAULT_SEED = [0]  # of checks and diagnoses that name no seed
-RUNS: list[Callable[[str, str, str], None]] = []  # told of every run before it begins: its case, probe and name
-ENDED: list[Callable[[], None]] = []  # told of every run when it is over
-STOPPED: list[Callable[[Running, str], None]] = []  # told of a run that took too long, and of where it stood
-RUNNING: list[Running] = []  # the run that has begun and is not over, if there is one
-CHECKS: list[Callable[[Checked], None]] = []  # told of every check when its report is made, before it raises
+DEFAULT_SEED = [0]  # for checks and diagnoses without a seed
+RUNS: list[Callable[[str, str, str], None]] = []  # called before every run with its case, probe and name
+ENDED: list[Callable[[], None]] = []  # called after every run
+STOPPED: list[
+    Callable[[RunInProgress, str], None]
+] = []  # called for a run that took too long, with the line it had reached
+RUNNING: list[RunInProgress] = []  # the current run, if there is one
+CHECKS: list[Callable[[CheckRecord], None]] = []  # called with every report, before check raises
 
 
 @contextmanager
-def running(case: str, probe: str, run: str, seed: int, found: list[Finding]) -> Iterator[None]:
-    """Around every run: tells that it begins and that it is over, whatever comes of it."""
-    now = Running(case, probe, run, seed, found)
+def running(case: str, probe: str, run: str, seed: int, findings: list[Finding]) -> Iterator[None]:
+    """Context of every run: calls the hooks before it and after it, however it ends."""
+    now = RunInProgress(case, probe, run, seed, findings)
     RUNNING.append(now)
     try:
-        for told in RUNS:
-            told(case, probe, run)
+        for report_start in RUNS:
+            report_start(case, probe, run)
         yield
     except TakesTooLong as error:
-        for stopped in STOPPED:
-            stopped(now, error.where)
+        for report_stop in STOPPED:
+            report_stop(now, error.where)
         raise
     finally:
         RUNNING.remove(now)
-        for over in ENDED:
-            over()
+        for report_end in ENDED:
+            report_end()
 
 
 def seed_of(given: int | None) -> int:

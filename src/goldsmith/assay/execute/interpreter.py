@@ -1,8 +1,8 @@
-"""What Triton's interpreter ran, and whether its bfloat16 came into it, which is not that of any hardware.
+"""Detection of kernels in Triton's interpreter, and of its bfloat16 arithmetic, which matches no hardware.
 
-Its stores truncate where hardware rounds, its `tl.dot` and its arithmetic take the bits of bfloat16 for whole numbers
-(Triton 3.6). Neither says anything about a kernel, so what was computed that way is not judged. A plain torch
-candidate in bfloat16 is: only what really ran in the interpreter counts.
+Its stores truncate where hardware rounds; its `tl.dot` and its arithmetic treat the bits of bfloat16 as integers
+(Triton 3.6). Such results say nothing about a kernel and are not judged. A plain torch candidate in bfloat16 is
+judged: only kernels that really ran in the interpreter count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .interpreter_launch import quicken
+from .interpreter_launch import speed_up
 
 MODULE = "triton.runtime.interpreter"
 NO_BFLOAT16 = (
@@ -37,22 +37,22 @@ class Interpreted:
 
 @contextmanager
 def watching() -> Iterator[Interpreted]:
-    """Inside, every launch in the interpreter is seen; afterwards Triton is as it was."""
+    """Context that records every launch in the interpreter, and restores Triton afterwards."""
     seen, module = Interpreted(), _module()
     executor, builder = getattr(module, "GridExecutor", None), getattr(module, "interpreter_builder", None)
     if executor is None or builder is None:
         yield seen
         return
-    undo = quicken(module)
+    undo = speed_up(module)
     launch, dot = executor.__call__, builder.create_dot
-    within = "create_dot" in vars(builder)  # a run inside of another: the outer one's is put back
+    within = "create_dot" in vars(builder)  # a nested run: restore the outer one's
 
-    def launched(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launched(self: Any, *args: object, **kwargs: object) -> Any:
         seen.launches += 1
         seen.bfloat16 |= any(_is_bfloat16(a) for a in (*args, *kwargs.values()))
         return launch(self, *args, **kwargs)
 
-    def multiplied(a: Any, b: Any, *rest: Any, **named: Any) -> Any:
+    def multiplied(a: Any, b: Any, *rest: object, **named: object) -> Any:
         seen.bfloat16 |= any(getattr(x.dtype, "scalar", None) == module.tl.bfloat16 for x in (a, b))
         return dot(a, b, *rest, **named)
 
@@ -69,24 +69,24 @@ def watching() -> Iterator[Interpreted]:
 
 
 def distrusted(seen: Interpreted, compute: torch.dtype | None) -> bool:
-    """Whether a run's results may be the interpreter's bfloat16 rather than the kernel's."""
+    """Whether results may come from the interpreter's bfloat16 arithmetic rather than from the kernel."""
     return seen.bfloat16 or (seen.launches > 0 and compute == torch.bfloat16)
 
 
 def _module() -> Any:
-    """The interpreter, where a kernel may run in it: Triton reads the variable when a kernel is defined."""
+    """The interpreter if kernels may run in it, else None; Triton reads the variable when a kernel is defined."""
     if MODULE in sys.modules:
         return sys.modules[MODULE]
     if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("1", "true", "on", "yes"):
         return None
     try:
         return importlib.import_module(MODULE)
-    except ImportError:  # no Triton here, or one without an interpreter: nothing can run in it
+    except ImportError:  # no Triton, or one without an interpreter
         return None
 
 
 def _is_bfloat16(argument: Any) -> bool:
-    """A tensor, one in a tuple, or a descriptor's base."""
+    """Whether an argument is bfloat16: a tensor, one in a tuple, or the base of a descriptor."""
     if isinstance(argument, tuple | list):
         return any(_is_bfloat16(a) for a in argument)
     base = getattr(argument, "base", argument)

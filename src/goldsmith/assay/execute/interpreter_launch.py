@@ -1,7 +1,7 @@
-"""Triton's interpreter without detours that change no result: it takes a fraction of the time.
+"""speed_up: patches Triton's interpreter to skip work that changes no result.
 
-Measured with Triton 3.6 on 54 cases of mhc's operators, forwards and backwards, in seconds of processor time: 46.3 as
-it comes and 7.5 so, with every bit the same.
+Measured with Triton 3.6 on 54 cases of mhc's operators, forward and backward: 46.3 s of processor time before and
+7.5 s after, with every bit equal.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from . import interpreter_values
+from .interpreter_values import Function
 
-kind = type  # the class; Triton's own constructors have an argument of that name
+kind = type  # the builtin; Triton's constructors have an argument of that name
 USED = (
     *("_patch_lang", "_LangPatchScope", "_get_np_dtype", "GridExecutor", "ReduceOps", "tl", "np"),
     *interpreter_values.USED,
 )
 
 
-def quicken(module: Any) -> Callable[[], None]:
-    """Leave the detours out of `triton.runtime.interpreter`; what is returned puts them back.
+def speed_up(module: ModuleType) -> Callable[[], None]:
+    """Patches `triton.runtime.interpreter` and returns a function that undoes it.
 
-    A Triton that is written differently, or is quickened already, stays as it is.
+    A Triton with other internals, or one that is already patched, is left alone.
     """
     builder = getattr(module, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
@@ -36,7 +38,7 @@ def quicken(module: Any) -> Callable[[], None]:
     scopes: list[Any] = []
     values, forget = interpreter_values.changes(module)
 
-    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def launch(self: Any, *args: object, **kwargs: object) -> Any:
         try:
             return _roomy(execute, self, *args, **kwargs)
         finally:
@@ -48,7 +50,7 @@ def quicken(module: Any) -> Callable[[], None]:
         _set(before)
 
     changes: list[interpreter_values.Change] = [
-        # each integer sum is done in int64 once more, for an assertion that only `debug` keeps
+        # each integer sum is repeated in int64 for an assertion that only `debug` uses
         (builder, "options", replace(options, sanitize_overflow=options.sanitize_overflow and options.debug)),
         # each launch and each call of a device function patches triton.language again
         (
@@ -57,12 +59,12 @@ def quicken(module: Any) -> Callable[[], None]:
             partial(_patched, module._patch_lang, module._LangPatchScope, module.tl, known, scopes),
         ),
         (module.GridExecutor, "__call__", launch),
-        # each value looks its dtype up in a table that is built for it
+        # each value builds a table to look up its dtype
         (module, "_get_np_dtype", partial(_np_dtype, module._get_np_dtype, core, {})),
-        # each value's shape is a tuple that writes down the types of its numbers, which nobody asks for
+        # the shape of each value is a tuple that computes the types of its numbers, which are never read
         (core.tuple, "__init__", _tuple_init(core, core.tuple.__init__)),
         (core.tuple, "__getattr__", _tuple_getattr(core, core.tuple.__getattr__)),
-        # tl.sort and tl.topk exchange by exclusive or, which is reduced element by element
+        # tl.sort and tl.topk exchange by exclusive or, which the interpreter reduces element by element
         (module.ReduceOps, "apply_impl", _reduce(module, module.ReduceOps.apply_impl)),
         *values,
     ]
@@ -71,13 +73,13 @@ def quicken(module: Any) -> Callable[[], None]:
     return undo
 
 
-def _roomy(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _roomy(call: Callable[..., Any], *args: object, **kwargs: object) -> Function:
     return call(*args, **kwargs)
 
 
-# CPython keeps its frames in pieces of 16 KiB; a call that crosses from one into the next maps it from the system and
-# gives it back, and a kernel makes the same calls a hundred thousand times. A frame as large as this has its own piece
-# of 1 MiB, with room behind it for all that is called from there.
+# CPython stores frames in chunks of 16 KiB. A call that crosses a chunk border maps memory and unmaps it on return, and
+# a kernel makes the same calls a hundred thousand times. A frame this large gets a chunk of 1 MiB, which has room for
+# all calls made from it.
 _roomy.__code__ = _roomy.__code__.replace(co_stacksize=1 << 16)
 
 
@@ -90,10 +92,12 @@ def _nothing() -> None:
     pass
 
 
-def _patched(patch: Any, scope: Any, tl: Any, known: set[Any], scopes: list[Any], function: Any) -> Any:
-    """Patch the language that a function sees, unless that was done before; `scopes` is what is put back at the end.
+def _patched(
+    patch: Function, scope: Function, tl: ModuleType, known: set[Any], scopes: list[Any], function: Any
+) -> Function:
+    """Patches the language modules that a function uses, once; `scopes` collects what to restore at the end.
 
-    `known` holds the modules that were patched, and the functions that were looked at.
+    `known` holds the patched modules and the functions already examined.
     """
     if function not in known:
         seen = {v for v in (tl, tl.core) if any(g is v for g in function.__globals__.values())}
@@ -103,7 +107,7 @@ def _patched(patch: Any, scope: Any, tl: Any, known: set[Any], scopes: list[Any]
     return scope()
 
 
-def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
+def _np_dtype(ask: Function, core: ModuleType, table: dict[str, Any], dtype: Any) -> Function:
     plain = dtype.element_ty if type(dtype) is core.block_type else dtype
     if type(plain) is not core.dtype:  # a pointer
         return ask(dtype)
@@ -112,20 +116,20 @@ def _np_dtype(ask: Any, core: Any, table: dict[str, Any], dtype: Any) -> Any:
     return table[plain.name]
 
 
-def _tuple_init(core: Any, init: Any) -> Any:
+def _tuple_init(core: ModuleType, init: Function) -> Function:
     numbers = {core.constexpr, int}
 
     def __init__(self: Any, args: Any, type: Any = None) -> None:
         values = list(args)
         if type is None and numbers.issuperset(map(kind, values)):
-            self.values = values  # the type is written down when it is asked for
+            self.values = values  # its type is computed on first use
         else:
             init(self, values, type)
 
     return __init__
 
 
-def _tuple_getattr(core: Any, get: Any) -> Any:
+def _tuple_getattr(core: ModuleType, get: Function) -> Function:
     def __getattr__(self: Any, name: str) -> Any:
         if name == "type":
             self.type = core._type_for_tuple_values(self.values)
@@ -135,7 +139,7 @@ def _tuple_getattr(core: Any, get: Any) -> Any:
     return __getattr__
 
 
-def _reduce(module: Any, reduce: Any) -> Any:
+def _reduce(module: ModuleType, reduce: Function) -> Function:
     xor = getattr(getattr(module.tl, "standard", None), "_xor_combine", None)
 
     def apply_impl(self: Any, input: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What Triton's interpreter works out again for every value, looked up: the same values, types and errors.
+"""Cached replacements for functions that Triton's interpreter calls for every value: same values, types and errors.
 
-Each function here takes Triton's own and gives one that knows the common case, and asks Triton's for every other.
+Each factory takes Triton's function and returns one that handles the common case and calls Triton's otherwise.
 """
 
 from __future__ import annotations
@@ -8,23 +8,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
+Function = Callable[..., Any]
 Change = tuple[Any, str, Any]  # (owner, name, the new value)
 USED = ("_patch_builtin", "_patch_attr", "TensorHandle", "TritonSemantic", "InterpreterBuilder")
 WIDE = {"fp32", "fp64", "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
 WHOLE = ("minimum", "maximum", "clamp", "ashr")
-_builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> the names of what it has of builtins
+_builtins: dict[Any, tuple[str, ...]] = {}  # module or class of the language -> names of its builtins
 
 
-def changes(module: Any) -> tuple[list[Change], Callable[[], None]]:
-    """What to set for `triton.runtime.interpreter`, and what forgets the types of one launch."""
+def changes(module: ModuleType) -> tuple[list[Change], Callable[[], None]]:
+    """(changes to `triton.runtime.interpreter`, function that clears the cached types of one launch)"""
     core, semantic = module.tl.core, module.TritonSemantic
-    blocks: dict[Any, Any] = {}
-    pointers: dict[Any, Any] = {}
+    blocks: dict[object, Any] = {}
+    pointers: dict[object, Any] = {}
     whole: list[bool] = []
     unwrap = _unwrap(core, core._unwrap_if_constexpr)
-    found: list[Change] = [
+    replacements: list[Change] = [
         (module, "_patch_builtin", partial(_patch_builtin, module)),
         (module, "_patch_attr", partial(_patch_attr, module, core.builtin(_nothing).__code__)),
         (core, "_unwrap_if_constexpr", unwrap),
@@ -42,15 +44,15 @@ def changes(module: Any) -> tuple[list[Change], Callable[[], None]]:
         *((semantic, name, _whole(whole, getattr(semantic, name))) for name in WHOLE),
         (semantic, "broadcast_impl_value", _broadcast(core, semantic.broadcast_impl_value)),
     ]
-    return found, pointers.clear
+    return replacements, pointers.clear
 
 
 def _nothing() -> None:
     pass
 
 
-def _patch_builtin(module: Any, package: Any, builder: Any, scope: Any) -> None:
-    """The language's builtins by names that were found once: a launch asks for them anew."""
+def _patch_builtin(module: ModuleType, package: object, builder: object, scope: Any) -> None:
+    """Patches the builtins of the language by cached names; Triton searches for them at every launch."""
     is_builtin = module.tl.core.is_builtin
     if package not in _builtins:
         _builtins[package] = tuple(name for name, member in inspect.getmembers(package) if is_builtin(member))
@@ -60,19 +62,21 @@ def _patch_builtin(module: Any, package: Any, builder: Any, scope: Any) -> None:
             module._patch_attr(package, name, member, builder, scope)
 
 
-def _patch_attr(module: Any, checking: Any, obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """A builtin is called with the semantics; the wrapper that would only look whether they came is left out."""
+def _patch_attr(
+    module: ModuleType, checking: object, obj: object, name: str, member: Any, builder: object, scope: Any
+) -> None:
+    """Replaces a builtin by a call with the semantics, without the wrapper that only checks that they are passed."""
     semantic = module.TritonSemantic(builder)
     inner = member.__wrapped__ if getattr(member, "__code__", None) is checking else member
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         kwargs["_semantic"] = semantic
         return inner(*args, **kwargs)
 
     scope.set_attr(obj, name, call)
 
 
-def _unwrap(core: Any, ask: Any) -> Any:
+def _unwrap(core: ModuleType, ask: Function) -> Function:
     constexpr = core.constexpr
     plain = {int, float, bool, str, type(None), core.dtype, core.block_type, core.pointer_type, core.tensor}
 
@@ -85,7 +89,7 @@ def _unwrap(core: Any, ask: Any) -> Any:
     return _unwrap_if_constexpr
 
 
-def _constexpr_init(core: Any, types: dict[int, Any]) -> Any:
+def _constexpr_init(core: ModuleType, types: dict[int, Any]) -> Function:
     constexpr, constexpr_type = core.constexpr, core.constexpr_type
 
     def __init__(self: Any, value: Any) -> None:
@@ -102,7 +106,7 @@ def _constexpr_init(core: Any, types: dict[int, Any]) -> Any:
     return __init__
 
 
-def _dtype_eq(dtype: Any, ask: Any) -> Any:
+def _dtype_eq(dtype: Any, ask: Function) -> Function:
     def __eq__(self: Any, other: Any) -> Any:
         if type(other) is dtype:
             return self.name == other.name
@@ -111,16 +115,16 @@ def _dtype_eq(dtype: Any, ask: Any) -> Any:
     return __eq__
 
 
-def _block_init(core: Any, blocks: dict[Any, Any], pointers: dict[Any, Any], init: Any) -> Any:
-    """A type of the same elements and shape has the same facts. What is known holds the elements: ids stay theirs."""
+def _block_init(core: ModuleType, blocks: dict[object, Any], pointers: dict[object, Any], init: Function) -> Function:
+    """Copies a known type of equal elements and shape; known types keep their elements alive, so ids stay valid."""
     plain, lists, constexpr = core.dtype, (list, tuple, core.tuple), core.constexpr
 
     def __init__(self: Any, element_ty: Any, shape: Any) -> None:
         numbers = tuple([s.value if type(s) is constexpr else s for s in shape]) if type(shape) in lists else ("",)
         known, key = (blocks, element_ty.name) if type(element_ty) is plain else (pointers, id(element_ty))
-        found = known.get((key, numbers))
-        if found is not None:
-            self.__dict__.update(found.__dict__)
+        twin = known.get((key, numbers))
+        if twin is not None:
+            self.__dict__.update(twin.__dict__)
             return
         init(self, element_ty, shape)
         if type(self) is core.block_type and {type(n) for n in numbers} == {int}:
@@ -130,17 +134,17 @@ def _block_init(core: Any, blocks: dict[Any, Any], pointers: dict[Any, Any], ini
     return __init__
 
 
-def _with_element_ty(core: Any, blocks: dict[Any, Any], ask: Any) -> Any:
+def _with_element_ty(core: ModuleType, blocks: dict[object, Any], ask: Function) -> Function:
     def with_element_ty(self: Any, scalar_ty: Any) -> Any:
-        found = None
+        cached = None
         if type(self) is core.block_type and type(scalar_ty) is core.dtype:
-            found = blocks.get((scalar_ty.name, tuple(self.shape.values)))
-        return ask(self, scalar_ty) if found is None else found
+            cached = blocks.get((scalar_ty.name, tuple(self.shape.values)))
+        return ask(self, scalar_ty) if cached is None else cached
 
     return with_element_ty
 
 
-def _tensor_init(core: Any) -> Any:
+def _tensor_init(core: ModuleType) -> Function:
     constexpr, scalar = core.constexpr, (core.tuple([]), core.constexpr(1))
 
     def __init__(self: Any, handle: Any, type: Any) -> None:
@@ -149,17 +153,17 @@ def _tensor_init(core: Any) -> Any:
             self.shape, self.numel = scalar
         elif "_of_a_tensor" in type.__dict__:
             self.shape, self.numel = type._of_a_tensor
-        else:  # a type from before, or of an unusual shape
+        else:  # a type created before the patch, or of an unusual shape
             self.shape = core.tuple([constexpr(s) for s in type.shape])
             self.numel = constexpr(type.numel)
 
     return __init__
 
 
-def _handle_init(module: Any) -> Any:
+def _handle_init(module: ModuleType) -> Function:
     init, pointer_type = module.TensorHandle.__init__, module.tl.pointer_type
 
-    def __init__(self: Any, data: Any, dtype: Any, *attr: Any, **named: Any) -> None:
+    def __init__(self: Any, data: Any, dtype: Any, *attr: object, **named: object) -> None:
         if attr or named or not (type(dtype) is pointer_type or data.itemsize * 8 <= dtype.primitive_bitwidth):
             return init(self, data, dtype, *attr, **named)
         self.data, self.dtype, self.attr = data, dtype, {}
@@ -167,17 +171,17 @@ def _handle_init(module: Any) -> Any:
     return __init__
 
 
-def _to_tensor(tensor: Any, ask: Any) -> Any:
-    def to_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+def _to_tensor(tensor: Any, ask: Function) -> Function:
+    def to_tensor(self: Any, x: object, check_type: bool = True) -> Any:
         return x if type(x) is tensor else ask(self, x, check_type)
 
     return to_tensor
 
 
-def _cast(core: Any, ask: Any) -> Any:
+def _cast(core: ModuleType, ask: Function) -> Function:
     tensor, dtype = core.tensor, core.dtype
 
-    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: Any = None) -> Any:
+    def cast(self: Any, input: Any, dst_ty: Any, fp_downcast_rounding: object = None) -> Any:
         if type(input) is tensor and type(input.dtype) is dtype and type(dst_ty) is dtype:
             if input.dtype.name == dst_ty.name:
                 return input
@@ -186,7 +190,7 @@ def _cast(core: Any, ask: Any) -> Any:
     return cast
 
 
-def _computation_type(dtype: Any, table: dict[Any, Any], ask: Any) -> Any:
+def _computation_type(dtype: Any, table: dict[object, Any], ask: Function) -> Function:
     def computation_type_impl(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
         if not (type(a) is dtype and type(b) is dtype):
             return ask(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
@@ -198,7 +202,7 @@ def _computation_type(dtype: Any, table: dict[Any, Any], ask: Any) -> Any:
     return computation_type_impl
 
 
-def _scalar_constant(module: Any, ask: Any) -> Any:
+def _scalar_constant(module: ModuleType, ask: Function) -> Function:
     array, handle, numpy = module.np.array, module.TensorHandle, _numpy(module)
 
     def scalar_constant(self: Any, value: Any, dtype: Any) -> Any:
@@ -210,13 +214,13 @@ def _scalar_constant(module: Any, ask: Any) -> Any:
     return scalar_constant
 
 
-def _numpy(module: Any) -> dict[str, Any]:
-    """numpy's type of each dtype of WIDE."""
+def _numpy(module: ModuleType) -> dict[str, Any]:
+    """numpy type of each dtype in WIDE."""
     return {name: module._get_np_dtype(module.tl.core.dtype(name)) for name in WIDE}
 
 
-def _number(core: Any, value: Any) -> Any:
-    """The dtype that a bare number has; none where it is left to Triton to say."""
+def _number(core: ModuleType, value: Any) -> Any:
+    """The dtype of a bare number; None if Triton has to decide."""
     if type(value) is int:
         return core.int32 if -(2**31) <= value < 2**31 else None
     if type(value) is float:
@@ -224,15 +228,15 @@ def _number(core: Any, value: Any) -> Any:
     return None
 
 
-def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
-    """Two tensors of one dtype, a tensor and a number, a pointer and its steps: without casts or broadcasts.
+def _operands(core: ModuleType, whole: list[bool], ask: Function) -> Function:
+    """Operands without casts or broadcasts: two tensors of one dtype, a tensor and a number, a pointer and offsets.
 
-    `whole` says that an operation is going on whose operands must be of one shape.
+    `whole` is non-empty during an operation whose operands need equal shapes.
     """
     tensor, dtype, block_type, pointer_type = core.tensor, core.dtype, core.block_type, core.pointer_type
 
     def among(self: Any, value: Any, other: Any, div_or_mod: bool, first: bool) -> Any:
-        """A number as a tensor of the dtype that the operation computes in, where the other operand has it."""
+        """A number as a tensor of the other operand's dtype, if the operation computes in that dtype; else None."""
         own, kind = _number(core, value), other.dtype
         if own is None or type(kind) is not dtype or kind.name not in WIDE:
             return None
@@ -245,7 +249,7 @@ def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
         return self.scalar_constant(value, kind)
 
     def together(self: Any, left: Any, right: Any) -> Any:
-        """Both with the type of the result; their values stay as they are, which numpy broadcasts likewise."""
+        """Both operands with the type of the result; numpy broadcasts their unchanged values the same way."""
         a, b = left.type, right.type
         if type(a) is block_type and type(b) is block_type:
             rows, columns = a.shape.values, b.shape.values
@@ -289,10 +293,10 @@ def _operands(core: Any, whole: list[bool], ask: Any) -> Any:
     return binary_op_type_checking_impl
 
 
-def _whole(whole: list[bool], ask: Any) -> Any:
-    """The larger of +0 and -0 hangs on which of numpy's loops is taken, that of whole blocks; a shift writes to it."""
+def _whole(whole: list[bool], ask: Function) -> Function:
+    """Marks operations on whole blocks: max of +0 and -0 depends on numpy's loop, and a shift writes to its operand."""
 
-    def operation(self: Any, *args: Any, **named: Any) -> Any:
+    def operation(self: Any, *args: object, **named: object) -> Any:
         whole.append(True)
         try:
             return ask(self, *args, **named)
@@ -302,7 +306,7 @@ def _whole(whole: list[bool], ask: Any) -> Any:
     return operation
 
 
-def _broadcast(core: Any, ask: Any) -> Any:
+def _broadcast(core: ModuleType, ask: Function) -> Function:
     block_type = core.block_type
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:

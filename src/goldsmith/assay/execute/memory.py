@@ -1,10 +1,10 @@
-"""Where a candidate's tensors live while it runs: between guard bands, on poisoned memory, in any layout.
+"""Arena: memory of a candidate's tensors, with guard bands, poisoned bodies and any layout.
 
 Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
-Bands of floating tensors hold a NaN that arithmetic does not start from, each buffer's another (`marks`): a stray read
-shows in the results, and a stray write in the bytes, also where it writes what it read beside another buffer. `Poison`
-does the same for every tensor that the candidate makes with `torch.empty*`, `zeros*`, `ones*` and `full*`, forward and
-backward, and fills the body of the first with another such NaN, so that what is never written stays recognisable.
+Bands of floating-point tensors hold a NaN that arithmetic does not produce, another one for each buffer
+(memory_marks.py). A stray read shows in the results, and a stray write in the bytes, even if it writes what it read
+beside another buffer. `Poison` guards every tensor that the candidate makes with `torch.empty*`, `zeros*`, `ones*` and
+`full*`, forward and backward, and fills `empty*` with another such NaN, so that unwritten elements are recognised.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 from .memory_marks import DIRT_FILL, NAN_FILL, ZERO_FILL, band_mark, band_read, fill_body, poison_left, wide, zero_mark
 
 __all__ = [
-    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Hit", "Poison", "aliases", "band_read",
+    "DIRT_FILL", "LAYOUTS", "NAN_FILL", "ZERO_FILL", "Arena", "Buffer", "Overrun", "Poison", "aliases", "band_read",
     "distinct", "overlap", "poison_left", "strides_for",
 ]  # fmt: skip
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-# instead, where a comparison would swallow NaN: numbers of alternating sign that products and sums survive
+# used instead of NaN, which comparisons swallow: numbers of alternating sign that do not overflow in products and sums
 LARGE = {torch.float16: 2.0**13, torch.bfloat16: 2.0**20, torch.float32: 2.0**20, torch.float64: 2.0**20}
 LAYOUTS = ("transposed", "stepped", "sliced")
 SCRATCH = "scratch buffer"
 
 
 @dataclass(frozen=True)
-class Hit:
+class Overrun:
     """A write outside a buffer: `distance` bytes from its nearest edge to the farthest byte written."""
 
     label: str
@@ -46,10 +46,10 @@ class Hit:
     @property
     def text(self) -> str:
         where = {"past": "past the end", "before": "before the start", "gap": "between the elements"}[self.side]
-        said = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
+        text = f"{self.bytes} bytes written {where} of {self.label} ({self.body} bytes)"
         if self.side == "past" and self.body and self.distance == self.body:
-            return said + ": exactly twice the buffer"
-        return said + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
+            return text + ": exactly twice the buffer"
+        return text + (f", up to {self.distance} bytes away" if self.side != "gap" else "")
 
 
 @dataclass
@@ -61,10 +61,10 @@ class Buffer:
     size: int
     tensor: Tensor
     label: str
-    mark: int  # of its bands, in units
+    mark: int  # value of its bands, in units
     unit: torch.dtype
     before: Tensor | None = None
-    room: Tensor | None = None  # made early: on a GPU an allocation may wait for every stream
+    room: Tensor | None = None  # allocated early: on a GPU an allocation may wait for every stream
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage begins within this allocation."""
@@ -74,18 +74,18 @@ class Buffer:
             return False
         return 0 <= at - self.raw.data_ptr() < len(self.raw)
 
-    def hit(self) -> Hit | None:
-        """The write outside the body, if there was one."""
+    def overrun(self) -> Overrun | None:
+        """The write outside the body, or None."""
         mark, unit = self.mark, self.unit
         for side, part in (("past", slice(self.start + self.size, None)), ("before", slice(0, self.start))):
             different = self.raw[part].view(unit) != (mark if self.before is None else self.before[part].view(unit))
             if bool(different.any()):
                 touched = different.nonzero().flatten()
                 far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
-                return Hit(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
+                return Overrun(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
         return self._gap()
 
-    def _gap(self) -> Hit | None:
+    def _gap(self) -> Overrun | None:
         if self.before is None or self.tensor.is_contiguous() or torch.equal(self.raw, self.before):
             return None
         gap = torch.ones(self.size // self.tensor.element_size(), dtype=torch.bool, device=self.raw.device)
@@ -93,10 +93,10 @@ class Buffer:
         body = slice(self.start, self.start + self.size)
         changed = (self.raw[body] != self.before[body]).view(len(gap), -1).any(-1) & gap
         count = int(changed.sum()) * self.tensor.element_size()
-        return Hit(self.label, "gap", count, 0, self.size) if count else None
+        return Overrun(self.label, "gap", count, 0, self.size) if count else None
 
     def changed(self) -> Tensor | None:
-        """Which elements of the tensor hold other bytes than before, or None."""
+        """Mask of the elements whose bytes changed, or None."""
         if self.before is None or torch.equal(self.raw, self.before):
             return None
         body = slice(self.start, self.start + self.size)
@@ -106,12 +106,12 @@ class Buffer:
 
 
 class Arena:
-    """The guarded buffers of one run; `watched` ones are looked at once more when the forward has returned."""
+    """The guarded buffers of one run; `watched` adds a look at them after the forward has returned."""
 
-    def __init__(self, fill: str = NAN_FILL, beside: int = 0, *, watched: bool = False):
-        self.fill, self.beside, self.watched = fill, beside, watched
+    def __init__(self, fill: str = NAN_FILL, neighbour_sign: int = 0, *, watched: bool = False):
+        self.fill, self.neighbour_sign, self.watched = fill, neighbour_sign, watched
         self.buffers: list[Buffer] = []
-        self.made = 0  # buffers of the candidate's own
+        self.allocated = 0  # number of buffers that the candidate allocated
         self.inputs: dict[str, Buffer] = {}
 
     def allocate(
@@ -126,20 +126,20 @@ class Arena:
         first: bool = False,
         given: bool = False,
     ) -> Buffer:
-        """A new guarded buffer; `shift` moves its first element off the alignment, by so many elements.
+        """A new guarded buffer; `shift` moves its first element by so many elements off the alignment.
 
-        first: its storage_offset is 0, as that of `torch.empty` is; the band before it is out of `as_strided`'s reach.
-        given: it is for an input or an output gradient.
+        first: storage_offset is 0, as for `torch.empty`; then `as_strided` cannot reach the band before the body.
+        given: the buffer is for an input or an output gradient.
         """
         item = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         size = span * item
-        reach = max(size, math.prod(shape) * item)  # a kernel may take what is expanded for dense
+        reach = max(size, math.prod(shape) * item)  # a kernel may treat an expanded tensor as dense
         band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
-        mark, unit = band_mark(dtype, len(self.inputs) if given else self.made, given)
+        mark, unit = band_mark(dtype, len(self.inputs) if given else self.allocated, given)
         if self.fill == DIRT_FILL and not given and wide(dtype):
             mark, unit = zero_mark(dtype)
-        self.made += not given
+        self.allocated += not given
         whole = size + 2 * band + ALIGN + shift * item
         raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
         start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
@@ -147,26 +147,26 @@ class Arena:
         fill_body(raw[start : start + size], dtype, self.fill)
         storage, offset = raw.untyped_storage(), start // item
         if first:
-            storage, offset = storage[start:], 0  # the same memory, which it keeps alive
+            storage, offset = storage[start:], 0  # shares and keeps alive the same memory
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
-        before, room = raw.clone() if self.beside else None, torch.empty_like(raw) if self.watched else None
+        before, room = raw.clone() if self.neighbour_sign else None, torch.empty_like(raw) if self.watched else None
         self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, room))
         return self.buffers[-1]
 
     def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
-        if self.beside and dtype in LARGE:
+        if self.neighbour_sign and dtype in LARGE:
             numbers = raw.view(dtype)
-            numbers[0::2], numbers[1::2] = self.beside * LARGE[dtype], -self.beside * LARGE[dtype]
+            numbers[0::2], numbers[1::2] = self.neighbour_sign * LARGE[dtype], -self.neighbour_sign * LARGE[dtype]
 
     def place(self, name: str, value: Tensor, layout: str | None = None) -> Tensor:
-        """A guarded copy of an input (or output gradient) in a layout; None keeps the strides it came with."""
+        """A guarded copy of an input or output gradient in a layout; None keeps its strides."""
         value = value.detach()
         stride, shift = strides_for(value, layout)
         buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, given=True)
         if value.numel():
             body = buffer.raw[buffer.start : buffer.start + buffer.size]
-            body.view(buffer.unit).fill_(buffer.mark)  # gaps are like the bands
+            body.view(buffer.unit).fill_(buffer.mark)  # gaps between elements are like the bands
             self._numbers(buffer.raw, value.dtype)
             own = distinct(buffer.tensor)
             own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
@@ -175,46 +175,46 @@ class Arena:
         return buffer.tensor
 
     def written_within(self, seconds: float) -> int:
-        """How many bytes of the buffers change while nothing of ours runs; on a GPU, once its own stream is done."""
+        """Number of bytes that change within `seconds` while the assay itself is idle; a GPU is synchronised first."""
         pairs = [(b.raw, b.room.copy_(b.raw)) for b in self.buffers if b.room is not None]
         time.sleep(seconds)
         if any(now.is_cuda for now, _ in pairs):
             torch.cuda.synchronize()
         return sum(int((now != old).sum()) for now, old in pairs)
 
-    def hits(self) -> list[Hit]:
-        return [h for h in (b.hit() for b in self.buffers) if h is not None]
+    def overruns(self) -> list[Overrun]:
+        return [h for h in (b.overrun() for b in self.buffers) if h is not None]
 
     def owner(self, tensor: Tensor) -> Buffer | None:
-        """The buffer that a tensor lives in, if it is one of ours."""
+        """The buffer of this arena that holds a tensor, or None."""
         return next((b for b in self.buffers if b.holds(tensor)), None)
 
     def name(self, results: Mapping[str, Tensor]) -> None:
-        """Buffers that hold a result are called by it from now on."""
+        """Relabels scratch buffers that hold results with the names of these."""
         for buffer in self.buffers:
-            held = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
-            if held and buffer.label.startswith(SCRATCH):
-                buffer.label = ", ".join(held)
+            names = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
+            if names and buffer.label.startswith(SCRATCH):
+                buffer.label = ", ".join(names)
 
     def forget(self, buffer: Buffer) -> None:
-        """Look at a buffer's bands no longer."""
+        """Stops checking the bands of a buffer."""
         self.buffers = [b for b in self.buffers if b is not buffer]
 
 
 def distinct(tensor: Tensor) -> Tensor:
-    """The tensor without its stride-0 repetitions, so that each byte is written once."""
+    """A view without stride-0 repetitions, so that each byte is written once."""
     shape = [1 if s == 0 and n > 1 else n for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
     return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset())
 
 
 def strides_for(value: Tensor, layout: str | None) -> tuple[tuple[int, ...], int]:
-    """(strides, shift in elements) that lay `value` out in memory as named."""
+    """(strides, shift in elements) of `value` in the named layout."""
     shape = list(value.shape)
     if layout is None or value.numel() == 0:
         return tuple(value.stride()), 0
     if layout == "contiguous":
         return _dense(shape, range(len(shape))), 0
-    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows, off the alignment, with room between them
+    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows off the alignment, with gaps between them
         return _sliced(shape), 1
     if layout == "stepped":
         return tuple(2 * s for s in _dense(shape, range(len(shape)))), 0
@@ -232,7 +232,7 @@ def _sliced(shape: list[int]) -> tuple[int, ...]:
 
 
 def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a gapless tensor whose axes lie in memory in `order`, the last one innermost."""
+    """Strides of a dense tensor whose axes lie in memory in `order`, innermost last."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(list(order)):
         strides[axis] = step
@@ -288,25 +288,24 @@ _RESIZE = {
     _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
 }  # fmt: skip
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
-_kinds: dict[int, tuple[Any, str]] = {}  # by id: an operator's own hash is Python, and takes longer than the rest
+_kinds: dict[int, tuple[object, str]] = {}  # by id: hashing an operator runs Python and costs more than the rest
 
 
-def _kind(func: Any) -> str:
-    """What Poison does with an operator: empty, filled, resize, custom; or plain, if it only may write to out=."""
-    found = _kinds.get(id(func))
-    if found is None:
+def _kind(func: OpOverload) -> str:
+    """Kind of an operator for Poison: empty, filled, resize, custom, or plain (may only write to out=)."""
+    entry = _kinds.get(id(func))
+    if entry is None:
         sets = {"empty": _EMPTY, "filled": _FILLED, "resize": _RESIZE}
-        otherwise = "plain" if func.namespace in _BUILTIN else "custom"
-        found = _kinds[id(func)] = func, next((name for name, those in sets.items() if func in those), otherwise)
-    return found[1]
+        default = "plain" if func.namespace in _BUILTIN else "custom"
+        entry = _kinds[id(func)] = func, next((name for name, operators in sets.items() if func in operators), default)
+    return entry[1]
 
 
 class Poison(DispatchMode):
-    """Guards and poisons every `empty*`, guards every `zeros*`, `ones*` and `full*`.
+    """Dispatch mode that guards and poisons every `empty*`, and guards every `zeros*`, `ones*` and `full*`.
 
-    In the forward, and in autograd's threads, whose state carries the mode along. A Python custom operator is entered
-    with the mode on, so that the buffers it makes are seen too. What C++ code allocates by itself is not seen, nor what
-    `torch.compile` plans ahead.
+    It works in the forward and in autograd's threads, which inherit it. Python custom operators run with the mode on,
+    so it also guards their buffers. It does not see allocations of C++ code or the memory plans of `torch.compile`.
     """
 
     def __init__(self, arena: Arena):
@@ -314,7 +313,9 @@ class Poison(DispatchMode):
         self.arena = arena
         self.count = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kind = _kind(func)
         if not kwargs:
             if kind == "plain":
@@ -328,17 +329,17 @@ class Poison(DispatchMode):
             return plain if guarded is plain else guarded.copy_(plain)
         if kind == "custom":
             return self._enter(func, args, kwargs)
-        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize, too
+        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize too
         plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
-        held = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
+        owned = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if "not resizable" not in str(error) or not held:
+            if "not resizable" not in str(error) or not owned:
                 raise
-            _move([tensor for tensor, _, _ in held])
+            _move([tensor for tensor, _, _ in owned])
             result = func(*args, **kwargs)
-        for tensor, owner, shape in held:
+        for tensor, owner, shape in owned:
             if kind == "resize" or tensor.shape != shape:
                 self.arena.forget(owner)
         return result
@@ -349,12 +350,12 @@ class Poison(DispatchMode):
             return plain
         self.count += 1
         label = f"{SCRATCH} {self.count} {list(plain.shape)}"
-        # torch itself counts on storage_offset 0: autograd of a write in place on a view takes the view again from a
-        # new_empty_strided, by the offset that it has in its base
+        # torch relies on storage_offset 0: autograd of an in-place write to a view recreates the view in a
+        # new_empty_strided with its offset in the base
         return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label, first=True).tensor
 
-    def _enter(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a custom operator's own kernel with the mode on; below the mode it would run unseen."""
+    def _enter(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
+        """Calls the kernel of a custom operator with the mode on; otherwise it would run below the mode, unseen."""
         key = _backend_key(args, kwargs)
         if (
             key is None
@@ -367,7 +368,7 @@ class Poison(DispatchMode):
 
 
 def _move(tensors: Sequence[Tensor]) -> None:
-    """To memory of torch's own, which can grow."""
+    """Moves tensors to memory of torch's own, which can grow."""
     for tensor in tensors:
         own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())
@@ -376,7 +377,7 @@ def _move(tensors: Sequence[Tensor]) -> None:
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
-def _backend_key(args: Any, kwargs: Any) -> Any:
+def _backend_key(args: tuple, kwargs: dict) -> torch._C.DispatchKey | None:
     """The dispatch key of the first tensor's device."""
     from torch.utils._pytree import tree_leaves
 

@@ -1,18 +1,18 @@
-"""The bits that memory holds where nobody has written: those of guard bands, and those of uninitialised bodies.
+"""Bit patterns of unwritten memory: of guard bands, and of uninitialised bodies.
 
-Every buffer's bands have bits of their own, so that a band that was copied over another one is seen: a kernel without
-its mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN * 2 and a copy all keep the bits of NaN.
+Each buffer's bands have their own pattern, so that a band copied over another one is detected. A kernel without its
+mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN * 2 and a copy all keep the bits of NaN.
 
     bfloat16, float16    0xFFC0 | p                            p: 6 bits, the buffer's own
     float32              0xFFFB  0xFFC0 | p                    the highest 16 bits first
     float64              0xFFFB  0xFFFB  0xFFFB  0xFFC0 | p    complex: its parts
-    others               a small negative number, -1 where it is an input's
+    others               a small negative number, such as -1 for an input
 
-On dirt, which is finite, bands of what the candidate makes hold -0: NaN + 0 keeps its bits, and a kernel that adds what
-is masked to 0 to a neighbour's memory would go unseen.
+With the finite "dirt" fill, bands of the candidate's buffers hold -0: NaN + 0 keeps its bits, which would hide a kernel
+that adds a masked 0 to its neighbour's memory.
 
-All are quiet NaN that arithmetic does not start from, in whatever width they are read: it makes 0x7FC0, 0xFFC0, 0xFFF8
-and 0x7FFF by itself, vectorised code 0xFFFF. Converted to a dtype of another width they are none of its marks.
+All are quiet NaN that arithmetic does not produce, whatever the width they are read in: arithmetic produces 0x7FC0,
+0xFFC0, 0xFFF8 and 0x7FFF, vectorised code 0xFFFF. Converted to another width they match no mark of that width.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch import Tensor
 
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 HEAD, NAN16 = 0xFFFB, 0xFFC0
-POISON = 0xFFFD - 0x10000  # of bodies, repeated: as int16
-# p: not what arithmetic makes (0x00, 0x38, 0x3F), nor poison (0x3D), nor the head (0x3B), nor what float16 makes of
-# float32 and float64 (0x1F)
+POISON = 0xFFFD - 0x10000  # fills bodies, as int16
+# p: without results of arithmetic (0x00, 0x38, 0x3F), poison (0x3D), the head (0x3B), and the conversion of float32 and
+# float64 marks to float16 (0x1F)
 _OWN = [p for p in range(64) if p not in (0x00, 0x1F, 0x38, 0x3B, 0x3D, 0x3F)]
-_GIVEN = 18  # of these are for inputs and output gradients, the others for what the candidate makes
-# small: an integer that is taken for an index then stays near; no sum of two of the first is one of the others
+_GIVEN = 18  # the first 18 are for inputs and output gradients, the others for buffers of the candidate
+# small, so that an integer used as an index stays near; no sum of two of the first equals one of the others
 _NUMBERS = {True: (-1, -3), False: (-11, -13)}
 _UNITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 def band_mark(dtype: torch.dtype, number: int, given: bool) -> tuple[int, torch.dtype]:
-    """(what the bands of a buffer hold, in which unit); number: how many came before it of its kind.
+    """(value of the bands of a buffer, its unit); number: index of the buffer among those of its kind.
 
-    given: it is an input or an output gradient; the marks of the others are never the same.
+    given: the buffer is an input or an output gradient; its marks differ from those of other buffers.
     """
     real = dtype.to_real() if dtype.is_complex else dtype
     unit = _UNITS[real.itemsize]
@@ -50,18 +50,18 @@ def band_mark(dtype: torch.dtype, number: int, given: bool) -> tuple[int, torch.
 
 
 def zero_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """The same of bands that hold -0, of a dtype that is `wide`; -0 + 0 is 0."""
+    """(value, unit) of bands that hold -0, for a `wide` dtype; -0 + 0 is 0."""
     real = dtype.to_real() if dtype.is_complex else dtype
     return -(1 << 8 * real.itemsize - 1), _UNITS[real.itemsize]
 
 
 def wide(dtype: torch.dtype) -> bool:
-    """Whether a dtype has room for NaN of many kinds."""
+    """Whether a dtype has many NaN."""
     return (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
 
 
 def fill_body(body: Tensor, dtype: torch.dtype, fill: str) -> None:
-    """Poison: NaN for floats, 0x7f7f... for integers. Dirt is finite and plausible: 48.6 in float32."""
+    """Fills a body with zeros, poison (NaN; 0x7f7f... for integers) or plausible dirt (48.6 in float32)."""
     floating = dtype.is_floating_point or dtype.is_complex
     if fill == ZERO_FILL:
         body.zero_()
@@ -76,13 +76,13 @@ def fill_body(body: Tensor, dtype: torch.dtype, fill: str) -> None:
 
 
 def poison_left(tensor: Tensor) -> Tensor | None:
-    """Which elements still hold the poison of uninitialised memory."""
+    """Mask of the elements that still hold the poison of uninitialised memory, or None."""
     units = _units(tensor)
     return None if units is None else _some((units == POISON).all(-1))
 
 
 def band_read(tensor: Tensor) -> Tensor | None:
-    """Which elements hold the bytes of a guard band, whichever buffer's; in 16 bits also what is cut off float32's."""
+    """Mask of the elements that hold bytes of any guard band, or None; in 16 bits also truncated float32 marks."""
     units = _units(tensor)
     if units is None:
         return None
@@ -93,7 +93,7 @@ def band_read(tensor: Tensor) -> Tensor | None:
 
 
 def _units(tensor: Tensor) -> Tensor | None:
-    """A tensor that holds NaN, in 16 bits each, the lowest first."""
+    """The 16-bit units of each element, lowest first; None if the tensor has no NaN."""
     if not wide(tensor.dtype) or tensor.is_complex() or not bool(torch.isnan(tensor).any()):
         return None
     return tensor.contiguous().unsqueeze(-1).view(torch.int16)

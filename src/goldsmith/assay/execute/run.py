@@ -1,7 +1,7 @@
-"""One run of a candidate: forward, backward, stages, and what it did to memory. Nothing is judged here.
+"""execute: one run of a candidate, forward and backward, with its stages and its effects on memory. It judges nothing.
 
-Inputs and output gradients are guarded copies; everything that the candidate makes with `torch.empty*` is guarded and
-poisoned; a candidate that raises yields a run with `error` set, never an exception.
+Inputs and output gradients are guarded copies; tensors that the candidate makes with `torch.empty*` are guarded and
+poisoned. A candidate that raises yields a run with `error` set, never an exception.
 """
 
 from __future__ import annotations
@@ -19,89 +19,91 @@ from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
 from .interpreter import Interpreted, watching
-from .memory import NAN_FILL, Arena, Hit, Poison, aliases, band_read, overlap, poison_left
-from .torch_state import restored, threads_set
+from .memory import NAN_FILL, Arena, Overrun, Poison, aliases, band_read, overlap, poison_left
+from .torch_state import restored_settings, threads_set
 from .tracer import Tracer
 
 
 @dataclass(frozen=True)
-class How:
-    """How a run departs from the plain one.
+class RunSettings:
+    """Differences of a run from the plain one.
 
-    fill        what uninitialised memory holds: "nan", "dirt" or "zero"
-    layouts     input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
-    cotangents  output -> gradient to send instead of the random one (used with its own strides)
-    twice       run the backward a second time on the same graph
-    threads     number of CPU threads (None: as set)
-    debug       answer yes to `assay.tracing()`
-    substitute  stage -> value to go on with; also result -> value that a backward of the target's own is given
-    fresh       call the target's `reset` first
-    backward    False: forward only
-    beside      1, -1: large numbers of both signs lie beside the buffers in memory, beginning with that one; 0: NaN
-    linger      seconds to watch the buffers that the forward made, after it has returned
-    alone       the only output that a gradient is sent to; the others get none (None: all of them)
-    between     called when the forward is over, before the backward begins: another call of the candidate, say
-    arena       of an earlier run: the inputs that lie there are handed over again, the same tensors; fill and beside
-                are that one's (None: inputs are placed anew)
+    fill             content of uninitialised memory: "nan", "dirt" or "zero"
+    layouts          input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
+    cotangents       output -> gradient to send instead of the random one (with its own strides)
+    backward_twice   run the backward a second time on the same graph
+    threads          number of CPU threads (None: unchanged)
+    debug            `assay.tracing()` returns True
+    substitute       stage -> value to continue with; also result -> value passed to the target's own backward
+    fresh            call the target's `reset` first
+    backward         False: forward only
+    neighbour_sign   1, -1: bands hold large numbers of alternating sign, starting with this one; 0: bands hold NaN
+    watch_seconds    time to watch the buffers of the forward after it has returned
+    only_output      the only output that gets a gradient (None: all of them)
+    before_backward  called between forward and backward, for example with another call of the candidate
+    arena            arena of an earlier run: pass its input tensors again and use its fill and neighbour_sign
+                     (None: place the inputs anew)
     """
 
     fill: str = NAN_FILL
     layouts: Mapping[str, str] = field(default_factory=dict)
     cotangents: Mapping[str, Tensor] = field(default_factory=dict)
-    twice: bool = False
+    backward_twice: bool = False
     threads: int | None = None
     debug: bool = False
     substitute: Mapping[str, Tensor] = field(default_factory=dict)
     fresh: bool = True
     backward: bool = True
-    beside: int = 0
-    linger: float = 0.0
-    alone: str | None = None
-    between: Callable[[], object] | None = None
+    neighbour_sign: int = 0
+    watch_seconds: float = 0.0
+    only_output: str | None = None
+    before_backward: Callable[[], object] | None = None
     arena: Arena | None = None
 
 
 @dataclass
-class Run:
-    """What came out of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
+class CandidateRun:
+    """The results of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
 
-    names        of everything that the forward returned, None as well
-    changed      input or output gradient -> mask of the elements that were overwritten
-    by_forward   those of them that the forward overwrote
-    overwritten  output -> mask of the elements that the backward overwrote
-    unwritten    tensor -> mask of the elements that still hold poison
-    strayed      tensor -> mask of the elements that hold the bytes of a guard band
-    aliases      pairs (result, what it shares memory with)
-    live, handed  outputs, and gradients, in the very memory in which they were returned
-    own          an output is what an autograd.Function of the candidate's own returned
-    settings     sentences: what the run left otherwise in torch
-    late         bytes of the forward's own buffers that were written after it had returned
-    reused       stage -> a later one in the same memory, which holds other numbers by the end
+    names             of everything that the forward returned, including None
+    second_grads      gradients of the second backward, if the settings asked for one
+    changed           input or output gradient -> mask of the overwritten elements
+    by_forward        those of them that the forward overwrote
+    overwritten       output -> mask of the elements that the backward overwrote
+    unwritten         tensor -> mask of the elements that still hold poison
+    from_guards       tensor -> mask of the elements that hold bytes of a guard band
+    aliases           pairs (result, tensor that it shares memory with)
+    live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise
+    asked             the candidate called `assay.tracing()` and got False
+    own_function      whether an autograd.Function of the candidate returned an output
+    changed_settings  sentences about torch settings that the run left changed
+    late_bytes        bytes of the forward's buffers that were written after it had returned
+    reused            stage -> a later stage that overwrote its memory
     """
 
     names: tuple[str, ...] = ()
     outputs: dict[str, Tensor] = field(default_factory=dict)
     grads: dict[str, Tensor | None] = field(default_factory=dict)
-    again: dict[str, Tensor | None] | None = None
+    second_grads: dict[str, Tensor | None] | None = None
     stages: dict[str, Tensor] = field(default_factory=dict)
     cotangents: dict[str, Tensor] = field(default_factory=dict)
     saved: tuple[str, ...] = ()
     error: Exception | SystemExit | None = None
     phase: str = "forward"
-    hits: list[Hit] = field(default_factory=list)
+    overruns: list[Overrun] = field(default_factory=list)
     changed: dict[str, Tensor] = field(default_factory=dict)
     by_forward: set[str] = field(default_factory=set)
     overwritten: dict[str, Tensor] = field(default_factory=dict)
     unwritten: dict[str, Tensor] = field(default_factory=dict)
-    strayed: dict[str, Tensor] = field(default_factory=dict)
+    from_guards: dict[str, Tensor] = field(default_factory=dict)
     aliases: set[tuple[str, str]] = field(default_factory=set)
-    live: dict[str, Tensor] = field(default_factory=dict)
-    handed: dict[str, Tensor] = field(default_factory=dict)
+    live_outputs: dict[str, Tensor] = field(default_factory=dict)
+    live_grads: dict[str, Tensor] = field(default_factory=dict)
     asked: bool = False
-    own: bool = False
-    late: int = 0
+    own_function: bool = False
+    late_bytes: int = 0
     reused: dict[str, str] = field(default_factory=dict)
-    settings: list[str] = field(default_factory=list)
+    changed_settings: list[str] = field(default_factory=list)
     interpreted: Interpreted = field(default_factory=Interpreted)
 
     def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
@@ -114,25 +116,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Material:
-    """What a run is made from: a target with one case's inputs and scalars, and the seed of its output gradients.
+    """The arguments of a run: a target, inputs and scalars of one case, and the seed of the output gradients.
 
-    order: names as they stand in the case's dict, by which a callable without a readable signature gets them.
+    order: names in the order of the case's dict, used for a callable without a readable signature.
     """
 
     target: Target
     case: str
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, object]
     inputs: Mapping[str, Tensor]
     scalars: Mapping[str, Any]
     seed: int
-    nudged: bool = False  # the noise of honest runs includes that of inputs which are off by one rounding
+    nudged: bool = False  # honest runs also round their inputs by one unit
     order: tuple[str, ...] = ()
 
     @property
     def supply(self) -> dict[str, Any]:
         return self.ordered(self.inputs)
 
-    def ordered(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def ordered(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """These inputs and the scalars, in the order of the case's dict."""
         every = {**inputs, **self.scalars}
         return {n: every[n] for n in (*self.order, *every)}
@@ -145,27 +147,35 @@ class Material:
         return replace(self, inputs={**self.inputs, **changed})
 
     def cotangent(self, name: str, like: Tensor) -> Tensor:
-        """N(0, 1) in the output's dtype, the same in every run and on every device."""
+        """N(0, 1) in the output's dtype, equal in every run and on every device."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
         return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
 
 
-def execute(material: Material, how: How | None = None) -> Run:
+def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
     """Run the candidate once, forward and (unless the target has none) backward."""
-    how = how or How()
-    target, run = material.target, Run()
-    if how.fresh and target.reset is not None:
+    settings = settings or RunSettings()
+    target, run = material.target, CandidateRun()
+    if settings.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = how.arena or Arena(how.fill, how.beside, watched=how.linger > 0)
-    tracer = Tracer(substitute=how.substitute, debug=how.debug)
+    arena = settings.arena or Arena(settings.fill, settings.neighbour_sign, watched=settings.watch_seconds > 0)
+    tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
     _seed(material)
-    with threads_set(how.threads), restored(run.settings), listening(tracer), watching() as run.interpreted:
+    with (
+        threads_set(settings.threads),
+        restored_settings(run.changed_settings),
+        listening(tracer),
+        watching() as run.interpreted,
+    ):
         try:
-            _forward_and_backward(material, how, arena, tracer, run)
+            _forward_and_backward(material, settings, arena, tracer, run)
             _synchronise(material.device)
-        except (TargetError, torch.OutOfMemoryError):  # the user's mistake, the machine's limit: not the kernel's
+        except (
+            TargetError,
+            torch.OutOfMemoryError,
+        ):  # a mistake of the user or a limit of the machine, not of the kernel
             raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a candidate raises is evidence about it
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
             run.error = error
     run.asked = tracer.asked and not tracer.debug
     run.stages.update(tracer.records)
@@ -174,7 +184,7 @@ def execute(material: Material, how: How | None = None) -> Run:
     return run
 
 
-def _reset(reset: Callable[[], Any]) -> None:
+def _reset(reset: Callable[[], object]) -> None:
     try:
         reset()
     except Exception as error:
@@ -182,17 +192,21 @@ def _reset(reset: Callable[[], Any]) -> None:
 
 
 def _seed(material: Material) -> None:
-    """Candidates that draw (dropout) repeat from run to run. (`torch.manual_seed` formats a stack trace every time.)"""
+    """Makes candidates that draw (dropout) repeat; `torch.manual_seed` would format a stack trace each time."""
     torch.default_generator.manual_seed(material.seed)
     if material.device.type == "cuda":
         torch.cuda.manual_seed(material.seed)
 
 
-def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tracer, run: Run) -> None:
+def _forward_and_backward(
+    material: Material, settings: RunSettings, arena: Arena, tracer: Tracer, run: CandidateRun
+) -> None:
     target = material.target
-    wanted = target.wanted_grads(material.inputs) if target.backward is not None and how.backward else ()
-    there = {} if how.arena is None else {n: b.tensor for n, b in how.arena.inputs.items()}
-    placed = {n: there[n] if n in there else arena.place(n, t, how.layouts.get(n)) for n, t in material.inputs.items()}
+    wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
+    there = {} if settings.arena is None else {n: b.tensor for n, b in settings.arena.inputs.items()}
+    placed = {
+        n: there[n] if n in there else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
+    }
     if target.backward == "auto":
         for name in wanted:
             placed[name].requires_grad_()
@@ -202,44 +216,44 @@ def _forward_and_backward(material: Material, how: How, arena: Arena, tracer: Tr
         pairs = names_of(result, target.outputs, "candidate", taken=_taken(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
-    if isinstance(result, Mapping) and run.names != target.outputs:  # those were looked at when they were declared
+    if isinstance(result, Mapping) and run.names != target.outputs:  # declared names were checked on construction
         own_names(run.names, supply, target.saved, "outputs: the candidate's result", target.backward is not None)
     run.saved = tuple(n for n in named if n in target.saved)
-    run.live = {_label(n, target): t.detach() for n, t in named.items()}
-    run.outputs = {n: t.clone() for n, t in run.live.items()}
-    run.late = arena.written_within(how.linger) if how.linger else 0
+    run.live_outputs = {_label(n, target): t.detach() for n, t in named.items()}
+    run.outputs = {n: t.clone() for n, t in run.live_outputs.items()}
+    run.late_bytes = arena.written_within(settings.watch_seconds) if settings.watch_seconds else 0
     run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
     returned = run.outputs
-    if how.between is not None:
-        _between(how.between, material.device)
-        returned = {n: t.clone() for n, t in run.live.items()}  # what that call did to them is not the backward's
+    if settings.before_backward is not None:
+        _between(settings.before_backward, material.device)
+        returned = {n: t.clone() for n, t in run.live_outputs.items()}  # changes by that call are not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
-        visible = {n: t for n, t in visible.items() if t.requires_grad and how.alone in (None, n)}
-        run.own = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
+        visible = {n: t for n, t in visible.items() if t.requires_grad and settings.only_output in (None, n)}
+        run.own_function = any(isinstance(t.grad_fn, BackwardCFunction) for t in visible.values())
     if not visible or not wanted:
         return
     for name, output in visible.items():
-        sent = how.cotangents.get(name)
+        sent = settings.cotangents.get(name)
         run.cotangents[name] = sent = material.cotangent(name, output) if sent is None else sent
-        placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, how.layouts.get(f"grad_{name}"))
+        placed[f"grad_{name}"] = arena.place(f"grad_{name}", sent, settings.layouts.get(f"grad_{name}"))
     step = _autograd if target.backward == "auto" else _own_backward
-    if step is _own_backward and how.substitute:
-        named = {n: _instead(n, t, target, how.substitute) for n, t in named.items()}
-    call = step(material, supply, placed, named, visible, wanted, tracer, how.twice)
+    if step is _own_backward and settings.substitute:
+        named = {n: _instead(n, t, target, settings.substitute) for n, t in named.items()}
+    call = step(material, supply, placed, named, visible, wanted, tracer, settings.backward_twice)
     with Poison(arena):
         run.grads = call(run)
-        if how.twice and not target.mutates:
-            run.again = call(Run())
-    for name, tensor in run.live.items():
+        if settings.backward_twice and not target.mutates:
+            run.second_grads = call(CandidateRun())
+    for name, tensor in run.live_outputs.items():
         different = _bytes_differ(tensor, returned[name])
         if different is not None:
             run.overwritten[name] = different
 
 
 def _between(call: Callable[[], object], device: torch.device) -> None:
-    """Another call, which leaves the random numbers as they are: what the backward draws again is the forward's."""
+    """Runs `call` and restores the random state, so that the backward can redraw the forward's numbers."""
     on_card = device.type == "cuda"
     before, card = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_card else None
     call()
@@ -249,12 +263,12 @@ def _between(call: Callable[[], object], device: torch.device) -> None:
 
 
 def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
-    """A leaf that requires grad cannot be written in place, so a declared one is handed over as a copy."""
+    """The tensor to pass: a copy for a declared mutable leaf that requires grad, which cannot be written in place."""
     return placed.clone() if name in target.mutates and placed.requires_grad else placed
 
 
 def _instead(name: str, result: Tensor, target: Target, substitute: Mapping[str, Tensor]) -> Tensor:
-    """What the backward is given for a result of the forward."""
+    """The value of a forward result to pass to the backward: its substitute if there is one."""
     wanted = substitute.get(_label(name, target))
     return result if wanted is None or wanted.shape != result.shape else wanted.detach().to(result).clone()
 
@@ -263,18 +277,18 @@ def _label(name: str, target: Target) -> str:
     return f"saved.{name}" if name in target.saved else name
 
 
-Step = Callable[[Run], dict[str, Tensor | None]]
-Named = dict[str, Any]
+Step = Callable[[CandidateRun], dict[str, Tensor | None]]
+Named = Mapping[str, Tensor]
 
 
 def _autograd(
-    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
-    tracer: Tracer, twice: bool,
+    material: Material, supply: Mapping[str, object], placed: Named, named: Named, visible: Named,
+    wanted: tuple[str, ...], tracer: Tracer, twice: bool,
 ) -> Step:  # fmt: skip
     leaves = {f"{n}.grad": placed[n] for n in wanted}
     stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
 
-    def step(run: Run) -> dict[str, Tensor | None]:
+    def step(run: CandidateRun) -> dict[str, Tensor | None]:
         grads = torch.autograd.grad(
             list(visible.values()),
             [*leaves.values(), *stages.values()],
@@ -289,27 +303,30 @@ def _autograd(
 
 
 def _own_backward(
-    material: Material, supply: Named, placed: Named, named: Named, visible: Named, wanted: tuple[str, ...],
-    tracer: Tracer, twice: bool,
+    material: Material, supply: Mapping[str, object], placed: Named, named: Named, visible: Named,
+    wanted: tuple[str, ...], tracer: Tracer, twice: bool,
 ) -> Step:  # fmt: skip
     target = material.target
     names = {**supply, **named, **{f"grad_{n}": placed[f"grad_{n}"] for n in visible}}
 
-    def step(run: Run) -> dict[str, Tensor | None]:
+    def step(run: CandidateRun) -> dict[str, Tensor | None]:
         result = target.bound("backward", names)(names)
         return {f"{n}.grad": _dense(g) for n, g in name_gradients(result, wanted, "backward").items()}
 
     return step
 
 
-def _taken(target: Target, supply: Named) -> tuple[str, ...]:
-    """Names that a result without one may not get: a backward of its own takes inputs, results and what they are sent
-    by name; torch's takes none, and only what a result is sent stands beside the inputs."""
+def _taken(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
+    """Names that an unnamed result may not get.
+
+    The target's own backward takes inputs, results and output gradients by name, so all inputs are taken; with
+    autograd only names of output gradients are.
+    """
     return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:
-    """A gradient may be sparse, as that of an embedding; it is judged as what it means."""
+    """A sparse gradient (of an embedding, say) as the dense one that it represents."""
     return grad.to_dense() if grad is not None and grad.layout != torch.strided else grad
 
 
@@ -317,7 +334,7 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 
 
 def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
-    """(stage, the first later one in its memory) of those that hold other numbers than when they were told."""
+    """(stage, first later stage in its memory) for stages whose numbers changed after they were recorded."""
     names = list(tracer.places)
     for i, name in enumerate(names):
         if _bytes_differ(tracer.places[name], tracer.records[name]) is None:
@@ -329,38 +346,38 @@ def _reused(tracer: Tracer) -> Iterator[tuple[str, str]]:
 
 
 def _one(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same numbers at the same place."""
+    """Whether two tensors are the same view of the same memory."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
-def _look_at_memory(run: Run, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
-    for results in (run.live, run.grads, run.again or {}, stages):
+def _look_at_memory(run: CandidateRun, arena: Arena, target: Target, stages: Mapping[str, Tensor]) -> None:
+    for results in (run.live_outputs, run.grads, run.second_grads or {}, stages):
         arena.name({n: t for n, t in results.items() if t is not None})
-    run.hits = arena.hits()
+    run.overruns = arena.overruns()
     for name, buffer in arena.inputs.items():
         mask = None if name in target.mutates else buffer.changed()
         if mask is not None:
             run.changed[name] = mask
     placed = {n: b.tensor for n, b in arena.inputs.items() if n not in target.mutates}
-    run.aliases = aliases(run.live, placed)
+    run.aliases = aliases(run.live_outputs, placed)
     if run.error is None:
         grads = {n: g for n, g in run.grads.items() if g is not None}
         shared = aliases(grads, _inputs_only(placed))
-        # autograd hands one tensor to both addends of a + b, and copies it where it keeps it
+        # autograd returns one tensor for both addends of a + b, and copies it where it keeps it
         run.aliases |= {(n, o) for n, o in shared if o not in grads or not _one(grads[n], grads[o])}
-    run.handed = {n: g.detach() for n, g in run.grads.items() if g is not None}
+    run.live_grads = {n: g.detach() for n, g in run.grads.items() if g is not None}
     run.grads = {n: None if g is None else g.detach().clone() for n, g in run.grads.items()}
-    if run.again is not None:
-        run.again = {n: None if g is None else g.detach().clone() for n, g in run.again.items()}
+    if run.second_grads is not None:
+        run.second_grads = {n: None if g is None else g.detach().clone() for n, g in run.second_grads.items()}
     for name, _, tensor in run.results():
-        for found, look in ((run.unwritten, poison_left), (run.strayed, band_read)):
+        for masks, look in ((run.unwritten, poison_left), (run.from_guards, band_read)):
             mask = None if tensor is None else look(tensor)
             if mask is not None:
-                found[name] = mask
+                masks[name] = mask
 
 
 def _inputs_only(placed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients may share memory with output gradients (autograd's own addition does that), not with inputs."""
+    """Inputs without output gradients: gradients may share memory with the latter, as in autograd's addition."""
     return {n: t for n, t in placed.items() if not n.startswith("grad_")}
 
 

@@ -1,7 +1,4 @@
-"""What a run of a candidate leaves behind in torch for everything that runs after it: noticed, and undone.
-
-And the reverse: what the caller has set is about the caller, and no run of a check or a diagnosis is under it.
-"""
+"""torch settings around a run: reports and undoes a candidate's changes, and shields it from the caller's modes."""
 
 from __future__ import annotations
 
@@ -12,13 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-_TINY = 1e-310  # a subnormal; torch's flag is the thread's, under which Python's numbers are as well
+_TINY = 1e-310  # a subnormal; torch's flag is per thread and also affects Python floats
 
 
 class _Setting(NamedTuple):
     what: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
+    get: Callable[[], object]
+    put: Callable[[Any], object]
 
 
 def _default_device(before: torch.device) -> None:
@@ -44,10 +41,10 @@ _SETTINGS = (
 
 
 @contextmanager
-def restored(changed: list[str]) -> Iterator[None]:
-    """Inside, what torch keeps for a whole process or thread may be set; afterwards it is as it was.
+def restored_settings(changed: list[str]) -> Iterator[None]:
+    """Context that restores torch's settings of the process and the thread afterwards.
 
-    changed: takes one sentence for each that was left otherwise.
+    changed: receives one sentence for each setting that was left changed.
     """
     before = [s.get() for s in _SETTINGS]
     try:
@@ -56,17 +53,17 @@ def restored(changed: list[str]) -> Iterator[None]:
         for setting, was in zip(_SETTINGS, before, strict=True):
             now = setting.get()
             if now != was:
-                changed.append(f"torch's {setting.what}, which was {_said(was)}, is {_said(now)}")
+                changed.append(f"torch's {setting.what}, which was {_shown(was)}, is {_shown(now)}")
                 setting.put(was)
 
 
-def _said(value: Any) -> str:
+def _shown(value: object) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value).removeprefix("torch.")
 
 
 @contextmanager
-def as_if_alone() -> Iterator[None]:
-    """Inside, gradients can be asked for whatever mode the caller is in; the caller's random numbers are left alone."""
+def neutral_state() -> Iterator[None]:
+    """Context with gradients enabled whatever the caller's mode, which preserves the caller's random state."""
     state = torch.random.get_rng_state()
     try:
         with torch.inference_mode(False), torch.enable_grad():
@@ -77,7 +74,7 @@ def as_if_alone() -> Iterator[None]:
 
 @contextmanager
 def threads_set(count: int | None) -> Iterator[None]:
-    """Inside, torch has so many threads (None: as it has)."""
+    """Context in which torch uses `count` threads (None: unchanged)."""
     if count is None:
         yield
         return

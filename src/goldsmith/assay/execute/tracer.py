@@ -1,4 +1,4 @@
-"""Tracer: records the named stages of one run, and in isolation continues with the golden's value instead."""
+"""Tracer: records the named stages of one run, and replaces some of them by the golden's values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...core.tracing import TargetError
 
 
 class Tracer:
-    """Records the stages of one run, and substitutes some of them.
+    """Records the stages of one run and substitutes some of them.
 
-    substitute: stage name -> the value to continue with, given in the stage's own dtype. `h.grad` is what autograd's
-    backward continues with where `h` is substituted, too.
-    debug: whether `tracing()` answers yes; when it answered no although asked, `asked` says so.
-    live: keep the very tensors, so that autograd can be asked for their gradients (otherwise copies are kept).
-    store: (name, value) -> the value as it is read back after having been stored (a golden models 16-bit stages so).
+    substitute: stage name -> value to continue with, in the dtype of the stage. If `h` is substituted, autograd's
+    backward continues with `h.grad`.
+    debug: the answer of `tracing()`; `asked` tells whether it was called.
+    live: keep the tensors themselves, so that autograd can compute their gradients (otherwise keep copies).
+    store: (name, value) -> the value read back after a store (a golden models 16-bit stages with it).
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Tracer:
         self.store = store
         self.asked = False
         self.records: dict[str, Tensor] = {}
-        self.places: dict[str, Tensor] = {}  # the same, in the memory that they came in
+        self.places: dict[str, Tensor] = {}  # the same stages in their original memory
         self.graph: dict[str, Tensor] = {}
         self.substituted: set[str] = set()
         self._seen: dict[str, int] = {}
@@ -48,10 +48,10 @@ class Tracer:
         if not isinstance(value, Tensor):
             raise TypeError(f"stage({name!r}, ...) takes a tensor, got {type(value).__name__}")
         if not isinstance(name, str):
-            raise TypeError(f"stage({name!r}, ...) takes a name, which is a string, got {type(name).__name__}")
+            raise TypeError(f"stage({name!r}, ...) takes a name as a string, got {type(name).__name__}")
         if not name:
-            raise TargetError("stage('', ...) takes a name that says what the value is")
-        if value.is_complex():  # recorded and judged as its two parts
+            raise TargetError("stage('', ...) needs a name for the value")
+        if value.is_complex():  # recorded and judged as real and imaginary part
             parts = self.visit(name, torch.view_as_real(value.resolve_conj()))
             return torch.view_as_complex(parts.contiguous())
         self._seen[name] = count = self._seen.get(name, 0) + 1
@@ -64,7 +64,7 @@ class Tracer:
         else:
             place = value.detach()
             self.records[name] = place.clone()
-            if not torch._C._functorch.is_functorch_wrapped_tensor(place):  # a transform's has no memory to look at
+            if not torch._C._functorch.is_functorch_wrapped_tensor(place):  # tensors of a transform have no memory
                 self.places[name] = place
         if name in self.substitute:
             value = self._replace(name, value)
@@ -85,9 +85,9 @@ class Tracer:
 
 
 class _Substitute(torch.autograd.Function):
-    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, which adding a difference would not.
+    """y = the substitute, dy/dvalue = 1: keeps the graph bit for bit, unlike adding a difference.
 
-    With a gradient to go on with, that one goes on to what made the value, in place of the one that came.
+    If a gradient is given, the backward passes it on instead of the incoming one.
     """
 
     @staticmethod

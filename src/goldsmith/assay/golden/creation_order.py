@@ -1,64 +1,66 @@
-"""In which order a function makes what it returns: the order of the names in its `return` says nothing of it."""
+"""CreationOrder: the order in which a function computes its results, which its `return` statement does not show."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
 
-class Births(DispatchMode):
-    """Counts operators, and knows of a tensor's memory which of them was the last to fill it.
+class CreationOrder(DispatchMode):
+    """Dispatch mode that numbers operators and records which one last filled each storage.
 
-    made: number of an operator -> what is to be done with its result before anything reads it.
+    on_result: number of an operator -> function to call with its result before anything reads it.
     """
 
-    def __init__(self, made: Mapping[int, Callable[[Tensor], object]] | None = None) -> None:
+    def __init__(self, on_result: Mapping[int, Callable[[Tensor], object]] | None = None) -> None:
         super().__init__()
         self.count = 0
         self.filled: dict[int, int] = {}  # address -> number of the operator
-        self.made = made or {}
+        self.on_result = on_result or {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         self.count += 1
-        seen = set() if func._schema.is_mutable else _places((args, kwargs))
-        for place in _places(out) - seen:  # neither a view nor handed through
+        seen = set() if func._schema.is_mutable else _addresses((args, kwargs))
+        for place in _addresses(out) - seen:  # neither a view nor an unchanged argument
             self.filled[place] = self.count
-        if self.count in self.made and isinstance(out, Tensor):
-            self.made[self.count](out)
+        if self.count in self.on_result and isinstance(out, Tensor):
+            self.on_result[self.count](out)
         return out
 
     def numbered(self, named: Mapping[str, Tensor]) -> dict[str, int]:
-        """Of each tensor that is all that an operator made, the operator; of inputs and of parts of others nothing."""
+        """Name -> number of the operator whose whole result the tensor is; inputs and parts of results are left out."""
         numbers = {n: self.filled.get(t.untyped_storage().data_ptr(), 0) for n, t in named.items() if _whole(t)}
         return {n: number for n, number in numbers.items() if number}
 
     def sorted(self, named: Mapping[str, Tensor]) -> list[str]:
-        """The names, first made first; inputs that are handed through come before all."""
-        return sorted(named, key=lambda n: max((self.filled.get(p, 0) for p in _places(named[n])), default=0))
+        """The names in the order of creation; inputs that are returned unchanged come first."""
+        return sorted(named, key=lambda n: max((self.filled.get(p, 0) for p in _addresses(named[n])), default=0))
 
 
 def _whole(t: Tensor) -> bool:
     return bool(t.numel()) and t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
 
 
-def _places(value: Any) -> set[int]:
-    """The memory of the tensors in what an operator takes or gives; torch's own walk takes longer than the operator."""
-    found: set[int] = set()
-    _gather(value, found)
-    return found
+def _addresses(value: object) -> set[int]:
+    """Storage addresses of the tensors in a nested value; torch's own tree walk takes longer than the operator."""
+    addresses: set[int] = set()
+    _collect(value, addresses)
+    return addresses
 
 
-def _gather(value: Any, found: set[int]) -> None:
+def _collect(value: object, addresses: set[int]) -> None:
     if isinstance(value, Tensor):
         if value.numel():
-            found.add(value.untyped_storage().data_ptr())
+            addresses.add(value.untyped_storage().data_ptr())
     elif isinstance(value, (list, tuple)):
         for part in value:
-            _gather(part, found)
+            _collect(part, addresses)
     elif isinstance(value, dict):
-        _gather([*value.values()], found)
+        _collect([*value.values()], addresses)

@@ -1,6 +1,6 @@
-"""The golden on one case's inputs: values, rounding bounds and an ensemble of legal orders, made when first asked for.
+"""GoldenResults: the golden on the inputs of one case, its bounds and its ensemble, each computed on first use.
 
-Names are those of a run: outputs `y`, saved results `saved.h`, stages `h`, gradients `x.grad` and `h.grad`.
+Names are as in a run: outputs `y`, saved results `saved.h`, stages `h`, gradients `x.grad` and `h.grad`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..bounds import running_errors
 from ..declare.axis_names import axis_names
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..execute.memory import aliases
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..execute.tracer import Tracer
 from ..noise import ensemble, jitter
 from ..support import deadline, memory_errors
 from . import kinks, self_check
-from .creation_order import Births
+from .creation_order import CreationOrder
 from .golden_tensor import GoldenTensor
 
 RUNS = 8  # legal orders in an ensemble
@@ -33,31 +33,33 @@ Lacks = Callable[[float], bool] | None
 
 
 def _no_time(seconds: float) -> bool:
-    return deadline.lacks(seconds, "honest runs of the golden in other orders: only what is certain was judged")
+    return deadline.lacks(seconds, "honest runs of the golden in other orders: only certain findings were looked for")
 
 
 class GoldenError(Exception):
-    """The golden itself raised; the candidate is not accused."""
+    """The golden itself raised, which is no fault of the candidate."""
 
 
 class GoldenResults:
-    """Everything that one run's tensors are judged by.
+    """All golden values, bounds and runs that the tensors of one candidate run are judged by.
 
-    run: gives the results' dtypes and the output gradients that were sent.
-    decisions: stage -> the candidate's legal decision, which the golden's stage returns.
+    run: supplies the dtypes of the results and the output gradients.
+    decisions: stage -> the candidate's legal decision, which the golden's stage returns instead of its own.
     """
 
     def __init__(
-        self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None, seed: int = 0,
+        self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None, seed: int = 0,
         compute: torch.dtype | None = None, stored: Mapping[str, torch.dtype] | None = None,
     ):  # fmt: skip
         self.material, self.run, self.seed = material, run, seed
         self.decisions = dict(decisions or {})
         self.counts: dict[str, int] = {}
-        self.asked: set[str] = set()  # decisions that the golden's stages took
-        self.outputs: tuple[str, ...] = ()  # what the golden returned
-        self.order: list[str] = []  # stages, outputs, stages of the backward and gradients, as the golden makes them
-        self.differentiable: frozenset[str] = frozenset()  # those of its outputs that a gradient can flow into
+        self.decisions_used: set[str] = set()  # decisions that stages of the golden returned
+        self.outputs: tuple[str, ...] = ()  # names that the golden returned
+        self.order: list[
+            str
+        ] = []  # stages, outputs, backward stages and gradients, in the order in which the golden computes them
+        self.differentiable: frozenset[str] = frozenset()  # its outputs that a gradient can flow into
         self.leaves = {n: self_check.exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": self_check.exact(t) for n, t in run.cotangents.items()})
         self.stores = {n: t.dtype for n, _, t in run.results() if t is not None}
@@ -69,19 +71,19 @@ class GoldenResults:
                 self.stores.setdefault(stage, material.inputs[name].dtype)
         self.stores.update(stored or {})
         self.compute = compute or material.target.compute_dtype(material.inputs)
-        self.unable = ""  # why the golden has no runs in 16 bits although they are declared
-        self._births: dict[str, int] = {}  # of outputs that are all that an operator of the golden made: which one
-        self._made_in: list[str] | None = None  # the outputs' names in the order in which they are made
+        self.unable = ""  # why the golden has no runs in the declared 16 bits
+        self._creation_numbers: dict[str, int] = {}  # output -> operator of the golden whose whole result it is
+        self._made_in: list[str] | None = None  # names of the outputs in the order of their computation
         self._written: dict[bool, dict[str, Tensor]] = {}
 
-    # the golden as one function of its leaves
+    # the golden as a function of its leaves
 
     def evaluate(
         self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False
     ) -> dict[str, Tensor]:
         """Outputs, stages and gradients of the golden, in the precision of `leaves`.
 
-        early: outputs are stored when they are made, and what the golden makes of them is made of what was stored.
+        early: store outputs as soon as they are computed, so that the golden goes on with the stored values.
         """
         target, run = self.material.target, self.run
         sent = [n for n in run.cotangents if gradients]
@@ -90,28 +92,30 @@ class GoldenResults:
         with torch.enable_grad(), listening(tracer):
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = self.material.ordered(placed)
-            look = self._several and (early or self._made_in is None)  # costs Python for each operator: not every time
-            births = Births(self._stores_early if early else None) if look else None
-            with births or nullcontext():
+            look = self._several and (
+                early or self._made_in is None
+            )  # costs Python time for each operator, so not every time
+            creation = CreationOrder(self._stores_early if early else None) if look else None
+            with creation or nullcontext():
                 named = self._named(target.bound("golden", supply)(supply))
-            if births:
-                self._made_in, self._births = births.sorted(named), births.numbered(named)
+            if creation:
+                self._made_in, self._creation_numbers = creation.sorted(named), creation.numbered(named)
             named = {n: self._store(n, t) for n, t in named.items()}
             self.outputs = tuple(f"saved.{n}" if n in target.saved else n for n in named)
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
-            found = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
+            results = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
             order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in self._made_in or named)]
             if sent:
-                found.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
-        self.asked |= tracer.substituted
-        grads = [n for n in found if n.removesuffix(".grad") in wanted]
+                results.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
+        self.decisions_used |= tracer.substituted
+        grads = [n for n in results if n.removesuffix(".grad") in wanted]
         self.order = list(dict.fromkeys([*order, *tracer.records, *grads]))
-        found.update({n: t for n, t in tracer.records.items() if n not in found})
+        results.update({n: t for n, t in tracer.records.items() if n not in results})
         for name in target.saved:
-            if f"saved.{name}" not in found and name in tracer.records:
-                found[f"saved.{name}"] = tracer.records[name]
-        return {n: t.detach() for n, t in found.items()}
+            if f"saved.{name}" not in results and name in tracer.records:
+                results[f"saved.{name}"] = tracer.records[name]
+        return {n: t.detach() for n, t in results.items()}
 
     @property
     def _several(self) -> bool:
@@ -119,40 +123,40 @@ class GoldenResults:
 
     @property
     def read_back(self) -> torch.dtype | None:
-        """The dtype of outputs that are coarser than what is computed in: honest kernels read them again, rounded."""
+        """The dtype of outputs coarser than the compute precision, which kernels may read back rounded; else None."""
         dtypes = [t.dtype for t in self.run.outputs.values() if t.dtype.is_floating_point]
         coarsest = max(dtypes, key=running_errors.unit_roundoff, default=self.compute)
         return coarsest if running_errors.unit_roundoff(coarsest) > running_errors.unit_roundoff(self.compute) else None
 
     @cached_property
     def _stores_early(self) -> dict[int, Callable[[Tensor], object]]:
-        """By the number of the golden's operator that makes an output: its store."""
+        """Number of an operator of the golden -> the function that stores the output it makes."""
         if not self._several or self.read_back is None:
             return {}
         self._count("plain")
-        self._made_in = None  # what was seen under other leaves need not have the same numbers
+        self._made_in = None  # under other leaves the operators may have other numbers
         with self_check.default_dtype(torch.float64):
             self.evaluate(self.leaves, gradients=False)
-        return {number: partial(self._store, name) for name, number in self._births.items()}
+        return {number: partial(self._store, name) for name, number in self._creation_numbers.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:
-        first = name.partition("#")[0]  # a stage that comes again is stored as it was before
+        first = name.partition("#")[0]  # a repeated stage is stored like its first occurrence
         dtype = self.stores.get(name, self.stores.get(f"saved.{name}"))
         if dtype is None and first in self.material.target.stored:
             dtype = self.stores.get(first)
         return value if dtype is None or not value.is_floating_point() else running_errors.stored(value, dtype)
 
-    def _named(self, result: Any) -> dict[str, Tensor]:
-        """The golden may return the visible outputs alone, or all of them."""
+    def _named(self, result: object) -> dict[str, Tensor]:
+        """Outputs of the golden by name; it may return all declared outputs, or only those that are not saved."""
         declared, saved = self.material.target.outputs, self.material.target.saved
-        said = "declared are"
+        source = "declared are"
         if declared is None and self.run.names and not isinstance(result, Mapping):
-            declared, said = self.run.names, "the candidate"
+            declared, source = self.run.names, "the candidate"
         if declared is not None and saved:
             count = len(result) if isinstance(result, list | tuple | Mapping) else 1
             if count != len(declared):
                 declared = tuple(n for n in declared if n not in saved)
-        pairs = names_of(result, declared, "golden", said)
+        pairs = names_of(result, declared, "golden", source)
         if pairs and all(value is None for _, value in pairs):
             raise TargetError("golden: returned None; it must return a tensor, or a tuple or dict of tensors")
         return only_tensors(pairs, "golden")
@@ -166,8 +170,8 @@ class GoldenResults:
         if target.golden_backward is not None:
             names = {**supply, **tracer.records, **named, **cotangents}
             result = target.bound("golden_backward", names)(names)
-            found = name_gradients(result, wanted, "golden_backward")
-            return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in found.items()}
+            named_grads = name_gradients(result, wanted, "golden_backward")
+            return {f"{n}.grad": torch.zeros_like(supply[n]) if g is None else g for n, g in named_grads.items()}
         stages = dict(tracer.graph)
         results = {**stages, **named}  # an output of the candidate may be a stage of the golden
         able = [n for n in sent if n in results and results[n].requires_grad]
@@ -186,7 +190,7 @@ class GoldenResults:
             if g is not None or n in wanted
         }
 
-    # what is made of it
+    # results, computed on first use
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
@@ -194,21 +198,21 @@ class GoldenResults:
         if "bounded" in self.__dict__:
             return {n: b.value for n, b in self.bounded.items()}
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def plain(self) -> dict[str, Tensor]:
-        """The golden in float64 without bounds, to be compared with another `plain` bit for bit."""
+        """The golden in float64 without bounds, for bitwise comparison with another `plain`."""
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
-        """Results of the golden that share memory with one another or with an input: a candidate's may, too."""
+        """Pairs of golden results, or result and input, that share memory: a candidate's may share it too."""
         self._count("plain")
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
         return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
@@ -217,7 +221,7 @@ class GoldenResults:
     def bounded(self) -> dict[str, running_errors.Bounded]:
         """The golden in float64, with a proven rounding bound for every result."""
         self._count("bounds")
-        with _blaming_the_golden():
+        with _golden_errors():
             try:
                 return running_errors.running_bounds(
                     partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
@@ -229,23 +233,23 @@ class GoldenResults:
                 if memory_errors.out_of_memory(error):
                     raise
                 with self_check.default_dtype(torch.float64):
-                    values = self.evaluate(self.leaves)  # raises where the golden itself does
-                said = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
-                return {n: running_errors.unproven(value, said) for n, value in values.items()}
+                    values = self.evaluate(self.leaves)  # raises if the golden itself raises
+                reason = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
+                return {n: running_errors.unproven(value, reason) for n, value in values.items()}
 
     @cached_property
     def ensemble(self) -> list[dict[str, Tensor]]:
-        """Legal runs of the golden in compute precision; none where there is no time for them."""
+        """Legal runs of the golden in compute precision; empty if there is no time for them."""
         self._count("ensemble", RUNS)
         runs = self._legal(RUNS, self.seed, self.material.target.dot, self.material.nudged, _no_time)
-        if runs and self.compute.itemsize == 2:  # torch's own operator may round less, or elsewhere, than a formula
-            own = self.as_written(False)
+        if runs and self.compute.itemsize == 2:  # torch's operator may round less than a formula, or elsewhere
+            own = self.unmodified(False)
             own = {n: t.to(self.stores.get(n, self.compute)) if t.is_floating_point() else t for n, t in own.items()}
             runs += [own] if own else []
         return runs
 
     def _legal(self, k: int, seed: int, dot: str, nudged: bool = False, lacks: Lacks = None) -> Runs:
-        """Legal runs in compute precision; in float32 where the golden has an operator that 16 bits do not."""
+        """Legal runs in compute precision, or in float32 if the golden uses an operator that lacks 16 bits."""
         try:
             return self._runs(self.compute, k, seed, dot, nudged, lacks)
         except (GoldenError, NotImplementedError) as error:
@@ -256,7 +260,7 @@ class GoldenResults:
 
     def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool, lacks: Lacks) -> Runs:
         early = cycle((False, True))
-        with _blaming_the_golden():
+        with _golden_errors():
             return ensemble.legal_runs(
                 lambda leaves: self.evaluate(leaves, early=next(early)), self.leaves, compute=compute,
                 stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back, lacks=lacks,
@@ -264,16 +268,16 @@ class GoldenResults:
 
     @cached_property
     def swings(self) -> kinks.Swings:
-        """How far each gradient jumps when inputs move by less than a rounding: several are legal at kinks and ties."""
+        """Jumps of gradients when inputs move by less than a rounding: at kinks and ties several are legal."""
         self._count("plain", kinks.NUDGES)
         inputs = {n: self.leaves[n] for n in self.material.inputs}
-        with _blaming_the_golden(), self_check.default_dtype(torch.float64):
+        with _golden_errors(), self_check.default_dtype(torch.float64):
             return kinks.Swings(
                 self.evaluate, self.leaves, inputs, self.values, running_errors.unit_roundoff(self.compute)
             )
 
     def kink(self, name: str) -> Tensor:
-        """The elements of a gradient that lie on a kink; none of any other result."""
+        """Mask of the elements of a gradient that lie on a kink; all False for other results."""
         swing = self.swings.get(name)
         if swing is None:
             return torch.zeros(self.values[name].shape, dtype=torch.bool, device=self.values[name].device)
@@ -281,16 +285,15 @@ class GoldenResults:
 
     @cached_property
     def honest(self) -> dict[str, Tensor]:
-        """One run of the golden in compute precision, stores included: what overflows in it overflows honestly."""
+        """One run of the golden in compute precision, stores included: an overflow in it is legal."""
         self._count("plain")
         return self._legal(1, self.seed, self.material.target.dot)[0]
 
-    def as_written(self, own: bool) -> dict[str, Tensor]:
-        """The golden's own operators, nothing rewritten, in compute precision, or (own) in the dtypes of the inputs.
+    def unmodified(self, own: bool) -> dict[str, Tensor]:
+        """A run of the golden without rewritten operators, in compute precision, or (own) in the dtypes of the inputs.
 
-        Operators of torch have answers to NaN, to Inf and near the ends of a dtype that no formula tells: attention on
-        a CPU makes 0 of a query that is NaN. What the golden does itself is not asked of the candidate. Empty where it
-        cannot run so.
+        torch's operators treat NaN, Inf and the ends of a dtype in ways that no formula shows: attention on a CPU
+        turns a NaN query into 0. The candidate need not do better than the golden. Empty if the golden cannot run so.
         """
         if own not in self._written:
             self._count("plain")
@@ -304,23 +307,23 @@ class GoldenResults:
             try:
                 with self_check.default_dtype(floating[0] if floating else self.compute):
                     self._written[own] = self.evaluate(narrowed)
-            except Exception as error:  # in float64 it ran: there it is judged
+            except Exception as error:  # it ran in float64, where it is judged
                 if memory_errors.out_of_memory(error):
                     raise
                 self._written[own] = {}
         return self._written[own]
 
-    def also(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
-        """The elements of a result at which the golden as written is so, in compute precision or in the inputs' own."""
-        runs = [r[name] for r in (self.as_written(True), self.as_written(False)) if name in r]
-        found = torch.zeros_like(self.values[name], dtype=torch.bool)
+    def in_its_own_run(self, name: str, there: Callable[[Tensor], Tensor]) -> Tensor:
+        """Mask of the elements for which `there` holds in an unmodified run, in either precision."""
+        runs = [r[name] for r in (self.unmodified(True), self.unmodified(False)) if name in r]
+        mask = torch.zeros_like(self.values[name], dtype=torch.bool)
         for run in runs:
-            found |= there(run) if run.shape == found.shape else False
-        return found
+            mask |= there(run) if run.shape == mask.shape else False
+        return mask
 
     @cached_property
-    def others(self) -> list[dict[str, Tensor]]:
-        """As many legal runs again; where "tf32" is promised, the first half of them keep all bits of their factors."""
+    def second_ensemble(self) -> list[dict[str, Tensor]]:
+        """A second ensemble of legal runs; for a "tf32" target its first half keeps all bits of the factors."""
         self._count("ensemble", RUNS)
         dots = dict.fromkeys(("ieee", self.material.target.dot))
         each, nudged = RUNS // len(dots), self.material.nudged
@@ -328,7 +331,7 @@ class GoldenResults:
 
     @cached_property
     def jittered(self) -> list[dict[str, Tensor]]:
-        """The golden as it is written, in compute precision, with every number rounded once more."""
+        """Unmodified runs of the golden in compute precision, with every number rounded once more."""
         self._count("plain", jitter.RUNS)
         narrowed = {n: t.to(self.compute) if t.is_floating_point() else t for n, t in self.leaves.items()}
         with self_check.default_dtype(self.compute):
@@ -338,7 +341,7 @@ class GoldenResults:
         self.counts[what] = self.counts.get(what, 0) + runs
 
     def reference(self, name: str, kind: str, *, noise: bool = True) -> GoldenTensor | None:
-        """What tensor `name` is judged by; None when the golden has nothing of that name."""
+        """The GoldenTensor that tensor `name` is judged by, or None if the golden has no such result."""
         bounded = self.bounded.get(name)
         if bounded is None:
             return None
@@ -357,24 +360,24 @@ class GoldenResults:
         )
 
     def self_check(self) -> self_check.SelfCheck:
-        """The golden held to its own rules (section 4)."""
+        """Checks the golden itself: see golden.self_check."""
         wanted = self.material.target.wanted_grads(self.material.inputs)
         visible = [n for n in self.run.outputs if not n.startswith("saved.")]
         fixed = self._decided()
 
         def forward(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
             self._count("self_check")
-            found = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
-            return {n: found[n] for n in visible if n in found}
+            results = fixed.evaluate({**self.leaves, **leaves}, gradients=False)
+            return {n: results[n] for n in visible if n in results}
 
         def gradient(leaves: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
             self._count("self_check")
-            found = fixed.evaluate({**self.leaves, **leaves, **cotangents})
-            return {n: found[f"{n}.grad"] for n in wanted}
+            results = fixed.evaluate({**self.leaves, **leaves, **cotangents})
+            return {n: results[f"{n}.grad"] for n in wanted}
 
         inputs = {n: self.leaves[n] for n in self.material.inputs}
         shapes = {n: tuple(self.run.outputs[n].shape) for n in visible}
-        sent = self.run.cotangents  # an output of the candidate that carries no gradient gets none in the golden either
+        sent = self.run.cotangents  # a candidate output without a gradient gets none in the golden either
         return self_check.self_check(
             forward, gradient if sent else None, inputs, shapes=shapes, sent=tuple(sent),
             surrogate=self.material.target.surrogate, seed=self.material.seed,
@@ -382,20 +385,20 @@ class GoldenResults:
         )  # fmt: skip
 
     def _decided(self) -> GoldenResults:
-        """The golden held to its own decisions, so that none of them flips along a difference."""
+        """These results with the golden's own decisions fixed, so that none flips within a central difference."""
         if not self.material.target.decisions:
             return self
         own = {n: self.values[n] for n in self.material.target.decisions if n in self.values}
         return GoldenResults(self.material, self.run, own, self.seed)
 
 
-class _blaming_the_golden:
-    """Turns an exception inside into GoldenError, so that it is never taken for the candidate's."""
+class _golden_errors:
+    """Turns an exception into GoldenError, so that it is never attributed to the candidate."""
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, GoldenError | TargetError | NotImplementedError):
             return
         if isinstance(error, Exception) and not memory_errors.out_of_memory(error):

@@ -18,12 +18,12 @@ from ..noise.noise_floor import Noise
 class GoldenTensor:
     """One result of the golden, with everything that a candidate's tensor is judged by.
 
-    ensemble: the legal runs' tensors of this name (empty list: rungs 2 to 4 keep silent).
+    ensemble: tensors of this name from the legal runs (empty list: rungs 2 to 4 find nothing).
     segments: name -> (axis, lo, hi); axes: names of the tensor's axes for Location (default "0", "1", ...).
-    compute: precision promised for sums; tensor_cores: True where products may be truncated (GPU), which turns a bias
+    compute: precision declared for sums; tensor_cores: True if products may be truncated (GPU), which turns a bias
     toward zero inside the bound into QUALITY.
-    honest: runs of the golden in compute precision that say where it overflows itself, beside the ensemble's.
-    terms: the size of what may cancel in another formula (other_formula.terms).
+    honest: further runs of the golden in compute precision, which show where it overflows itself.
+    terms: size of the summands that may cancel in an equivalent formula (formula_rounding.terms).
     """
 
     name: str

@@ -7,29 +7,45 @@ The derivative of L(t) = sum_j <c_j, y_j(x + t d)> at 0 is compared with <gradie
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
+from .self_check_results import Forward, SelfCheck
+
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
-_ASIDE, _BESIDE = 1e-3, 3  # how far (in rms), and at how many points beside a tie the gradient is looked at
+_ASIDE, _BESIDE = 1e-3, 3  # distance (in rms) and number of the points beside a tie at which the gradient is checked
 
 
-def confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate=(), directions: int = 2) -> None:
-    """Problems and notes of `check`: shapes of all gradients, and whether those that are derivatives are right.
+def confirm(
+    check: SelfCheck,
+    forward: Forward,
+    backward: Forward,
+    grads: Mapping[str, Tensor],
+    cotangents: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    generator: torch.Generator,
+    surrogate: Collection[str] = (),
+    directions: int = 2,
+) -> None:
+    """Adds problems and notes to `check`: wrong shapes of gradients, and derivatives that differences contradict.
 
-    forward, backward: as in golden.self_check, of the leaves alone; grads: what backward gave at them; surrogate: names
-    of gradients that are no derivatives, as those of a straight-through estimator.
+    forward, backward: as in golden.self_check, as functions of the leaves; grads: result of backward(leaves).
+    surrogate: names of gradients that are not derivatives, such as those of a straight-through estimator.
     """
     names = [name for name in grads if name in leaves and leaves[name].is_floating_point() and leaves[name].numel()]
     for name in names:
         if grads[name].shape != leaves[name].shape:
-            came, wanted = list(grads[name].shape), list(leaves[name].shape)
-            check.problems.append(f"the gradient of {name} has shape {came}, the input {wanted}")
+            actual, expected = list(grads[name].shape), list(leaves[name].shape)
+            check.problems.append(f"the gradient of {name} has shape {actual}, the input {expected}")
             return
     declared = [name for name in names if name in surrogate]
     if declared:
-        check.notes.append(f"declared as surrogate, and not held to differences: the gradient of {', '.join(declared)}")
+        check.notes.append(
+            f"declared as surrogate, not compared with differences: the gradient of {', '.join(declared)}"
+        )
     names = [name for name in names if name not in surrogate]
     for _ in range(directions if names else 0):
         line = _Line(forward, cotangents, leaves, _direction(leaves, names, generator))
@@ -39,7 +55,7 @@ def confirm(check, forward, backward, grads, cotangents, leaves, generator, surr
             return
 
 
-def _direction(leaves, names, generator) -> dict[str, Tensor]:
+def _direction(leaves: Mapping[str, Tensor], names: Sequence[str], generator: torch.Generator) -> dict[str, Tensor]:
     """A random direction, each input in proportion to its own rms."""
     out = {}
     for name in names:
@@ -54,9 +70,15 @@ def _scale(t: Tensor) -> float:
 
 
 class _Line:
-    """L along x + t d, remembered; `noise` is what rounding leaves of a difference of two values."""
+    """L(x + t d) as a cached function of t; `noise` is the rounding error of a difference of two values."""
 
-    def __init__(self, forward, cotangents, leaves, direction):
+    def __init__(
+        self,
+        forward: Forward,
+        cotangents: Mapping[str, Tensor],
+        leaves: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
+    ) -> None:
         self._forward, self._cotangents = forward, cotangents
         self.leaves, self.direction = leaves, direction
         self._known: dict[float, float] = {}
@@ -84,8 +106,8 @@ class _Line:
         """The same direction through another point."""
         return _Line(self._forward, self._cotangents, leaves, self.direction)
 
-    def told(self, grads: dict[str, Tensor]) -> tuple[float, float]:
-        """<gradient, d>, and the size that it has when its terms have random signs."""
+    def predicted(self, grads: Mapping[str, Tensor]) -> tuple[float, float]:
+        """<gradient, d>, and its typical size if the terms have random signs."""
         products = [grads[name] * d for name, d in self.direction.items()]
         return sum(float(p.sum()) for p in products), sum(float(p.square().sum()) for p in products) ** 0.5
 
@@ -96,24 +118,24 @@ class _Line:
         return (4 * self.slope(h / 2) - self.slope(h)) / 3
 
     def bends(self, h: float) -> bool:
-        """One-sided slopes differ by as much at h / 8 as at h: a kink. A smooth function's come eight times closer."""
+        """Whether one-sided slopes differ as much at h / 8 as at h: a kink. A smooth function has an eighth of it."""
         wide, narrow = (abs(self(s) - 2 * self(0.0) + self(-s)) / s for s in (h, h / 8))
         return narrow > 0.5 * wide and narrow > 16 * self.noise / h
 
 
-def _confirms(line: _Line, grads: dict[str, Tensor]) -> bool:
-    """Some step agrees: the usual one, or a smaller one when a kink lies within the usual one."""
-    told, size = line.told(grads)
+def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
+    """Whether the gradient agrees at some step: the usual one, or a smaller one if a kink lies within the usual one."""
+    predicted, size = line.predicted(grads)
     for h in (_STEP, _STEP / 64, _STEP / 1024):
         measured = line.richardson(h)
-        tolerance = _RELATIVE * max(size, abs(told)) + 3 * line.noise / h
-        if abs(measured - told) <= tolerance:
+        tolerance = _RELATIVE * max(size, abs(predicted)) + 3 * line.noise / h
+        if abs(measured - predicted) <= tolerance:
             return True
     return False
 
 
-def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
-    """Whether the gradient is right at points beside the inputs, where no tie is; None when those are no smoother."""
+def _right_nearby(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
+    """Whether the gradient is right at points beside the inputs, away from ties; None if none is smooth."""
     smooth = False
     generator = torch.Generator().manual_seed(_BESIDE)
     for _ in range(_BESIDE):
@@ -126,33 +148,37 @@ def _beside(line: _Line, grads: dict[str, Tensor], backward) -> bool | None:
     return False if smooth else None
 
 
-def _explain(check, line: _Line, others: list[_Line], grads: dict[str, Tensor], backward) -> None:
-    """A kink or tie at the point is a note, an unsmooth function likewise; otherwise the gradient is wrong.
+def _explain(
+    check: SelfCheck, line: _Line, others: list[_Line], grads: Mapping[str, Tensor], backward: Forward
+) -> None:
+    """Adds a note for a kink, a tie or an unsmooth function at the point; otherwise the problem "wrong gradient".
 
-    others: further directions, since the two sides of a kink may agree along one by chance.
+    others: further directions, because the two sides of a kink may agree along one by chance.
     """
-    (told, size), measured = line.told(grads), line.richardson(_STEP)
-    if not all(abs(v) < float("inf") for v in (measured, told)):
+    (predicted, size), measured = line.predicted(grads), line.richardson(_STEP)
+    if not all(abs(v) < float("inf") for v in (measured, predicted)):
         check.notes.append("the golden's gradient is not confirmed: NaN or Inf along the way")
         return
-    beside = _beside(line, grads, backward)
-    for bent in (o for o in (line, *others) if beside is not False and o.bends(_STEP / 16)):
+    right_nearby = _right_nearby(line, grads, backward)
+    for bent in (o for o in (line, *others) if right_nearby is not False and o.bends(_STEP / 16)):
         h = _STEP / 128
         left, right = (bent(0.0) - bent(-h)) / h, (bent(h) - bent(0.0)) / h
         check.notes.append(f"a kink: the golden's slope is {left:.6g} on one side and {right:.6g} on the other")
         return
-    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - told) + _RELATIVE * size:
+    if abs(line.richardson(_STEP / 4) - measured) > 1e-2 * abs(measured - predicted) + _RELATIVE * size:
         check.notes.append("the golden's gradient is not confirmed: differences at two step sizes disagree")
         return
-    if beside:
-        text = f"a tie: the golden's slope is {told:.6g}, differences give {measured:.6g}; beside it they agree"
+    if right_nearby:
+        text = f"a tie: the golden's slope is {predicted:.6g}, differences give {measured:.6g}; beside it they agree"
         check.notes.append(text)
         return
     bad = {name: line.along({name: d}) for name, d in line.direction.items()}
     bad = {name: own for name, own in bad.items() if not _confirms(own, grads)}
-    wrong = [f"{n} (backward {o.told(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()]
-    which = ", ".join(wrong) or f"all inputs together (backward {told:.9g}, differences {measured:.9g})"
+    wrong = [
+        f"{n} (backward {o.predicted(grads)[0]:.9g}, differences {o.richardson(_STEP):.9g})" for n, o in bad.items()
+    ]
+    which = ", ".join(wrong) or f"all inputs together (backward {predicted:.9g}, differences {measured:.9g})"
     check.problems.append(
-        f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is meant "
-        f"to be none (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"
+        f"the golden's gradient disagrees with central differences along a random direction: {which}; if it is not "
+        f"meant to be a derivative (straight-through), declare surrogate={tuple(bad) or tuple(line.direction)!r}"
     )

@@ -1,9 +1,9 @@
-"""Where a golden's gradient is one of several: at ties of a maximum, at the kink of a gate, among equals in a sort.
+"""Elements where several gradients are legal: at ties of a maximum, at the kink of a gate, among equals in a sort.
 
-The golden's gradient is taken again at inputs that are nudged, each element in a direction of its own: by a hair, which
-parts what ties and moves nothing that is smooth; and by some roundings, there and back, which shuts a gate that the
-rounding of a sum may shut, while what is smooth goes as far back as it went there. Where the gradient jumps, another
-convention (the first of two equal elements, the last, both by halves; a gate open or shut) gives another one, as legal.
+The golden's gradient is recomputed at nudged inputs, each element in its own direction. Tiny nudges separate ties and
+leave smooth gradients alone. Nudges of some roundings, in both directions, close a gate that the rounding of a sum may
+close; a smooth gradient changes by opposite amounts. Where the gradient jumps, another convention is as legal: the
+first of two equal elements, the last, half to each; a gate open or closed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from torch import Tensor
 from ..bounds.running_errors import Bounded, unit_roundoff
 from ..support import deadline
 
-TIES, NEAR = 16, 16  # nudges of either kind
+TIES, NEAR = 16, 16  # number of nudges of each kind
 NUDGES = TIES + NEAR
-LEAST = 2  # of either kind, whatever the time: one pair of them, there and back
-LEFT_OUT = "most looks at ties and kinks: where the golden's gradient jumps, whatever lies about there was taken"
-HAIR = 2.0**-40  # relative: leaves the eight thousand steps of float64 that part what ties
-ROUNDINGS = 64  # as far as sums of some thousand terms are off
-JUMP = 0.5  # times the error that roundings make: of what is smooth next to nothing is left in a jump
-OPEN_JUMP = 2.0**-20  # of the largest gradient, where nothing is known of that error
-LEAST_JUMP = 2.0**-26  # of the largest gradient: a hair moves what is smooth by less, at a condition of 10^4 as well
-# Kinks that are added up (a gradient behind many gates) fall together by chance in none of the nudges: of k such the
-# nudges span some sqrt(k), and one convention for all of them k. So what is allowed is wider than what was seen.
+LEAST = 2  # of each kind, even without time: one pair in opposite directions
+LEFT_OUT = "most looks at ties and kinks: where the golden's gradient jumps, any value near the legal ones was accepted"
+HAIR = 2.0**-40  # relative: 8,000 steps of float64, enough to separate ties
+ROUNDINGS = 64  # the error of sums of some thousand terms
+JUMP = 0.5  # times the rounding error: a smooth gradient contributes almost nothing to a jump
+OPEN_JUMP = 2.0**-20  # of the largest gradient, where that error is unknown
+LEAST_JUMP = 2.0**-26  # of the largest gradient: a HAIR moves a smooth one by less, even at a condition of 10^4
+# A gradient behind many gates sums k kinks. Random nudges span about sqrt(k) of them, one convention for all spans k,
+# so the allowed range is wider than the observed one.
 WIDER = 4.0
 _PART = 2**15  # elements at a time
-ALONE = 1 / 16  # of what was seen: nudges that give either end, or the golden's own, and nothing between, are one kink
+ALONE = 1 / 16  # of the observed range: if every nudge gives either end or the golden's value, it is a single kink
 
 
 @dataclass(frozen=True)
 class Swing:
-    """The least and the greatest gradient that the nudges gave.
+    """The range of one gradient over all nudges.
 
-    jump: the part that is not smooth; several: where kinks are added up; values: of the input whose gradient it is.
+    low, high: least and greatest value; jump: the part that is not smooth; several: mask of sums of several kinks;
+    values: the input whose gradient it is.
     """
 
     golden: Tensor
@@ -50,14 +51,14 @@ class Swing:
     values: Tensor | None
 
     def kink(self, bounded: Bounded, store: torch.dtype, members: list[Tensor]) -> Tensor:
-        """The elements that lie on a kink.
+        """Mask of the elements that lie on a kink.
 
-        Of many that tie the nudges choose a few: all that equal one of those, or its negative, count with it.
+        Of many tied elements the nudges pick a few, so every element equal to one of those, or to its negative, counts.
         """
         if not self.golden.numel():
             return torch.zeros_like(self.golden, dtype=torch.bool)
         error = bounded.bound
-        if members:  # the bound itself is wide where the analysis has seen the kink
+        if members:  # the bound is itself wide where the analysis has seen the kink
             apart = torch.stack([(m.double() - self.golden).abs() for m in members])
             known = torch.isfinite(error) & (error > 0)
             noise = (
@@ -74,20 +75,20 @@ class Swing:
         return on
 
     def excuses(self, y: Tensor, bounded: Bounded, store: torch.dtype, members: list[Tensor]) -> Tensor:
-        """The elements of y that are off, and that another convention explains."""
+        """Mask of the wrong elements of y that another convention explains."""
         on = self.kink(bounded, store, members)
         if not bool(on.any()):
             return on
         crowd = on & self._crowded(on)
         low, high = self.low, self.high
-        if bool(crowd.any()):  # who gets what among many has not been seen whole: what any of its lines gets
+        if bool(crowd.any()):  # nudges show only part of how a crowd shares: allow the range of its lines
             low = torch.where(crowd, _over_lines(torch.where(on, low, torch.inf), torch.amin, torch.minimum), low)
             high = torch.where(crowd, _over_lines(torch.where(on, high, -torch.inf), torch.amax, torch.maximum), high)
         room = torch.where(crowd | self.several, WIDER, ALONE) * (high - low)
         return on & (y >= low - room) & (y <= high + room) & (y != self.golden)
 
     def _crowded(self, on: Tensor) -> Tensor:
-        """More than two of the elements on a kink share this one's value, or its negative."""
+        """Mask of the elements whose value, or its negative, more than two elements on a kink share."""
         if self.values is None or self.values.shape != on.shape:
             return torch.zeros_like(on)
         _, group, number = self.values.abs()[on].unique(return_inverse=True, return_counts=True)
@@ -97,7 +98,7 @@ class Swing:
 
 
 def _over_lines(t: Tensor, reduce: Callable[..., Tensor], join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """The extreme over all lines along an axis that an element lies on."""
+    """The extreme over all axis-aligned lines through each element."""
     out = t
     for axis in range(t.dim()):
         out = join(out, reduce(t, axis, keepdim=True).expand_as(t))
@@ -105,10 +106,10 @@ def _over_lines(t: Tensor, reduce: Callable[..., Tensor], join: Callable[[Tensor
 
 
 class Swings:
-    """How far every gradient of a golden swings; worked out for one of them when it is asked for.
+    """The Swing of every gradient of a golden, each computed on first use.
 
-    gradients(leaves) gives them by name; `inputs` are the leaves that are nudged. Where there is no time for all nudges
-    two pairs of either kind are made: they show whether a gradient jumps, and less well how far.
+    gradients(leaves) returns them by name; `inputs` are the leaves to nudge. Without time for all nudges there are
+    fewer pairs of each kind: they show whether a gradient jumps, and less well how far.
     """
 
     def __init__(
@@ -120,15 +121,15 @@ class Swings:
         unit: float,
     ):
         self.golden, self.inputs = golden, inputs
-        self._parted: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # nudged by a hair, there and back
-        self._bent: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # by some roundings
+        self._parted: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # nudged by HAIR in opposite directions
+        self._bent: list[tuple[dict[str, Tensor], dict[str, Tensor]]] = []  # nudged by ROUNDINGS
         self._known: dict[str, Swing] = {}
         moving = {n: t for n, t in inputs.items() if t.is_floating_point() and not _mask(t)}
 
         def run(number: int) -> dict[str, Tensor]:
             far = HAIR if number < TIES else ROUNDINGS * unit
-            found = gradients({**leaves, **{n: nudged(t, n, number, far) for n, t in moving.items()}})
-            return {n: t for n, t in found.items() if n.endswith(".grad") and n in golden}
+            results = gradients({**leaves, **{n: nudged(t, n, number, far) for n, t in moving.items()}})
+            return {n: t for n, t in results.items() if n.endswith(".grad") and n in golden}
 
         slowest = 0.0
         for number in range(0, TIES, 2):
@@ -145,7 +146,7 @@ class Swings:
         return 4 * len(self._bent) < NUDGES
 
     def get(self, name: str) -> Swing | None:
-        """Of one gradient; None of any other result."""
+        """The Swing of one gradient; None for any other result."""
         pairs = [*self._parted, *self._bent]
         if not name.endswith(".grad") or name not in self.golden or any(name not in r for pair in pairs for r in pair):
             return None
@@ -160,10 +161,10 @@ class Swings:
         return self._known[name]
 
     def _part(self, runs: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Least, greatest, jump, and whether kinks are added up, of some elements (so many as a cache holds)."""
+        """(low, high, jump, several) of one chunk of elements, small enough for the cache."""
         seen, value, count = torch.stack(runs), runs[0], len(self._parted)
         parted, there, back = seen[: 2 * count + 1], seen[1::2], seen[2::2]
-        both = there + back - value  # gates that open under one nudge, and those that open under its opposite
+        both = there + back - value  # gates that open under a nudge, and those that open under its opposite
         bent = (both - value)[count:].abs().amax(0)
         low, high = (torch.minimum(seen.amin(0), both.amin(0)), torch.maximum(seen.amax(0), both.amax(0)))
         jump = torch.maximum(parted.amax(0) - parted.amin(0), bent)
@@ -173,19 +174,19 @@ class Swings:
 
 
 def binary(t: Tensor) -> bool:
-    """Whether a floating input holds zeros and ones alone: a mask, a choice. Other numbers are none of its values."""
+    """Whether a floating-point input holds only zeros and ones, as a mask or a choice does."""
     return t.is_floating_point() and t.numel() > 0 and bool(((t == 0) | (t == 1)).all())
 
 
 def _mask(t: Tensor) -> bool:
-    """A binary one that has both: what is 0 everywhere may be an ordinary number, repeated, and lie on a kink."""
+    """Whether t is binary and has both values: constant zeros may be ordinary numbers that lie on a kink."""
     return binary(t) and bool((t != t.flatten()[0]).any())
 
 
 def nudged(t: Tensor, name: str, number: int, unit: float) -> Tensor:
-    """t (1 + s unit) with s in [-1, 1]: rising along memory, falling, then at random, each beside its opposite.
+    """t (1 + s unit), s in [-1, 1]: falling along memory, rising, then random, each followed by its opposite.
 
-    The first of equal elements is the smallest of them under the rising one, and the largest under the falling one.
+    Under rising nudges the first of equal elements becomes the smallest, under falling ones the largest.
     """
     if number < 2:
         s = torch.linspace(-1.0, 1.0, t.numel(), dtype=t.dtype).reshape(t.shape)

@@ -1,41 +1,35 @@
-"""The golden is checked before anybody is accused: float64 inside, repeatable, inputs unwritten, gradients its own."""
+"""Checks of the golden before a candidate is judged: float64 inside, repeatable, inputs unwritten, gradients right."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ...core.tracing import TargetError, modelled_storage
 from ..support import inplace_errors, memory_errors
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import gradient_check
+from .self_check_results import Forward, Gradient, SelfCheck
 
-_SMALL = 2**17  # elements of all inputs together up to which one thread is faster than two
-
-
-@dataclass
-class SelfCheck:
-    """problems: sentences, each a reason for the verdict reference_fault; notes: kinks and gradients not confirmed."""
-
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+_SMALL = 2**17  # total elements of all inputs below which one thread is faster than two
 
 
 def exact(t: Tensor) -> Tensor:
-    """What a golden is given for an input: a contiguous copy, in float64 where it is floating."""
+    """The golden's copy of an input: contiguous, and in float64 if it is floating-point."""
     t = t.detach()
     return (t.double() if t.is_floating_point() else t).clone(memory_format=torch.contiguous_format)
 
 
 def self_check(
-    forward: Callable[[dict[str, Tensor]], dict[str, Tensor]],
-    gradient: Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]] | None,
+    forward: Forward,
+    gradient: Gradient | None,
     leaves: Mapping[str, Tensor],
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -44,14 +38,14 @@ def self_check(
     wide: bool = False,
     seed: int = 0,
 ) -> SelfCheck:
-    """Section 4: float64 everywhere, twice bit-equal, inputs unwritten, gradients against central differences.
+    """Checks float64 everywhere, two bit-equal runs, inputs unwritten, and gradients against central differences.
 
     forward(leaves) -> {output: tensor}, decisions fixed; gradient(leaves, {"grad_<output>": cotangent}) ->
-    {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs (integers as they are).
+    {input: gradient} for the differentiable inputs (None: forward only). leaves: float64 inputs, integers unchanged.
     shapes: output -> shape of the candidate's output, compared with the golden's.
-    sent: the outputs that `gradient` takes a cotangent of (None: every floating one); others are no part of L.
-    surrogate: inputs whose gradient is no derivative, and is not held to differences.
-    wide: the candidate computes in float64, too, and draws the random numbers that the golden draws there.
+    sent: outputs for which `gradient` takes a cotangent (None: every floating-point one); L has no other terms.
+    surrogate: inputs whose gradient is not a derivative and is not compared with differences.
+    wide: the candidate computes in float64 too, and draws the same random numbers as the golden.
     """
     check = SelfCheck()
     leaves = {name: t.detach() for name, t in leaves.items()}
@@ -60,7 +54,17 @@ def self_check(
     return check
 
 
-def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate, wide, seed) -> None:
+def _checks(
+    check: SelfCheck,
+    forward: Forward,
+    gradient: Gradient | None,
+    leaves: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    sent: Collection[str] | None,
+    surrogate: Collection[str],
+    wide: bool,
+    seed: int,
+) -> None:
     watch = _NarrowerThanFloat64(wide)
     seen = _attempt(check, "the golden", watch, forward, leaves)
     if seen is None:
@@ -78,41 +82,43 @@ def _checks(check: SelfCheck, forward, gradient, leaves, shapes, sent, surrogate
     }
 
     def backward(own: dict[str, Tensor]) -> dict[str, Tensor]:
-        return gradient(own, cotangents)
+        return cast(Gradient, gradient)(own, cotangents)
 
     if gradient is not None:
         _attempt(check, "the golden's backward", watch, backward, leaves)
-    check.problems += watch.found
-    # autograd takes other formulas while a mode watches (prod, for one), so both runs that are compared go without
+    check.problems += watch.problems
+    # under a dispatch mode autograd uses other formulas (for prod, say), so the two compared runs go without one
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
     if grads is not None and not check.problems:
         gradient_check.confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate)
 
 
-def _twice(check: SelfCheck, what: str, call, leaves) -> dict[str, Tensor] | None:
+def _twice(check: SelfCheck, what: str, call: Forward, leaves: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     first = _attempt(check, what, None, call, leaves)
     second = _attempt(check, what, None, call, leaves) if first is not None else None
     for name, y in (first or {}).items():
         if second is not None and name in second and not _equal(y, second[name]):
-            said = f"{what} does not repeat: {name} differs between two runs on the same inputs"
+            text = f"{what} does not repeat: {name} differs between two runs on the same inputs"
             if y.is_cuda and _rounded_apart(y, second[name]):
-                check.notes.append(f"{said}, by the rounding of float64 alone: the card adds with atomics")
+                check.notes.append(f"{text}, by no more than float64 rounding: the GPU adds with atomics")
             else:
-                check.problems.append(said)
+                check.problems.append(text)
     return first
 
 
 def _rounded_apart(a: Tensor, b: Tensor) -> bool:
-    """a - b is within what adding in another order may do: 2^8 roundings of the largest number."""
+    """|a - b| <= 2^8 roundings of the largest number, as after adding in another order"""
     if a.dtype != torch.float64 or b.dtype != torch.float64 or a.shape != b.shape:
         return False
     same, largest = (a == b) | (a.isnan() & b.isnan()), a.abs().nan_to_num(posinf=0.0).max()
     return bool((same | ((a - b).abs() <= 2**8 * torch.finfo(torch.float64).eps * largest)).all())
 
 
-def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tensor] | None:
-    """call on copies of the leaves; exceptions and written inputs become problems."""
+def _attempt(
+    check: SelfCheck, what: str, watch: _NarrowerThanFloat64 | None, call: Forward, leaves: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    """Calls `call` on copies of the leaves; exceptions and written inputs become problems."""
     own = {name: t.clone() for name, t in leaves.items()}
     try:
         if watch is None:
@@ -120,14 +126,14 @@ def _attempt(check: SelfCheck, what: str, watch, call, leaves) -> dict[str, Tens
         else:
             with watch:
                 results = call(own)
-    except TargetError:  # a mistake in the declaration, which is nobody's arithmetic
+    except TargetError:  # a mistake in the declaration, not in arithmetic
         raise
     except Exception as error:
         if memory_errors.out_of_memory(error):
             raise
         edits = inplace_errors.edited(error)
-        said = f"{type(error).__name__}: {error}" if edits is None else f"on an {edits}"
-        check.problems.append(f"{what} raised {said}{_where(error)}")
+        reason = f"{type(error).__name__}: {error}" if edits is None else f"on an {edits}"
+        check.problems.append(f"{what} raised {reason}{_where(error)}")
         return None
     for name, t in leaves.items():
         if name in own and not _equal(own[name].detach(), t):
@@ -143,7 +149,7 @@ def _where(error: BaseException) -> str:
 
 
 def _from_here(filename: str) -> str:
-    """The path as one in the current folder would type it: reports travel, and a machine's folders are its own."""
+    """The path relative to the current folder, or the file name: reports are read on other machines."""
     path, here = Path(filename), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
@@ -154,7 +160,7 @@ def _internal(filename: str) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, so that NaN equals itself and 0 differs from -0."""
+    """Bitwise equality: NaN equals itself and 0 differs from -0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
@@ -164,17 +170,19 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class _NarrowerThanFloat64(DispatchMode):
-    """Names every operator that made a floating tensor narrower than float64, outside `storage(...)`.
+    """Dispatch mode that reports operators whose result is narrower than float64, outside `storage(...)`.
 
-    Random numbers are not computed: in float32 they are those that a candidate draws, and in float64 torch has others.
+    Random draws are an exception: in float32 they equal the candidate's, in float64 torch draws other numbers.
     """
 
-    def __init__(self, wide: bool = False):
+    def __init__(self, wide: bool = False) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.problems: list[str] = []
         self.wide = wide
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         y = func(*args, **(kwargs or {}))
         if not modelled_storage():
             for out in y if isinstance(y, tuple | list) else (y,):
@@ -186,21 +194,23 @@ class _NarrowerThanFloat64(DispatchMode):
                             func,
                             out,
                             "draws random numbers",
-                            "torch has other ones there than in the "
-                            "candidate's dtype: give dtype=torch.float32 in both, or make them an input",
+                            "torch draws other numbers there than in the "
+                            "candidate's dtype: pass dtype=torch.float32 in both, or make them an input",
                         )
                 elif out.dtype in _NARROW:
                     self._report(func, out, "computes", "the golden must stay in float64")
         return y
 
-    def _report(self, func, out: Tensor, does: str, why: str) -> None:
+    def _report(self, func: OpOverload, out: Tensor, does: str, why: str) -> None:
         dtype = str(out.dtype).removeprefix("torch.")
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
         place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
         text = f"the golden {does} in {dtype}: {name} made it{place}; {why}"
-        if not any(f" {dtype}:" in known for known in self.found):  # the first of each dtype; the rest follow from it
-            self.found.append(text)
+        if not any(
+            f" {dtype}:" in known for known in self.problems
+        ):  # report the first of each dtype; the others follow from it
+            self.problems.append(text)
 
 
 _DRAWS = {f"aten::{name}" for name in ("rand", "randn", "rand_like", "randn_like", "normal", "bernoulli")}

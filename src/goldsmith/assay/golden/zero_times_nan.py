@@ -1,18 +1,18 @@
-"""The golden where nothing times NaN is nothing: which of its NaN are made by a zero alone.
+"""Gradients of the golden under 0 * NaN = 0, which show the NaN that come only from a factor 0.
 
-    0 * NaN = 0 in products and sums of products; everything else as torch has it
+    0 * NaN = 0 in products and sums of products; everything else as in torch
 
-A golden that gathers after it has chosen sends a gradient of zeros to what was not chosen, and multiplies them with
-what may be NaN; a kernel that never touches those rows is as right.
+A golden that gathers after a selection sends zero gradients to unselected rows and multiplies them with numbers that
+may be NaN; a kernel that never touches those rows is just as right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
@@ -20,8 +20,10 @@ _aten = torch.ops.aten
 _SUMS = {_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default}
 
 
-class _Nothing(DispatchMode):
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+class _ZeroTimesNaN(DispatchMode):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if kwargs or len(args) != 2 or not all(isinstance(a, Tensor) and a.is_floating_point() for a in args):
             return func(*args, **(kwargs or {}))
         a, b = args
@@ -40,10 +42,10 @@ class _Nothing(DispatchMode):
 def gradients(
     evaluate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], leaves: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The gradients that `evaluate` makes of the leaves so; none where it raises."""
+    """The gradients that `evaluate` returns under 0 * NaN = 0; empty if it raises."""
     try:
-        with _Nothing():
-            found = evaluate({n: t.clone() for n, t in leaves.items()})
-    except (RuntimeError, TypeError):  # what has no plain storage
+        with _ZeroTimesNaN():
+            results = evaluate({n: t.clone() for n, t in leaves.items()})
+    except (RuntimeError, TypeError):  # tensors without a plain storage
         return {}
-    return {n: t for n, t in found.items() if n.endswith(".grad")}
+    return {n: t for n, t in results.items() if n.endswith(".grad")}

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..declare.binding import inputs_and_scalars
 from ..declare.case import Case
-from ..declare.returned_values import Unusable
+from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
 from ..execute import hooks, interpreter
 from ..execute.memory import NAN_FILL, ZERO_FILL
-from ..execute.run import How, Material, Run, execute
+from ..execute.run import CandidateRun, Material, RunSettings, execute
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.self_check import _from_here
 from ..report.results import (
@@ -112,7 +112,7 @@ class Examination:
         self.stages: list[str] = []
         self.material = self.draw(case)
         self._references: list[GoldenResults] = []
-        self._first: Run | None = None
+        self._first: CandidateRun | None = None
         self._ref: GoldenResults | None = None
 
     # material and runs
@@ -128,11 +128,17 @@ class Examination:
         return replace(self.draw(self.case.variant(salt)), seed=self.seed + 7919 * salt)
 
     def execute(
-        self, probe: str, run: str, how: How | None = None, material: Material | None = None, *, look: bool = True
-    ) -> Run:
+        self,
+        probe: str,
+        run: str,
+        how: RunSettings | None = None,
+        material: Material | None = None,
+        *,
+        look: bool = True,
+    ) -> CandidateRun:
         """Run the candidate, and check what must hold in every run."""
         self.candidate_runs += 1
-        how = how or How()
+        how = how or RunSettings()
         if how.fill == NAN_FILL and "poison" not in self.selected:
             how = replace(how, fill=ZERO_FILL)
         material = material or self.material
@@ -148,14 +154,14 @@ class Examination:
         return done
 
     @property
-    def first(self) -> Run:
+    def first(self) -> CandidateRun:
         """The plain run that all others are compared with."""
         if self._first is None:
             raise RuntimeError("probe 'values' has not run yet")
         return self._first
 
     @first.setter
-    def first(self, run: Run) -> None:
+    def first(self, run: CandidateRun) -> None:
         self._first = run
 
     @property
@@ -168,14 +174,16 @@ class Examination:
     def ref(self, references: GoldenResults) -> None:
         self._ref = references
 
-    def same_decisions(self, done: Run) -> bool:
+    def same_decisions(self, done: CandidateRun) -> bool:
         """Whether a run decided as the first one did; it may break ties differently or draw another mask."""
         return all(
             torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
             for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
         )
 
-    def references(self, material: Material, run: Run, decisions: Mapping[str, Tensor] | None = None) -> GoldenResults:
+    def references(
+        self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None
+    ) -> GoldenResults:
         """The golden's results for a run; counted."""
         made = GoldenResults(material, run, decisions, seed=material.seed)
         self._references.append(made)
@@ -233,7 +241,7 @@ class Examination:
         share = float(mask.double().mean()) if mask.numel() else 0.0
         return Location(name, fraction=share, text=f"{int(mask.sum())} of {mask.numel()} elements")
 
-    def raised(self, probe: str, run: str, done: Run) -> bool:
+    def raised(self, probe: str, run: str, done: CandidateRun) -> bool:
         """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
         if done.error is None:
             return False
@@ -241,7 +249,7 @@ class Examination:
         if from_interpreter(done.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
             raise Ended("interpreter")
-        if isinstance(done.error, Unusable):
+        if isinstance(done.error, UnusableResult):
             self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})")
             return True
         edits = inplace_errors.edited(done.error, self.target.wanted_grads(self.material.inputs))
@@ -249,7 +257,7 @@ class Examination:
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
         return True
 
-    def golden_raises(self, run: str, material: Material, done: Run) -> bool:
+    def golden_raises(self, run: str, material: Material, done: CandidateRun) -> bool:
         """Whether the golden raises on a probe's own inputs as well; then the inputs are to blame."""
         try:
             self.references(material, done).values  # noqa: B018
@@ -262,17 +270,17 @@ class Examination:
 
     # what must hold in every run
 
-    def look(self, run: str, done: Run) -> None:
+    def look(self, run: str, done: CandidateRun) -> None:
         """Check guard bands, inputs, shared memory and poison of one run."""
         self._written_outside(run, done)
-        for text in done.settings:
+        for text in done.changed_settings:
             self.note(
                 "settings",
                 text.partition(",")[0],
                 f"{text} after a run ({run}), which affects everything that runs later",
             )
         if "guard" in self.selected:
-            for name, mask in done.strayed.items():
+            for name, mask in done.from_guards.items():
                 where = self.locate(name, mask)
                 text = f"{name} holds memory from outside a buffer: {where.text} ({run}); a stray read"
                 self.find(CERTAIN, "guard", name, text, where=where)
@@ -286,11 +294,11 @@ class Examination:
                 )
                 self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
 
-    def _written_outside(self, run: str, done: Run) -> None:
-        for hit in done.hits:
+    def _written_outside(self, run: str, done: CandidateRun) -> None:
+        for hit in done.overruns:
             self.find(CERTAIN, "guard", _owner(hit.label), f"{hit.text} ({run})")
 
-    def _memory(self, run: str, done: Run) -> None:
+    def _memory(self, run: str, done: CandidateRun) -> None:
         for name, mask in done.changed.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             kind = "output gradient" if name.startswith("grad_") else "input"
@@ -306,7 +314,7 @@ class Examination:
             self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
 
 
-def decided(done: Run, name: str) -> Tensor | None:
+def decided(done: CandidateRun, name: str) -> Tensor | None:
     """A run's decision `name`: an output, a saved output or a stage."""
     everything = {**done.stages, **done.outputs}
     return everything.get(name, everything.get(f"saved.{name}"))

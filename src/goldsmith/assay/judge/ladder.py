@@ -321,4 +321,4 @@ def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], 
 
 
 def _patterns(held: _Comparison) -> list[patterns.Pattern]:
-    return patterns.found(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)
+    return patterns.error_patterns(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)

@@ -1,15 +1,15 @@
 """y_k = round(golden in compute precision, every sum in its own legal order): the noise of honest implementations.
 
 A member of the ensemble is one run under a dispatch mode that rewrites reductions, matrix products and accumulating
-scatters. Three of eight members add one term after another (as stored, or permuted), since nothing legal is noisier:
+scatters. Three of eight members add one term after another (as stored, or permuted), because no legal order is noisier:
 for n terms of random sign a sequential sum errs by about n/sqrt(2) u, tiles of t by sqrt(n t) u, pairwise by
 sqrt(n log n) u. Without them a plain loop over n = 16384 would be six times noisier than every member.
-Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), the sigmoid, 1 / sqrt, erf and the
-gradient of a softmax by formula.
-Of a stage that is stored in 16 bits, members whose sums differ in their last bits round nearly every element alike:
-one draw of that rounding, not eight, and a candidate that rounds three elements of a short sum the other way would be
-far from all of them. So every second member draws for itself which way numbers near the middle go (`DITHER`): on
-experts.moe with products of bfloat16 that ends alarms of up to 20 times the noise, and catches what was caught before.
+Functions have legal variants too: exp as 2^(x log2 e), a / b as a (1 / b), and formulas for the sigmoid, 1 / sqrt, erf
+and the gradient of a softmax.
+Sums that differ in their last bits round to 16 bits almost alike, so the members are one sample of that rounding, not
+eight. A candidate that rounds three elements of a short sum the other way would be far from all of them. Therefore
+every second member rounds numbers near the midpoint at random (`DITHER`). On experts.moe with bfloat16 products this
+ends false alarms of up to 20 times the noise, and still catches every fault caught before.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.tracing import is_deciding
 from ..bounds.composed_operators import REDUCTIONS, softmax_backward
-from ..bounds.rule_lookup import plan_of
+from ..bounds.rule_context import Dim
+from ..bounds.rule_lookup import treatment_of
 from ..bounds.running_errors import smallest_subnormal, unit_roundoff
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import summation_orders as orders
 
-# tiles: sums of 16..256 permuted terms, added up; mixed: another of the four for every reduction
+# tiles: sums of 16..256 permuted terms, added up; mixed: a random one of the first four for every reduction
 STYLES = ("as_stored", "permuted", "tiles", "pairwise", "mixed", "permuted", "tiles", "pairwise")
-DITHER = 0.49  # of the least step of a rounding
+DITHER = 0.49  # of the smallest step that rounding takes
 
 
 def legal_runs(
@@ -52,12 +54,12 @@ def legal_runs(
 ) -> list[dict[str, Tensor]]:
     """k runs of `fn` in `compute` precision, each with every reduction in its own random legal order.
 
-    leaves: float64 tensors (they are cast to `compute`; integer and bool tensors are passed as they are).
+    leaves: float64 tensors, which are cast to `compute`; integer and bool tensors are passed unchanged.
     fn(leaves) -> {name: tensor}: outputs, stages, saved results and gradients; it may call torch.autograd.grad.
-    stores: name -> dtype in which the candidate stores that result (names not in it keep `compute`).
-    read_back: dtype of outputs that a backward may find again, rounded (`_softmax_backward`).
-    nudged: every run takes the leaves one rounding higher or lower at random: what a backward stable formula may do.
-    lacks(seconds): whether there is no time for one more run, which takes so long; then there are none at all.
+    stores: name -> dtype in which the candidate stores that result (default: `compute`).
+    read_back: dtype of rounded outputs that a backward may read again (`_softmax_backward`).
+    nudged: every run moves the leaves up or down by one rounding at random, as a backward stable formula may.
+    lacks(seconds): whether too little time is left for one more run; then the result is an empty list.
     Returns k dicts; every tensor is rounded once to its store dtype, detached, on the leaves' device.
     """
     runs, slowest = [], 0.0
@@ -84,7 +86,7 @@ def legal_runs(
 
 
 def _place(t: Tensor) -> tuple:
-    """A view of some memory, until it is written to."""
+    """Key of a view of some memory, valid until the memory is written."""
     version = 0 if t.is_inference() else t._version
     return t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride(), version
 
@@ -99,12 +101,12 @@ def _nudged(t: Tensor, compute: torch.dtype, seed: int) -> Tensor:
 
 
 class LegalOrder(DispatchMode):
-    """Runs every operator in `compute` precision, and those that add things up in one style of legal order."""
+    """Dispatch mode: every operator in `compute` precision, every sum in one style of legal order."""
 
     def __init__(
         self, style: str, compute: torch.dtype, dot: str, seed: int, leaves: list[Tensor], dithers: bool = False,
         read_back: torch.dtype | None = None,
-    ):  # fmt: skip
+    ) -> None:  # fmt: skip
         super().__init__()
         self.style, self.compute, self.dot, self.dithers = style, compute, dot, dithers
         self.read_back = read_back or compute
@@ -114,7 +116,7 @@ class LegalOrder(DispatchMode):
         self.by_formula = self.random.random() < 0.5
         self._leaf_storages = {t.untyped_storage()._cdata for t in leaves}
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._nearest: dict[tuple, tuple[Tensor, Tensor]] = {}  # what was dithered, and to nearest
+        self._nearest: dict[tuple, tuple[Tensor, Tensor]] = {}  # view -> (dithered tensor, the same rounded to nearest)
 
     def order(self) -> orders.Order:
         """A fresh legal order for one reduction."""
@@ -122,14 +124,14 @@ class LegalOrder(DispatchMode):
         return orders.Order(style, self.random.randrange(2**31), 2 ** self.random.randint(4, 8))
 
     def on_store(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rounds the memory of `value`, past autograd: later readers, backward included, see what was stored."""
+        """Rounds the memory of `value` without autograd: later readers, backward included, see the stored value."""
         if not (value.is_floating_point() and dtype.is_floating_point):
             return value
         if value.untyped_storage()._cdata in self._leaf_storages:
-            return value  # an input, which came rounded
+            return value  # an input, which is already rounded
         if _place(value) in self._nearest:
             return value
-        with _disable_current_modes():  # what is done here is no operator of the golden's
+        with _disable_current_modes():  # operators here are not the golden's
             return self._rounded(value, dtype)
 
     def _rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -140,14 +142,16 @@ class LegalOrder(DispatchMode):
         rounded = data.to(dtype)
         if self.dithers and torch.finfo(dtype).eps > torch.finfo(value.dtype).eps:
             shown = rounded.as_strided(value.shape, value.stride(), value.storage_offset()) if overlaps else rounded
-            self._nearest[_place(value)] = value.data, shown  # the first keeps the place from being used again
+            self._nearest[_place(value)] = value.data, shown  # holding value.data keeps its memory from being reused
             rounded = self._dithered(data, dtype)
         data.copy_(rounded)
         return value
 
     def _dithered(self, data: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rounded after a random step of less than half of the least that rounding may take: what `dtype` holds stays,
-        and numbers near the middle of two go either way."""
+        """data plus a random step, rounded to `dtype`: representable numbers stay, those near a midpoint go either way.
+
+        The step is below half of the smallest step of that rounding.
+        """
         generator = self._generators.get(data.device)
         if generator is None:
             seed = self.random.randrange(2**31)
@@ -157,39 +161,41 @@ class LegalOrder(DispatchMode):
         return (data + DITHER * steps * unit.nan_to_num(0.0, 0.0, 0.0)).to(dtype)
 
     def as_stored(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        """A result, rounded to nearest: also where what read it in this run found it dithered."""
+        """A result rounded to nearest, even if later operators of this run read it dithered."""
         if not t.is_floating_point():
             return t
         _, rounded = self._nearest.get(_place(t), (t, t))
         return rounded.to(dtype)
 
     def operand(self, x: Tensor) -> Tensor:
-        """A factor of a matrix product, rounded or truncated to tf32's 11 bits when the target promises no more."""
+        """A factor of a matrix product; if the target declares "tf32", rounded or truncated to its 11 bits."""
         if self.dot != "tf32" or x.dtype != torch.float32:
             return x
         bits = x.contiguous().view(torch.int32)
         return ((bits if self.truncates else bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if is_deciding():
             return func(*args, **kwargs)
         if self.compute != torch.float64:
             args, kwargs = self._narrow(args), {name: self._narrow(v) for name, v in kwargs.items()}
-        plan = plan_of(func)
-        if plan.view:
+        treatment = treatment_of(func)
+        if treatment.view:
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         rewrite = _REWRITES.get(name)
         if rewrite is not None:
-            found = rewrite(self, *args, **kwargs)
-            return func(*args, **kwargs) if found is None else found
-        composed = REDUCTIONS.get(name) or plan.composed
+            rewritten = rewrite(self, *args, **kwargs)
+            return func(*args, **kwargs) if rewritten is None else rewritten
+        composed = REDUCTIONS.get(name) or treatment.composed
         if composed is not None:
             with self:
                 y = composed(*args, **kwargs)
                 if y is not NotImplemented:
-                    return args[0].copy_(y) if plan.inplace else y
+                    return args[0].copy_(y) if treatment.inplace else y
         return func(*args, **kwargs)
 
     def _narrow(self, a: Any) -> Any:
@@ -203,13 +209,17 @@ class LegalOrder(DispatchMode):
 # rewrites: rewrite(mode, *args, **kwargs) -> result, or None for the operator itself
 
 
-def _sum(m: LegalOrder, x, dim=None, keepdim=False, *, dtype=None):
+def _sum(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     if not x.is_floating_point() or x.dim() == 0:
         return None
     return orders.reduce(x, dim, keepdim, m.order())
 
 
-def _mean(m, x, dim=None, keepdim=False, *, dtype=None):
+def _mean(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     total = _sum(m, x, dim, keepdim)
     if total is None:
         return None
@@ -217,13 +227,15 @@ def _mean(m, x, dim=None, keepdim=False, *, dtype=None):
     return total / n if n else total * math.nan
 
 
-def _prod(m, x, dim=None, keepdim=False, *, dtype=None):
+def _prod(
+    m: LegalOrder, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Tensor | None:
     if not x.is_floating_point() or x.dim() == 0:
         return None
     return orders.reduce(x, dim, keepdim, m.order(), product=True)
 
 
-def _cumsum(m, x, dim, *, dtype=None):
+def _cumsum(m: LegalOrder, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor | None:
     return orders.scan(x, dim, m.order()) if x.is_floating_point() and x.dim() else None
 
 
@@ -232,32 +244,36 @@ def _product(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
     return orders.matmul(m.operand(a), m.operand(b), m.order()) if a.is_floating_point() else None
 
 
-def _mv(m, a, b):
-    return None if not a.is_floating_point() else _product(m, a, b.unsqueeze(-1)).squeeze(-1)
+def _mv(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
+    return None if not a.is_floating_point() else cast(Tensor, _product(m, a, b.unsqueeze(-1))).squeeze(-1)
 
 
-def _dot(m, a, b):
-    return None if not a.is_floating_point() else _product(m, a.unsqueeze(0), b.unsqueeze(-1)).reshape(())
+def _dot(m: LegalOrder, a: Tensor, b: Tensor) -> Tensor | None:
+    return None if not a.is_floating_point() else cast(Tensor, _product(m, a.unsqueeze(0), b.unsqueeze(-1))).reshape(())
 
 
-def _addmm(m, c, a, b, *, beta=1, alpha=1, **_):
+def _addmm(
+    m: LegalOrder, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, **_: object
+) -> Tensor | None:
     ab = _product(m, a, b) if b.dim() > 1 else _mv(m, a, b)
     return None if ab is None else (c if beta == 1 else c * beta) + (ab if alpha == 1 else ab * alpha)
 
 
-def _permutation(m: LegalOrder, n: int, device) -> Tensor:
+def _permutation(m: LegalOrder, n: int, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(m.random.randrange(2**31))
     return torch.randperm(n, generator=generator).to(device)
 
 
-def _index_add(m, base, dim, index, source, *, alpha=1):
+def _index_add(
+    m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor | None:
     if index.dim() == 0:
         return None
     p = _permutation(m, index.numel(), index.device)
     return base.index_add(dim, index[p], source.index_select(dim, p), alpha=alpha)
 
 
-def _scatter_add(m, base, dim, index, source):
+def _scatter_add(m: LegalOrder, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor | None:
     if index.dim() == 0 or index.numel() == 0:
         return None
     p = _permutation(m, index.shape[dim], index.device)
@@ -265,7 +281,9 @@ def _scatter_add(m, base, dim, index, source):
     return base.scatter_add(dim, index.index_select(dim, p), rows)
 
 
-def _index_put(m, base, indices, values, accumulate=False, *_):
+def _index_put(
+    m: LegalOrder, base: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: object
+) -> Tensor | None:
     known = [i for i in indices if i is not None]
     same = len(known) == len(indices) and all(i.shape == known[0].shape and i.dtype != torch.bool for i in known)
     if not (accumulate and same and known[0].dim() and values.dim() and values.shape[0] == known[0].shape[0]):
@@ -274,28 +292,28 @@ def _index_put(m, base, indices, values, accumulate=False, *_):
     return torch.ops.aten.index_put(base, [i[p] for i in known], values[p], True)
 
 
-def _exp(m, x):
+def _exp(m: LegalOrder, x: Tensor) -> Tensor | None:
     return torch.exp2(x * math.log2(math.e)) if m.exp_as_exp2 and x.is_floating_point() else None
 
 
-def _div(m, a, b, *, rounding_mode=None):
+def _div(m: LegalOrder, a: Tensor, b: Tensor | float, *, rounding_mode: str | None = None) -> Tensor | None:
     if not (m.divides_by_reciprocal and isinstance(b, Tensor) and b.is_floating_point()) or rounding_mode:
         return None
-    # 1 / b may overflow or vanish where a / b does not: those elements are divided
+    # 1 / b may overflow or underflow where a / b does not: divide those elements
     r = 1 / b
     return torch.where(torch.isfinite(r) & (r.abs() > torch.finfo(r.dtype).tiny), a * r, a / b)
 
 
-def _sigmoid(m, x):
+def _sigmoid(m: LegalOrder, x: Tensor) -> Tensor | None:
     return 1 / (1 + torch.exp(-x)) if m.by_formula and x.is_floating_point() else None
 
 
-def _tanh(m, x):
+def _tanh(m: LegalOrder, x: Tensor) -> Tensor | None:
     """2 sigmoid(2 x) - 1, as Triton kernels write it"""
     return 2 / (1 + torch.exp(-2 * x)) - 1 if m.by_formula and x.dtype == torch.float32 else None
 
 
-def _erf(m, x):
+def _erf(m: LegalOrder, x: Tensor) -> Tensor | None:
     """sign(x) (1 - P(t) exp(-x^2)), t = 1 / (1 + p |x|): Abramowitz and Stegun, 7.1.26"""
     if not (m.by_formula and x.dtype == torch.float32):
         return None
@@ -304,21 +322,21 @@ def _erf(m, x):
     return torch.sign(x) * (1 - polynomial * torch.exp(-x * x))
 
 
-def _silu(m, x):
+def _silu(m: LegalOrder, x: Tensor) -> Tensor | None:
     return x * torch.sigmoid(x) if m.by_formula else None
 
 
-def _rsqrt(m, x):
+def _rsqrt(m: LegalOrder, x: Tensor) -> Tensor | None:
     return 1 / torch.sqrt(x) if m.by_formula and x.is_floating_point() else None
 
 
-def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype=None) -> Tensor:
-    """y (g - s); by formula y g - y s, with an s that was rounded apart from g.
+def _softmax_backward(m: LegalOrder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """y (g - s); by formula y g - y s, with an s that is rounded independently of g.
 
-    Attention kernels take s from sum(g_out out), other sums than those that g = g_out v^T consists of: where p = 1
-    their g - s is rounding, and not the 0 that g - sum(g p) gives. An `out` in 16 bits is off by its own rounding; it
-    averages values, and random signs make the same of sum(g p) as of such an average. Where the terms of a row's sums
-    cancel, its numbers do not show how large the terms were: those of the other rows do.
+    Attention kernels compute s as sum(g_out out), from other sums than those in g = g_out v^T: where p = 1 their g - s
+    is a rounding error, not the 0 of g - sum(g p). An `out` in 16 bits adds its own rounding; it averages values, and
+    random signs have the same effect on sum(g p) as on such an average. Where the summands of a row cancel, the other
+    rows show how large they were.
     """
     if not (m.by_formula and y.dim() and y.numel()):
         with m:

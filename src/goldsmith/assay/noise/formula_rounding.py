@@ -1,11 +1,11 @@
-"""How far the rounding of another formula of the same thing may go, where the golden's own formula rounds less.
+"""Limit for the rounding of an equivalent formula, where the golden's own formula rounds less.
 
     limit = 4 sqrt(n) u max(|g| over the lines through an element, |dy y| / |x|), n the longest axis
 
-A running bound is of the golden's formula. Another one that is as stable errs by a few u of what it adds up, not of
-what remains: decays as exp(c[i] - c[j]) of a cumulative sum c, whose gradient at the first element is the difference of
-two equal sums; a transform over a whole axis. The largest number beside an element says how large such sums are; those
-of a gradient x.grad have the size of dy y in units of x: an error below rounding of that moves no loss.
+A running bound holds for the golden's formula. An equally stable formula errs by a few u of its summands, not of their
+sum. Examples: decays exp(c[i] - c[j]) of a cumulative sum c, whose gradient at the first element is the difference of
+two equal sums; a transform over a whole axis. The largest number on the lines through an element estimates those
+summands. For a gradient x.grad they have the size of dy y in units of x: a smaller error changes no loss.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from ..bounds.running_errors import Bounded, unit_roundoff
 
 ROUNDINGS = 4.0  # sums of n terms of random sign err by some sqrt(n) u of their size
-NEXT_TO_NOTHING = 2.0**-3  # of such sums: larger elements are judged by their bounds alone
+NEXT_TO_NOTHING = 2.0**-3  # of such sums: only the bounds judge larger elements
 
 
 def unit(values: Tensor, compute: torch.dtype) -> float:
@@ -28,7 +28,7 @@ def unit(values: Tensor, compute: torch.dtype) -> float:
 
 
 def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor]) -> float:
-    """max |dy y| / max |x| of a gradient x.grad, over the outputs y that round; 0 of any other result."""
+    """max |dy y| / max |x| of a gradient x.grad, over the outputs y that round; 0 for other results"""
     x = leaves.get(name.removesuffix(".grad")) if name.endswith(".grad") else None
     if x is None or not x.numel():
         return 0.0
@@ -41,34 +41,36 @@ def terms(name: str, bounded: Mapping[str, Bounded], leaves: Mapping[str, Tensor
     return max(sizes) / largest if largest > 0 else 0.0
 
 
-def said(bounded: Bounded, error: Tensor, compute: torch.dtype, beside: Iterable[Tensor], least: float = 0.0) -> str:
-    """A sentence for a result that is off by no more than rounding of the numbers beside it; else "".
+def hint(
+    bounded: Bounded, error: Tensor, compute: torch.dtype, neighbours: Iterable[Tensor], least: float = 0.0
+) -> str:
+    """A sentence if the error is at most a rounding of neighbouring numbers; else "".
 
-    Those are the result's own along the lines through an element, and the elements of what has its shape; least: what
-    `terms` gives.
+    Neighbours are the result's elements on the lines through an element, and the same elements of tensors of its shape
+    (`neighbours`). least: the value of `terms`.
     """
     wrong = torch.isfinite(bounded.value) & (error > bounded.bound)
     if not bool(torch.isfinite(error).all()) or not bool(wrong.any()):
         return ""
     size = bounded.value.abs().nan_to_num(0.0, 0.0, 0.0)
     lines = [size.amax(a, keepdim=True).expand_as(size) for a in range(size.dim())]
-    alike = [t.double().abs() for t in beside if t.shape == size.shape and t.is_floating_point()]
+    alike = [t.double().abs() for t in neighbours if t.shape == size.shape and t.is_floating_point()]
     size = torch.stack([size, *lines, *alike]).amax(0).clamp(min=least)
     roundings = float((error / (unit_roundoff(compute) * size))[wrong].max())
     if not roundings <= unit(bounded.value, compute) / unit_roundoff(compute):
         return ""
     return (
-        f"; it is off by at most {roundings:.2g} roundings of the numbers beside it, as another formula is that adds "
-        "up numbers of their size (x - logsigmoid(x) for softplus(x), a Fourier transform for a short sum): where "
-        "that is meant, write the golden by that formula"
+        f"; the error is at most {roundings:.2g} roundings of the numbers beside it, as for another formula that adds "
+        "up numbers of their size (x - logsigmoid(x) for softplus(x), a Fourier transform for a short sum): if that "
+        "formula is intended, write the golden with it"
     )
 
 
 def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0) -> Tensor:
-    """Where the golden is 0, or next to nothing beside its neighbours, and an error is of the size of their rounding.
+    """Elements where the golden is 0, or tiny beside its neighbours, and the error is within a rounding of these.
 
-    A golden that rounds nowhere (a copy) has no such formula beside it: its zeros are exact. A row that is small as a
-    whole is judged by its own size. terms: the size of what may cancel, where more is known of it.
+    A golden that does not round (a copy) has no such formula: its zeros are exact. A row that is small as a whole is
+    judged by its own size. terms: the size of the summands that may cancel, if it is known.
     """
     finite = torch.isfinite(bounded.value)
     size = torch.where(finite, bounded.value.abs(), 0.0)

@@ -1,16 +1,16 @@
-"""The golden with every number rounded once more: what another formula of the same thing may make of it.
+"""Runs of the golden with every number rounded once more, as an equivalent formula might round.
 
-Legal orders move sums alone. Where all keys of a softmax are equal after rounding, they move nothing at all, while a
-kernel that joins its parts through their logarithms rounds at the logarithms' size.
+Legal orders change only sums. If all keys of a softmax are equal after rounding they change nothing, whereas a kernel
+that joins its parts through their logarithms rounds at the size of the logarithms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ..support.dispatch_mode import DispatchMode
 
@@ -18,15 +18,19 @@ RUNS = 4
 
 
 class Jitter(DispatchMode):
-    """Moves each new floating result by a unit of its own dtype, up or down."""
+    """Dispatch mode that moves each new floating-point result up or down by a unit of its dtype."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._softmax.default and out.numel():  # from its logarithm, as parts are joined
+        if (
+            func is torch.ops.aten._softmax.default and out.numel()
+        ):  # computed from its logarithm, as kernels join parts
             return torch.exp(args[0] - self._moved(torch.logsumexp(args[0], args[1], keepdim=True))).to(out.dtype)
         if not isinstance(out, Tensor) or not out.is_floating_point() or func._schema.is_mutable or not out.numel():
             return out
@@ -43,12 +47,12 @@ class Jitter(DispatchMode):
 def runs(
     evaluate: Callable[[Mapping[str, Tensor]], dict[str, Tensor]], leaves: Mapping[str, Tensor], seed: int
 ) -> list[dict[str, Tensor]]:
-    """What `evaluate` makes of the leaves, each time rounded otherwise; without those that raise."""
-    found = []
+    """RUNS results of `evaluate`, each with other random roundings; runs that raise are left out."""
+    results = []
     for i in range(RUNS):
         try:
             with Jitter(seed + i):
-                found.append(evaluate({n: t.clone() for n, t in leaves.items()}))
-        except (RuntimeError, TypeError):  # what has no plain storage cannot be told from a view
+                results.append(evaluate({n: t.clone() for n, t in leaves.items()}))
+        except (RuntimeError, TypeError):  # without a plain storage a view cannot be recognised
             continue
-    return found
+    return results

@@ -1,17 +1,18 @@
 """|r_i| <= W s (sqrt(2 ln m) + 4 + 8 / sqrt(K m)), r = (y - golden) / bound: errors against the ensemble's.
 
-Errors are divided by the running bound before they are pooled, since rows of different scale hide one another. s is the
-rms of the *noisiest* member (candidates may use that very order), or the element's own rms over the members where that
-is larger, with the rounding of the store (ulp / sqrt 12) added in squares: eight members that happen to round to the
-same number say nothing about the ninth.
+Errors are divided by the running bound before pooling, because rows of different scale would hide one another. s is
+the rms of the *noisiest* member (a candidate may use that very order), or the element's rms over the members if that
+is larger. The rounding of the store (ulp / sqrt 12) is added in squares: eight members that happen to round to the
+same number say nothing about a ninth.
 
-Where the golden is 0 and so is every member (x - mean(x) of one element), there is no noise to measure with: honest
-formulas that round there (x r - mean r) would err by any multiple of it. Such elements are `silent`: the bound alone
-judges them, and no statistic is made of them.
+Where the golden and every member are 0 (x - mean(x) of one element) there is no noise: an honest formula that rounds
+there (x r - mean r) would err by any multiple of it. The bound alone judges such `silent` elements, and they enter no
+statistic.
 
-W = 1.5 is measured: of 3,000 clean runs over random goldens, shapes, data, stores and orders none was beyond the limit
-before any confirmation, and the farthest stood at 0.61 of it (0.92 with W = 1). A rate below 0.13 % at 95 %, squared by
-the fresh seed that must repeat an alarm (`tests/assay/test_ladder_rates.py 3000`; torch 2.13, CPU).
+W = 1.5 is measured: none of 3,000 clean runs over random goldens, shapes, data, stores and orders exceeded the limit
+before confirmation, and the worst reached 0.61 of it (0.92 with W = 1). The false alarm rate is below 0.13 % at 95 %
+confidence, and squared because a fresh seed must repeat an alarm (`tests/assay/test_ladder_rates.py 3000`; torch 2.13,
+CPU).
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from torch import Tensor
 from ..bounds.running_errors import Bounded, smallest_subnormal, unit_roundoff
 
 WIDEN = 1.5
-SHORT_LINE = 4  # elements that an axis must have: four are hardly near the golden all at once
+SHORT_LINE = 4  # least length of an axis: four elements are rarely all near the golden at once
 SLOPE_Z = 6.0
-BIAS_FLOOR = 1.0  # a bias counts only when it is larger than the noise itself
-BIAS_UNITS = 8  # and larger than 8 u of the value: constants, exp and division of legal formulas are biased by a few u
+BIAS_FLOOR = 1.0  # a bias counts only if it exceeds the noise itself
+BIAS_UNITS = 8  # and 8 u of the value: constants, exp and division in legal formulas are biased by a few u
 
 
 @dataclass(frozen=True)
 class Direction:
-    """A pattern that errors are projected on, sum r d / sum d^2, with the standard error of honest runs there."""
+    """A vector d on which errors are projected, sum r d / sum d^2, with the standard error of honest runs."""
 
     vector: Tensor
     power: float
@@ -43,7 +44,7 @@ class Direction:
 
 @dataclass
 class Noise:
-    """The ensemble's errors in units of the bound, computed once per reference and shared by every run judged by it."""
+    """The ensemble's errors in units of the bound, computed once per golden result and shared by all its runs."""
 
     bounded: Bounded
     store: torch.dtype
@@ -52,23 +53,22 @@ class Noise:
 
     @cached_property
     def least_slope(self) -> float:
-        """Slopes below it are legal."""
+        """Smaller slopes are legal."""
         return BIAS_UNITS * unit_roundoff(self.compute)
 
     @cached_property
     def least_offset(self) -> float:
-        """Mean errors below it (in units of the bound) are legal."""
+        """Smaller mean errors, in units of the bound, are legal."""
         return self.least_slope * float(self.signal.abs().double().sum()) / max(self.count, 1)
 
     @cached_property
     def unit(self) -> Tensor:
-        """What errors are divided by: the bound; where open, a store's rounding and the members' largest error.
+        """The divisor of errors: the bound; where open, the rounding of the store plus the members' largest error.
 
-        Members that share a rounded intermediate are one sample rather than eight: where its rounding happens to
-        cancel, all of them are near the golden at once, and the next honest run is not. So no element is taken for
-        quieter than its line: the open elements along an axis, and of the axes the quietest, so that rows and columns
-        of different scale do not hide one another. Where no member errs on 0, it is the largest
-        number's rounding.
+        Members that share a rounded intermediate are one sample, not eight: where its rounding happens to cancel, all
+        of them are near the golden and the next honest run is not. So no element counts as quieter than its line: the
+        rms of the open elements along the quietest axis, so that rows and columns of different scale do not hide one
+        another. Where no member errs on 0, the divisor is the rounding of the largest number.
         """
         bound, value = self.bounded.bound, self.bounded.value
         if not bool(self.bounded.open.any()):
@@ -85,9 +85,9 @@ class Noise:
 
     @cached_property
     def silent(self) -> Tensor:
-        """Elements at which golden and members are 0, up to what float64 itself rounds where they are not.
+        """Elements at which golden and members are 0 up to a rounding of float64.
 
-        Where the bound is open, there are none: the noise beside them is all that there is to judge them by.
+        None where the bound is open: there the noise of their neighbours is the only measure.
         """
         own = 0.0 if self.compute == torch.float64 else unit_roundoff(torch.float64) / unit_roundoff(self.compute)
         least = torch.where(self.bounded.open, -1.0, own * self.bounded.bound)
@@ -98,7 +98,7 @@ class Noise:
 
     @cached_property
     def judged(self) -> Tensor:
-        """Elements that can be compared: finite golden, noise, and a unit neither 0 (those are exact) nor infinite."""
+        """Elements that can be compared: a finite golden, and a unit that is finite and not 0 (those are exact)."""
         return torch.isfinite(self.bounded.value) & torch.isfinite(self.unit) & (self.unit > 0) & ~self.silent
 
     @cached_property
@@ -106,18 +106,18 @@ class Noise:
         return int(self.judged.sum())
 
     def relative(self, y: Tensor) -> Tensor:
-        """(y - golden) / unit as float32, 0 where nothing is judged."""
+        """(y - golden) / unit as float32, 0 at elements that are not judged"""
         r = (y.to(torch.float64) - self.bounded.value) / self.unit
         return torch.where(self.judged, torch.nan_to_num(r, 0.0, 0.0, 0.0), 0.0).to(torch.float32)
 
     @cached_property
     def errors(self) -> Tensor:
-        """(K, *shape)"""
+        """Relative errors of the members, (K, *shape)."""
         return torch.stack([self.relative(member) for member in self.members])
 
     @cached_property
     def signal(self) -> Tensor:
-        """golden / unit: the direction in which a wrong scale moves the errors."""
+        """golden / unit: the direction of the errors that a wrong scale causes"""
         g = self.bounded.value / self.unit
         return torch.where(self.judged, torch.nan_to_num(g, 0.0, 0.0, 0.0), 0.0).to(torch.float32)
 
@@ -139,13 +139,13 @@ class Noise:
 
     @cached_property
     def quantum(self) -> Tensor:
-        """Standard deviation of the store's own rounding in units of the bound."""
+        """Standard deviation of the rounding of the store, in units of the bound."""
         ulp = 2 * unit_roundoff(self.store) * self.bounded.value.abs() + smallest_subnormal(self.store)
         return torch.where(self.judged, ulp / self.unit / math.sqrt(12), 0.0).to(torch.float32)
 
     @cached_property
     def rms(self) -> float:
-        """Of the noisiest member."""
+        """Rms error of the noisiest member."""
         if not self.members or self.count == 0:
             return 0.0
         squares = self.errors.reshape(len(self.members), -1).double().square().sum(1)
@@ -157,7 +157,7 @@ class Noise:
 
     @cached_property
     def scale(self) -> Tensor:
-        """s of every element; squares of what float32 holds need not fit into it."""
+        """s of every element, squared in float64 because squares may overflow float32."""
         own = self.errors.double().square().mean(0)
         return (torch.clamp(own, min=self.rms**2) + self.quantum.double().square()).sqrt().to(torch.float32)
 
@@ -176,16 +176,16 @@ class Noise:
 
 
 def _of_line(spread: Tensor, use: Tensor) -> Tensor:
-    """The least of the rms of `spread` over the elements in `use` along each axis that is long enough."""
+    """The smallest rms of `spread` over the elements in `use`, among the axes that are long enough."""
     least = min(SHORT_LINE, max(spread.shape, default=0))
     square = torch.where(use & torch.isfinite(spread), spread, 0.0).square()
     number = (use & torch.isfinite(spread)).to(torch.float64)
-    found = torch.full_like(spread, torch.inf)
+    quietest = torch.full_like(spread, torch.inf)
     for axis, length in enumerate(spread.shape):
         if length >= least > 1:
             line = (square.sum(axis, keepdim=True) / number.sum(axis, keepdim=True).clamp(min=1.0)).sqrt()
-            found = torch.minimum(found, line)
-    return torch.where(torch.isfinite(found), found, 0.0)
+            quietest = torch.minimum(quietest, line)
+    return torch.where(torch.isfinite(quietest), quietest, 0.0)
 
 
 def ulps(y: Tensor, golden: Tensor, store: torch.dtype) -> Tensor:
@@ -199,7 +199,7 @@ def ulps(y: Tensor, golden: Tensor, store: torch.dtype) -> Tensor:
 
 
 def quantile(x: Tensor, q: float) -> float:
-    """The smallest element with at least a share q at or below it."""
+    """The smallest element x such that at least a share q of the elements is <= x."""
     if x.numel() == 0:
         return 0.0
     return float(x.kthvalue(max(1, math.ceil(q * x.numel()))).values)

@@ -1,8 +1,7 @@
-"""b_G = sum_G r s / sum_G s^2 - slope, mean and rms of the errors by index, tile, tail and segment.
+"""b_G = sum_G r s / sum_G s^2: slope, mean and rms of the errors, grouped by index, tile, tail and segment.
 
-r are the errors and s the golden, both in units of the bound. Every statistic is compared with the same statistic of
-the ensemble's members, so that noise which is shared along a row (an inverse rms, a maximum) is not taken for a
-pattern.
+r are the errors and s is the golden, both in units of the bound. Every statistic is compared with that of the
+ensemble's members, so that noise shared along a row (an inverse rms, a maximum) does not count as a pattern.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from torch import Tensor
 from .noise_floor import BIAS_FLOOR, SLOPE_Z, Direction, Noise
 
 _TILES = (2, 4, 8, 16, 32, 64, 128)
-_RMS_LIMIT = 7.0  # a group's rms in units of the noisiest member's there; groups have at least 8 elements
+_RMS_LIMIT = 7.0  # rms of a group in units of the noisiest member's; groups have at least 8 elements
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """One statistic that stands out; key names it across seeds, text says it."""
+    """One statistic beyond its limit; `key` identifies it across seeds, `text` describes it."""
 
     key: tuple
     text: str
@@ -36,13 +35,15 @@ class Bias:
 
     value: float
     z: float
-    share: float  # of the noise's rms: how much of a typical error the bias makes up
+    share: float  # of the rms of the noise: how much of a typical error is bias
     least: float = 0.0  # smaller values are legal
 
 
 def slope(r: Tensor, noise: Noise) -> Bias:
-    """b = <y, g> / <g, g> - 1, both in units of the bound; z from the larger of two standard errors: the ensemble's,
-    and the one that independent errors would have."""
+    """b = <y, g> / <g, g> - 1, both in units of the bound.
+
+    z uses the larger of two standard errors: that of the ensemble, and that of independent errors.
+    """
     return _bias(r, noise, noise.along_signal, noise.least_slope)
 
 
@@ -51,20 +52,20 @@ def offset(r: Tensor, noise: Noise) -> Bias:
     return _bias(r, noise, noise.along_ones, noise.least_offset)
 
 
-def _bias(r: Tensor, noise: Noise, way: Direction | None, least: float) -> Bias:
-    if way is None:
+def _bias(r: Tensor, noise: Noise, direction: Direction | None, least: float) -> Bias:
+    if direction is None:
         return Bias(0.0, 0.0, 0.0)
-    value = float((r * way.vector).sum(dtype=torch.float64)) / way.power
-    share = abs(value) * math.sqrt(way.power / noise.count) / max(noise.rms, 1e-30)
-    return Bias(value, value / way.error if way.error else 0.0, share, least)
+    value = float((r * direction.vector).sum(dtype=torch.float64)) / direction.power
+    share = abs(value) * math.sqrt(direction.power / noise.count) / max(noise.rms, 1e-30)
+    return Bias(value, value / direction.error if direction.error else 0.0, share, least)
 
 
 def counts(bias: Bias) -> bool:
     return abs(bias.z) > SLOPE_Z and bias.share > BIAS_FLOOR and abs(bias.value) > bias.least
 
 
-def found(r: Tensor, noise: Noise, groups: Groups | None) -> list[Pattern]:
-    """Every statistic beyond its limit, the strongest first. groups: None for a scalar, which has none."""
+def error_patterns(r: Tensor, noise: Noise, groups: Groups | None) -> list[Pattern]:
+    """Every statistic beyond its limit, the strongest first. groups: None for a scalar."""
     out = []
     b, o = slope(r, noise), offset(r, noise)
     if counts(b):
@@ -78,18 +79,18 @@ def found(r: Tensor, noise: Noise, groups: Groups | None) -> list[Pattern]:
 
 
 @dataclass
-class _Axis:
-    """How the sums at one axis' indices are merged into groups: group target[j] takes index source[j]."""
+class _AxisGroups:
+    """Groups along one axis: the sum at index source[j] goes into group target[j]."""
 
     axis: int
     source: Tensor
     target: Tensor
     first: int
-    families: list[tuple[tuple, int]]  # (key, number of groups), in order
+    families: list[tuple[tuple, int]]  # (key, number of groups), in the order of the groups
 
 
 class Groups:
-    """Index, residue, tail and segment groups of one tensor, with what the ensemble's members do in each of them."""
+    """Index, residue, tail and segment groups of one tensor, with the statistics of the ensemble's members in each."""
 
     def __init__(self, noise: Noise, axes: tuple[str, ...], segments: Mapping[str, tuple[int, int, int]]):
         self._noise, self._names = noise, axes
@@ -117,7 +118,7 @@ class Groups:
         ).to(along.device)
         self._spread = {}
         for kind, statistic in (("slope", along / self.power.sqrt()), ("mean", plain / self.sizes.sqrt())):
-            # as large as one element's noise when errors are independent; shared noise shows in the members
+            # equals the noise of one element if errors are independent; shared noise shows in the members
             mean = statistic.square().mean(0)
             pooled = torch.zeros(len(self._families), dtype=mean.dtype, device=mean.device)
             pooled = pooled.index_add(0, family, mean) / torch.bincount(family, minlength=len(self._families))
@@ -140,7 +141,7 @@ class Groups:
         return torch.cat(out, 1)
 
     def outstanding(self, r: Tensor) -> list[Pattern]:
-        """Groups whose slope, mean or rms stands out, the strongest of each family and kind."""
+        """Groups whose slope, mean or rms exceeds the limit, the strongest of each family and kind."""
         along, plain, square = (self._sums(t)[0] for t in self._parts(r.unsqueeze(0)))
         limit = self._noise.limit(3 * self.count)
         out = []
@@ -163,11 +164,14 @@ class Groups:
             i = int(part.argmax())
             measured = float(part[i])
             if measured > limit:
-                text = f"{self._say(key, i)}: {_SAYS[kind]} ({measured:.1f} times the noise, limit {limit:.1f})"
+                text = (
+                    f"{self._group_name(key, i)}: {_DESCRIPTIONS[kind]} "
+                    f"({measured:.1f} times the noise, limit {limit:.1f})"
+                )
                 out.append(Pattern((kind, *key, i), text, measured, limit))
         return out
 
-    def _say(self, key: tuple, i: int) -> str:
+    def _group_name(self, key: tuple, i: int) -> str:
         kind, where, *rest = key
         if kind == "segment":
             return f"segment {where}"
@@ -177,8 +181,8 @@ class Groups:
         return f"{axis} at {i} mod {rest[0]}" if kind == "mod" else f"{axis} from {rest[1]} (tail of {rest[0]})"
 
 
-def _axis(axis: int, n: int, dims: int, device: torch.device) -> _Axis:
-    """Groups of an axis of length n: every index (not of a vector: that is rung 2's business), residues, tails."""
+def _axis(axis: int, n: int, dims: int, device: torch.device) -> _AxisGroups:
+    """Groups of an axis of length n: each index (except in a vector, where rung 2 judges it), residues, tails."""
     index = torch.arange(n)
     source, target, first = [], [], 0
     families: list[tuple[tuple, int]] = []
@@ -199,10 +203,12 @@ def _axis(axis: int, n: int, dims: int, device: torch.device) -> _Axis:
             families.append((("tail", axis, tile, whole), 1))
             first += 1
     empty = torch.zeros(0, dtype=torch.int64)
-    return _Axis(axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families)
+    return _AxisGroups(
+        axis, torch.cat([empty, *source]).to(device), torch.cat([empty, *target]).to(device), first, families
+    )
 
 
-_SAYS = {
+_DESCRIPTIONS = {
     "slope": "errors proportional to the value",
     "mean": "errors of one sign",
     "rms": "larger errors than elsewhere",

@@ -1,22 +1,22 @@
 """Legal orders of a sum, a scan and a matrix product: sequential, permuted, tiled, pairwise.
 
-`reduce` and `matmul` return what some correct implementation in the tensor's own precision would; no partial sum is
-kept wider. On the CPU the sequential loops are numpy's, whose reductions over a leading axis add row after row.
+`reduce` and `matmul` return the result of some correct implementation in the tensor's own precision: no partial sum is
+wider. On the CPU the sequential loops are numpy's, whose reductions over a leading axis add row after row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_FEW = 2**24  # products whose terms are made and then added: 1 ns a term, and hardly anything for a step
-_MANY = 2**34  # products that are added up in place, 0.75 ns a term on a CPU; beyond, four terms are added at a time
-_STEPS = 2**14  # of launches on a GPU, whose kernels add no more terms than that one after another
-_BLOCK = 2**16  # accumulators that stay in a core's cache
+_FEW = 2**24  # up to so many products: compute all terms, then add them; 1 ns a term and almost nothing a step
+_MANY = 2**34  # up to so many products: add in place, 0.75 ns a term on a CPU; beyond, add four terms at a time
+_STEPS = 2**14  # launches on a GPU; its kernels add no more terms than that one after another
+_BLOCK = 2**16  # accumulators that fit in a core's cache
 _PARTIALS = 2**24  # elements of tile partials held at once
 
 
@@ -28,13 +28,13 @@ class Order:
     seed: int
     tile: int
 
-    def permutation(self, n: int, device) -> Tensor | None:
+    def permutation(self, n: int, device: torch.device) -> Tensor | None:
         if self.style == "as_stored" or n < 2:
             return None
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)).to(device)
 
 
-def reduce(x: Tensor, dim, keepdim: bool, order: Order, product: bool = False) -> Tensor:
+def reduce(x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, order: Order, product: bool = False) -> Tensor:
     """sum or prod over `dim` (an int, a list, or None for all) in the given order."""
     dims = list(range(x.dim())) if dim is None or dim == [] else [dim] if isinstance(dim, int) else list(dim)
     dims = [d % x.dim() for d in dims]
@@ -63,7 +63,7 @@ def fold(rows: Tensor, order: Order, product: bool = False) -> Tensor:
 
 
 def pairwise(rows: Tensor, product: bool = False) -> Tensor:
-    """(n, ...) -> (...): halves are added, then halves of the halves; an odd row waits for the next round."""
+    """(n, ...) -> (...): adds one half to the other, then halves of the result; an odd row waits for the next round."""
     while rows.shape[0] > 1:
         half = rows.shape[0] // 2
         merged = rows[:half] * rows[half : 2 * half] if product else rows[:half] + rows[half : 2 * half]
@@ -79,7 +79,7 @@ def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
         a = x.contiguous().numpy()
         f = numpy.multiply if product else numpy.add
         with numpy.errstate(invalid="ignore", over="ignore"):
-            if a.shape[-1] < 2 or dim == a.ndim - 1:  # a lone column would be summed pairwise
+            if a.shape[-1] < 2 or dim == a.ndim - 1:  # numpy would sum a single column pairwise
                 return torch.from_numpy(numpy.ascontiguousarray(f.accumulate(a, axis=dim).take(-1, axis=dim)))
             return torch.from_numpy(numpy.asarray(f.reduce(a, axis=dim)))
     steps = x.unbind(dim)
@@ -90,7 +90,7 @@ def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
 
 
 def scan(x: Tensor, dim: int, order: Order) -> Tensor:
-    """Running sums: sequential, or in tiles whose totals are carried on."""
+    """Running sums: sequential, or in tiles with a carry from tile to tile."""
     n = x.shape[dim]
     rows = x.movedim(dim, 0)
     if order.style in ("as_stored", "permuted") or n <= order.tile:
@@ -105,7 +105,7 @@ def scan(x: Tensor, dim: int, order: Order) -> Tensor:
 
 
 def _running(rows: Tensor) -> Tensor:
-    """torch.cumsum keeps its partial sums in float64 on the CPU; numpy's accumulate does not."""
+    """Sequential running sums over axis 0; numpy on the CPU, where torch.cumsum keeps partial sums in float64."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
         import numpy
 
@@ -152,7 +152,7 @@ def _tile_by_tile(a: Tensor, b: Tensor, size: int) -> Tensor:
 
 
 def _in_place(a: Tensor, b: Tensor) -> Tensor:
-    """acc += a_k b_k, term after term: adding four at a time would halve the noise of a plain loop."""
+    """acc += a_k b_k, term after term; adding four at a time would halve the noise of a plain loop"""
     width, batch = b.shape[-1], math.prod(a.shape[:-2])
     rows = a.shape[-2] if a.device.type != "cpu" else max(1, _BLOCK // (batch * width))
     parts = []
@@ -166,7 +166,7 @@ def _in_place(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
-    """Products rounded, then added one after another, in chunks of rows that fit the cache."""
+    """Rounds the products, then adds them one after another, in chunks of rows that fit in the cache."""
     n = a.shape[-1]
     outputs = max(a.numel() // n * b.shape[-1], 1)
     chunk = max(1, min(n, 2**18 // outputs))

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 from ..bounds.running_errors import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
-from ..execute.run import Run
+from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination, decided
 from ..report.results import CERTAIN, SYSTEMATIC
@@ -23,7 +23,7 @@ from ..report.results import CERTAIN, SYSTEMATIC
 NAME = "decisions"
 
 
-def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenResults:
+def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
     """GoldenResults with the candidate's legal decisions in place of the golden's own."""
     taken: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
@@ -47,7 +47,7 @@ def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenR
         return plain
     settled = examination.references(plain.material, done, taken)
     _ = settled.values
-    ignored = sorted(set(taken) - settled.asked)
+    ignored = sorted(set(taken) - settled.decisions_used)
     if ignored:
         raise TargetError(
             f"decisions: the golden has no stage {ignored[0]!r}; name it there, assay.stage({ignored[0]!r}, ...), "
@@ -56,7 +56,7 @@ def settle(examination: Examination, done: Run, plain: GoldenResults) -> GoldenR
     return settled
 
 
-def _made(examination: Examination, name: str, done: Run) -> Tensor:
+def _made(examination: Examination, name: str, done: CandidateRun) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
     found = decided(done, name)
     if found is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import unit_roundoff
-from ..execute.run import Run
+from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
 from ..judge.examination import Examination
@@ -28,7 +28,7 @@ SINGLE = 8  # golden's stages that are tried one by one
 
 def hint(
     examination: Examination,
-    done: Run,
+    done: CandidateRun,
     reference: GoldenResults,
     name: str,
     kind: str,
@@ -57,11 +57,17 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
         return ""
     error = (tensor.double() - bounded.value).abs()
     least = formula_rounding.terms(name, reference.bounded, reference.leaves)
-    return formula_rounding.said(bounded, error, reference.compute, reference.leaves.values(), least)
+    return formula_rounding.hint(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
 def _made(
-    examination: Examination, done: Run, reference: GoldenResults, name: str, kind: str, tensor: Tensor, scaled: bool
+    examination: Examination,
+    done: CandidateRun,
+    reference: GoldenResults,
+    name: str,
+    kind: str,
+    tensor: Tensor,
+    scaled: bool,
 ) -> str:
     inputs = {n: t.dtype for n, t in reference.material.inputs.items() if t.dtype in NARROW}
     if not inputs or unit_roundoff(reference.compute) >= unit_roundoff(next(iter(inputs.values()))):
@@ -102,13 +108,13 @@ def _made(
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether the golden as written is wrong itself in that compute precision."""
-    against, value = reference.reference(name, "output", noise=False), reference.as_written(False).get(name)
+    against, value = reference.reference(name, "output", noise=False), reference.unmodified(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
 
 def _declared(
-    examination: Examination, done: Run, reference: GoldenResults, compute: torch.dtype | None, stages: tuple[str, ...],
-    dtype: torch.dtype,
+    examination: Examination, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
+    stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
     """What the run would be judged by, had it been declared so; all of its tensors share it."""
     examination.declared = [d for d in examination.declared if d[0] is done]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import LAYOUTS, strides_for
-from ..execute.run import How, Run
+from ..execute.run import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Examination
@@ -37,7 +37,7 @@ def run(examination: Examination) -> None:
         if names:
             _tried(examination, layout, names)
     _expanded(examination, contiguous_only)
-    if examination.first.own and len(examination.first.cotangents) > 1:
+    if examination.first.own_function and len(examination.first.cotangents) > 1:
         _alone(examination)
 
 
@@ -48,7 +48,7 @@ def _alone(examination: Examination) -> None:
     """
     name = next(iter(examination.first.cotangents))
     label = f"grad_{name} alone"
-    done = examination.execute(NAME, label, How(alone=name))
+    done = examination.execute(NAME, label, RunSettings(only_output=name))
     if not examination.raised(NAME, f"a gradient for {name} alone, none for the other outputs", done):
         settled = decisions.settle(examination, done, examination.references(examination.material, done))
         values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=frozenset(examination.bad))
@@ -82,7 +82,7 @@ def _tried(examination: Examination, layout: str, names: list[str]) -> None:
 
 def _agrees(examination: Examination, layout: str, names: list[str], *, report: bool) -> bool:
     label = f"layout:{layout}({', '.join(names)})"
-    how = How(layouts=dict.fromkeys(names, layout))
+    how = RunSettings(layouts=dict.fromkeys(names, layout))
     done = examination.execute(NAME, label, how)
     if done.error is not None:
         if report:
@@ -105,7 +105,7 @@ def _agrees(examination: Examination, layout: str, names: list[str], *, report: 
 def _refused(examination: Examination, layout: str, names: list[str]) -> None:
     """layouts="contiguous": the candidate must say no, with an exception, or be right all the same."""
     label = f"layout:{layout}({', '.join(names)})"
-    done = examination.execute(NAME, label, How(layouts=dict.fromkeys(names, layout)))
+    done = examination.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
         text = f"{layout} inputs are refused, as declared: {_first_line(done.error)}"
         examination.note("refused_layout", ", ".join(names), text)
@@ -168,7 +168,7 @@ def _expanded_agrees(
 ) -> bool:
     label = f"layout:stride0({', '.join([*inputs, *(f'grad_{n}{of}' for n in sent)])})"
     material = examination.material.with_inputs(inputs)
-    done = examination.execute(NAME, label, How(cotangents=sent), material, look=report)
+    done = examination.execute(NAME, label, RunSettings(cotangents=sent), material, look=report)
     if done.error is not None and inputs and examination.target.mutates:
         return True
     if done.error is not None and examination.golden_raises(label, material, done):
@@ -185,11 +185,11 @@ def _expanded_agrees(
         good = not failed - _at_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
         examination.findings, examination.rows, examination.maps = before
-    return good and not done.hits
+    return good and not done.overruns
 
 
 def _at_ties(
-    examination: Examination, done: Run, settled: GoldenResults, failed: set[str], label: str, told: int
+    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, told: int
 ) -> set[str]:
     """Whole numbers that differ because repeated rows tie, as equal values do (scaling's values:flat): a note.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..execute.run import Run
+from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge.examination import Examination
@@ -26,7 +26,9 @@ def draw(examination: Examination) -> None:
         draw_one(examination, "values", *results[name], examination.ref, name, bad=bool(bad))
 
 
-def draw_run(examination: Examination, done: Run, reference: GoldenResults, run: str, names: Iterable[str]) -> None:
+def draw_run(
+    examination: Examination, done: CandidateRun, reference: GoldenResults, run: str, names: Iterable[str]
+) -> None:
     """Of another run: the tensors that are wrong in it, beside the golden of its very inputs."""
     results = {n: (k, t) for n, k, t in done.results() if t is not None}
     for name in names:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import SLACK
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Examination
@@ -63,7 +63,7 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
     return off_kinks(examination, name, out, references)
 
 
-def stable(examination: Examination, reference: GoldenResults, name: str, done: Run) -> bool:
+def stable(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether another formula rounds so: exp(x - logsumexp(x)) rounds at the size of x, and loses at large ones."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     if got is None or got.shape != golden.shape:
@@ -91,7 +91,7 @@ def off(
     out = ~(apart <= SLACK * now.bound) & torch.isfinite(now.value)
     infinite = out & ~torch.isfinite(tensor)
     if bool(infinite.any()):  # exp overflows in float32 where it does not in float64
-        out &= ~(infinite & references.also(name, lambda t: ~torch.isfinite(t)))
+        out &= ~(infinite & references.in_its_own_run(name, lambda t: ~torch.isfinite(t)))
         if not all(bool(torch.isfinite(t).all()) for t in references.values.values() if t.is_floating_point()):
             out &= ~infinite  # the golden divides by 0, or overflows, and another formula's zeros meet that elsewhere
     return out & ~(apart <= rounding(examination, name, references, inputs_alone)) if bool(out.any()) else out

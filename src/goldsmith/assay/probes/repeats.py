@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..execute.run import How
+from ..execute.run import RunSettings
 from ..judge.examination import Examination
 from .second_call import agree
 
@@ -28,6 +28,6 @@ def run(examination: Examination) -> None:
     if on_cpu:
         threads = 1 if torch.get_num_threads() > 1 else 2
         label = f"{threads} thread{'s' * (threads > 1)}"
-        other = examination.execute(NAME, label, How(threads=threads))
+        other = examination.execute(NAME, label, RunSettings(threads=threads))
         if not examination.raised(NAME, label, other):
             agree(examination, NAME, label, other, f"with {label} the result is another, {APART}")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import distinct
-from ..execute.run import How, Material, Run
+from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden import zero_times_nan
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
@@ -28,7 +28,7 @@ from .slices import changeable, far, taken
 
 NAME = "scaling"
 OFFSET = 128.0
-PLAIN = How()
+PLAIN = RunSettings()
 _FARTHER = 8.0  # than the golden, rounded once more
 RESOLVED = 2.0**-44  # relative: what float64 resolves of a gradient's change
 
@@ -42,7 +42,7 @@ def run(examination: Examination) -> None:
         if golden is not None:
             scaling_exact.held(examination, NAME, f"scale:2^{exponent}", done, golden, change)
     # at equal values every maximum is a tie and every rectifier may stand on its kink: any subgradient is legal there
-    _held(examination, "values:flat", _flat, How(backward=False))
+    _held(examination, "values:flat", _flat, RunSettings(backward=False))
     # a sum in one pass errs within its bound there, and far outside the noise of honest ones
     _held(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
     _special(examination, "values:nan", float("nan"), torch.isnan)
@@ -83,8 +83,13 @@ def _changed(examination: Examination, material: Material, change: Callable[[Ten
 
 
 def _held(
-    examination: Examination, label: str, change: Callable[[Tensor], Tensor], how: How = PLAIN, *, noise: bool = False
-) -> tuple[Run, GoldenResults | None]:
+    examination: Examination,
+    label: str,
+    change: Callable[[Tensor], Tensor],
+    how: RunSettings = PLAIN,
+    *,
+    noise: bool = False,
+) -> tuple[CandidateRun, GoldenResults | None]:
     """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
 
     noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
@@ -148,7 +153,7 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
     return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
 
 
-def _rounds_so(reference: GoldenResults, name: str, done: Run) -> bool:
+def _rounds_so(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether the golden with every number rounded once more goes about as far: exp2(x c - m c) for exp(x - m)."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
@@ -161,7 +166,7 @@ def _rounds_so(reference: GoldenResults, name: str, done: Run) -> bool:
 def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right where the candidate is not."""
     against = reference.reference(name, "output", noise=False)
-    runs = [run[name] for run in (reference.honest, reference.as_written(False)) if name in run]
+    runs = [run[name] for run in (reference.honest, reference.unmodified(False)) if name in run]
     return against is None or all(ladder.judge(name, value.to(against.store), against).ok for value in runs)
 
 
@@ -171,7 +176,7 @@ def _steep(reference: GoldenResults, name: str) -> bool:
     against = reference.reference(name, "output")
     if against is None:
         return False
-    return any(ladder.stands_out(name, run[name], against) for run in reference.others if name in run)
+    return any(ladder.stands_out(name, run[name], against) for run in reference.second_ensemble if name in run)
 
 
 # NaN and Inf
@@ -182,7 +187,7 @@ def _special(examination: Examination, label: str, value: float, there: Callable
     places = _places(examination)
     material = _planted(examination, places, value)
     forward_only = value == float("inf")  # what a gradient is at infinity depends on the formula
-    done = examination.execute(NAME, label, How(backward=not forward_only), material)
+    done = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
     if isinstance(done.error, REFUSALS):
         examination.note(
             "refused_value", examination.target.name or "", f"{label} is refused with {type(done.error).__name__}"
@@ -221,7 +226,7 @@ def _leaked(
     for name, mask in leak.items():
         honest = golden.honest.get(name)
         mask = mask if honest is None else mask & ~there(honest)
-        mask = mask & ~golden.also(name, there)
+        mask = mask & ~golden.in_its_own_run(name, there)
         if not bool(mask.any()):
             continue
         wrong = _reached(examination, label, name, mask)
@@ -274,7 +279,7 @@ def _swallowed(
     label: str,
     value: float,
     there: Callable[[Tensor], Tensor],
-    done: Run,
+    done: CandidateRun,
     lost: dict[str, Tensor],
 ) -> None:
     """Finite where the golden is not counts only where the element of one input makes it so, and matters there.
@@ -282,7 +287,7 @@ def _swallowed(
     It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula. So is
     0 * NaN in the gradient of what was not chosen, which a finite number moves where it is chosen then (`nothing`).
     """
-    lost = {n: mask & ~golden.also(n, torch.isfinite) for n, mask in lost.items()}
+    lost = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in lost.items()}
     if any(n.endswith(".grad") and bool(mask.any()) for n, mask in lost.items()):
         left = zero_times_nan.gradients(golden.evaluate, golden.leaves)  # what only a zero of the golden's makes NaN
         lost = {n: mask & there(left[n]) if n in left else mask for n, mask in lost.items()}
@@ -331,7 +336,7 @@ def _elsewhere(examination: Examination, label: str, name: str, mask: Tensor) ->
     return mask
 
 
-def _nearby(examination: Examination, done: Run, input: str, place: int) -> dict[str, Tensor]:
+def _nearby(examination: Examination, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
     """The golden's gradients with that one element moved by a millionth."""
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)

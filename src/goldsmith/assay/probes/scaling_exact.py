@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Examination
@@ -21,7 +21,9 @@ from ..report.results import SYSTEMATIC
 Change = Callable[[Material], Material]
 
 
-def held(examination: Examination, probe: str, label: str, done: Run, golden: GoldenResults, change: Change) -> None:
+def held(
+    examination: Examination, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change
+) -> None:
     """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
     differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
     broken = _broken(examination, examination.material, examination.first, done, golden)
@@ -43,12 +45,12 @@ def held(examination: Examination, probe: str, label: str, done: Run, golden: Go
             examination.find(SYSTEMATIC, probe, name, text, where=where)
 
 
-def _results(done: Run) -> list[tuple[str, Tensor]]:
+def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
 def _broken(
-    examination: Examination, plain: Material, first: Run, done: Run, golden: GoldenResults
+    examination: Examination, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
 ) -> dict[str, Tensor]:
     """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
     if examination.target.decisions:
@@ -73,7 +75,7 @@ def _broken(
 
 def _kept(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
     """Whether the golden as written keeps to it in compute precision: a square of float16 leaves its range early."""
-    small, large = before.as_written(False).get(name), after.as_written(False).get(name)
+    small, large = before.unmodified(False).get(name), after.unmodified(False).get(name)
     return small is None or large is None or torch.equal(small.double() * power, large.double())
 
 

@@ -10,7 +10,7 @@ forwards come before both backwards, as they do here: what a backward needs may 
 from __future__ import annotations
 
 from ..execute.memory import DIRT_FILL
-from ..execute.run import How, Material, Run
+from ..execute.run import CandidateRun, Material, RunSettings
 from ..judge.agreement import Difference, difference
 from ..judge.examination import Examination
 from ..report.results import CERTAIN, STATISTICAL
@@ -23,14 +23,14 @@ BACK = "after a call with other inputs, the first inputs give another result"
 
 
 def run(examination: Examination) -> None:
-    dirty = examination.execute(NAME, NAME, How(fill=DIRT_FILL, twice=True, fresh=False))
+    dirty = examination.execute(NAME, NAME, RunSettings(fill=DIRT_FILL, backward_twice=True, fresh=False))
     if examination.raised(NAME, "the second call, same inputs", dirty):
         return
     agree(examination, NAME, NAME, dirty, DIRTY)
-    if dirty.again is not None:
+    if dirty.second_grads is not None:
         _backward_twice(examination, dirty)
     _interleaved(examination)
-    back = examination.execute(NAME, "back", How(fresh=False))
+    back = examination.execute(NAME, "back", RunSettings(fresh=False))
     if not examination.raised(NAME, "the first inputs again, after others", back):
         agree(examination, NAME, "back", back, BACK)
     examination.repeated += 2 if examination.target.reset is not None else 3  # none of these was fresh
@@ -39,7 +39,7 @@ def run(examination: Examination) -> None:
 def _interleaved(examination: Examination) -> None:
     """A whole call with other inputs between forward and backward of the first ones; that call is judged, too."""
     material, made = examination.variant(1), _Between(examination)
-    how = How(fresh=False, between=lambda: made.call(material))
+    how = RunSettings(fresh=False, before_backward=lambda: made.call(material))
     done = examination.execute(NAME, "interleaved", how)
     if made.error is not None:
         raise made.error
@@ -62,19 +62,19 @@ class _Between:
 
     def __init__(self, examination: Examination):
         self.examination = examination
-        self.run: Run | None = None
+        self.run: CandidateRun | None = None
         self.error: Exception | None = None
         self.lost: dict[str, Difference] = {}
 
     def call(self, material: Material) -> None:
         try:
-            self.run = self.examination.execute(NAME, "other inputs", How(fresh=False), material)
+            self.run = self.examination.execute(NAME, "other inputs", RunSettings(fresh=False), material)
             self.lost = _lost(self.examination.first)
         except Exception as error:  # noqa: BLE001
             self.error = error
 
 
-def agree(examination: Examination, probe: str, label: str, done: Run, text: str) -> bool:
+def agree(examination: Examination, probe: str, label: str, done: CandidateRun, text: str) -> bool:
     """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
     if not examination.same_decisions(done):
         settled = decisions.settle(examination, done, examination.references(examination.material, done))
@@ -103,17 +103,17 @@ def agree(examination: Examination, probe: str, label: str, done: Run, text: str
     return good
 
 
-def _lost(first: Run) -> dict[str, Difference]:
+def _lost(first: CandidateRun) -> dict[str, Difference]:
     """What the first call returned, and its backward, must survive later calls; before the same inputs come again."""
     known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
-    live = {n: t for n, t in {**first.live, **first.handed}.items() if n not in first.overwritten}
+    live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
     apart = {n: difference(known[n], t, None) for n, t in live.items()}
     return {n: found for n, found in apart.items() if not found.equal}
 
 
-def _backward_twice(examination: Examination, done: Run) -> None:
+def _backward_twice(examination: Examination, done: CandidateRun) -> None:
     for name, grad in done.grads.items():
-        again = (done.again or {}).get(name)
+        again = (done.second_grads or {}).get(name)
         apart = difference(grad, again, examination.ref.reference(name, "grad"))
         if not apart.equal and not apart.lawful and name not in examination.bad:
             where = None if apart.mask is None else examination.locate(name, apart.mask)
@@ -128,7 +128,7 @@ def _backward_twice(examination: Examination, done: Run) -> None:
                 maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)
 
 
-def _others(examination: Examination, material: Material, done: Run) -> None:
+def _others(examination: Examination, material: Material, done: CandidateRun) -> None:
     """Other values of the same shapes, judged by their own golden: a result kept by shape shows here."""
     if examination.raised(NAME, "other inputs of the same shapes", done):
         return

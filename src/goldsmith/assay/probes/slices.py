@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..declare.axis_names import axis_names
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Examination, decided
@@ -84,20 +84,22 @@ def slices(examination: Examination) -> list[Slice]:
     return out
 
 
-def results(examination: Examination, done: Run) -> dict[str, Tensor]:
+def results(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
     """What a run returned and can be compared."""
     skip = examination.bad | set(examination.target.decisions)
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(examination: Examination, material: Material, label: str) -> tuple[Run, GoldenResults] | None:
+def ran(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
     done = examination.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
         return None
     return done, examination.references(material, done, taken(examination, done))
 
 
-def nan_masks(examination: Examination, done: Run, references: GoldenResults) -> list[tuple[str, Tensor, Tensor]]:
+def nan_masks(
+    examination: Examination, done: CandidateRun, references: GoldenResults
+) -> list[tuple[str, Tensor, Tensor]]:
     """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
     suspects = []
     for name, tensor in results(examination, done).items():
@@ -116,7 +118,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def taken(examination: Examination, done: Run) -> dict[str, Tensor]:
+def taken(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not: only what rests on them is compared."""
     made = {n: decided(done, n) for n in examination.target.decisions}
     return {n: t for n, t in made.items() if t is not None}

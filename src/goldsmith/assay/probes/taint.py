@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import SLACK
-from ..execute.run import How
+from ..execute.run import RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..report.results import CERTAIN
@@ -57,7 +57,7 @@ def _second_opinion(
         _missing(examination, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == examination.ref.values[name]
         if bool(leaking.any()):  # a convolution of torch's multiplies what it pads with, NaN too
-            leaks[name] = leaking & ~with_nan.also(name, torch.isnan)
+            leaks[name] = leaking & ~with_nan.in_its_own_run(name, torch.isnan)
     leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
     said = f"taint:finite({part.text})"
     reached = (
@@ -98,7 +98,7 @@ def _beside(examination: Examination) -> None:
     first = {n: t for n, _, t in examination.first.results()}
     told: set[str] = set()
     for sign in (1, -1):  # what is read alone has one of them
-        done = examination.execute(NAME, f"taint:beside({sign:+d})", How(beside=sign), look=False)
+        done = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
         if done.error is not None or not examination.same_decisions(done):
             return
         for name, tensor in results(examination, done).items():

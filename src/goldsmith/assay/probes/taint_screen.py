@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.running_errors import SLACK
-from ..execute.run import Material, Run
+from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder
@@ -153,7 +153,7 @@ def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slic
     return list(groups.values())
 
 
-def _moved(examination: Examination, done: Run, references: GoldenResults) -> bool:
+def _moved(examination: Examination, done: CandidateRun, references: GoldenResults) -> bool:
     """Whether something has changed by more than rounding that stays as it was in the golden."""
     first = {n: t for n, _, t in examination.first.results()}
     for name, y in results(examination, done).items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.running_errors import unit_roundoff
-from ..execute.run import How, Material, Run
+from ..execute.run import CandidateRun, Material, RunSettings
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
@@ -37,7 +37,13 @@ def run(examination: Examination) -> None:
     examination.ref = decisions.settle(examination, first, plain)
     examination.look("values", first)
     judge(
-        examination, first, examination.ref, "values", "values", noise="ensemble" in examination.selected, repeat=How()
+        examination,
+        first,
+        examination.ref,
+        "values",
+        "values",
+        noise="ensemble" in examination.selected,
+        repeat=RunSettings(),
     )
     if examination.ref.unable:
         text = "the golden cannot run in the declared compute precision, so its honest runs are in float32"
@@ -63,13 +69,13 @@ def _golden_first(examination: Examination, plain: GoldenResults) -> None:
 
 def judge(
     examination: Examination,
-    done: Run,
+    done: CandidateRun,
     reference: GoldenResults,
     probe: str,
     label: str,
     *,
     noise: bool,
-    repeat: How | None,
+    repeat: RunSettings | None,
     skip: frozenset[str] = frozenset(),
     change: Callable[[Material], Material] | None = None,
 ) -> set[str]:
@@ -101,7 +107,7 @@ def judge(
         golden = against.bounded.value
         overflows = tensor is not None and not bool(torch.isfinite(tensor).all())
         if overflows and not noise and probe != "scaling":  # which asks that of every failure
-            runs = (reference.honest, reference.as_written(False))
+            runs = (reference.honest, reference.unmodified(False))
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
             tensor = torch.zeros_like(examination.material.inputs[name.removesuffix(".grad")])
@@ -182,9 +188,9 @@ def _other_side(
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _told(examination: Examination, done: Run, name: str) -> Tensor | None:
+def _told(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
     """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
-    told = (("poison", done.unwritten), ("guard", done.strayed))
+    told = (("poison", done.unwritten), ("guard", done.from_guards))
     masks = [masks[name] for probe, masks in told if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
@@ -192,9 +198,11 @@ def _told(examination: Examination, done: Run, name: str) -> Tensor | None:
 class _Repeats:
     """Fresh seeds of the same run, each made once for all tensors that ask."""
 
-    def __init__(self, examination: Examination, probe: str, how: How, change: Callable[[Material], Material] | None):
+    def __init__(
+        self, examination: Examination, probe: str, how: RunSettings, change: Callable[[Material], Material] | None
+    ):
         self.examination, self.probe, self.how, self.change = examination, probe, how, change
-        self.made: dict[int, tuple[Run, GoldenResults]] = {}
+        self.made: dict[int, tuple[CandidateRun, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
@@ -211,7 +219,7 @@ class _Repeats:
 
         return confirm
 
-    def _make(self, attempt: int) -> tuple[Run, GoldenResults]:
+    def _make(self, attempt: int) -> tuple[CandidateRun, GoldenResults]:
         material = self.examination.variant(100 + attempt)
         material = material if self.change is None else self.change(material)
         done = self.examination.execute(self.probe, "confirmation", self.how, material, look=False)
@@ -233,7 +241,7 @@ def _names_exist(examination: Examination, plain: GoldenResults) -> None:
             )
 
 
-def _expected(examination: Examination, done: Run, reference: GoldenResults) -> set[str]:
+def _expected(examination: Examination, done: CandidateRun, reference: GoldenResults) -> set[str]:
     """Results that the golden says should be there."""
     wanted = (
         {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)}
@@ -245,7 +253,7 @@ def _expected(examination: Examination, done: Run, reference: GoldenResults) -> 
     return wanted if examination.target.outputs is not None else wanted | set(reference.outputs)
 
 
-def _stages(examination: Examination, done: Run) -> None:
+def _stages(examination: Examination, done: CandidateRun) -> None:
     """Stages that both name: a difference is a note while every result is right, else where the fault begins."""
     for name, tensor in done.stages.items():
         reference = examination.ref.reference(name, "stage", noise=False)
@@ -265,15 +273,15 @@ def _stages(examination: Examination, done: Run) -> None:
 
 def _debug_outputs(examination: Examination) -> None:
     """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
-    traced = examination.execute("values", "debug outputs", How(debug=True))
+    traced = examination.execute("values", "debug outputs", RunSettings(debug=True))
     if examination.raised("values", "debug outputs", traced):
         return
     judge(examination, traced, examination.ref, "values", "debug outputs", noise=False, repeat=None)
     fresh = {n: t for n, t in traced.stages.items() if n not in examination.first.stages}
-    _stages(examination, Run(outputs=traced.outputs, stages=fresh))
+    _stages(examination, CandidateRun(outputs=traced.outputs, stages=fresh))
 
 
-def _narrow_results(examination: Examination, done: Run) -> None:
+def _narrow_results(examination: Examination, done: CandidateRun) -> None:
     """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
     inputs = [unit_roundoff(t.dtype) for t in examination.material.inputs.values() if t.is_floating_point()]
     for name, tensor in done.outputs.items():
@@ -287,7 +295,7 @@ def _narrow_results(examination: Examination, done: Run) -> None:
             examination.note("narrow_result", name, text)
 
 
-def _forward_only(examination: Examination, done: Run) -> None:
+def _forward_only(examination: Examination, done: CandidateRun) -> None:
     """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
 
     One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
@@ -326,7 +334,7 @@ def _forward_only(examination: Examination, done: Run) -> None:
         examination.find(CERTAIN, "values", name, text)
 
 
-def _reached(examination: Examination, done: Run, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
     sent[name] = examination.material.cotangent(name, visible[name])

@@ -259,14 +259,14 @@ def _reporting_runs(send: Send) -> Iterator[list[tuple[CandidateRun, str]]]:
         runs += 1
         now = hooks.RUNNING[-1]
         message: ProgressMessage = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
-        if now.found:
-            message["found"] = [asdict(f) for f in now.found]
+        if now.findings:
+            message["found"] = [asdict(f) for f in now.findings]
         send(message)
 
     def over() -> None:
         send({"over": runs})
 
-    def stopped(now: hooks.Running, where: str) -> None:
+    def stopped(now: hooks.RunInProgress, where: str) -> None:
         ended.append(
             ({"case": now.case, "probe": now.probe, "run": now.run, "seed": now.seed, "seconds": now.seconds}, where)
         )

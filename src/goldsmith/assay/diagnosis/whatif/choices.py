@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...bounds.running_errors import SLACK
 from ...declare.decisions import TopK
-from ...execute.run import Material, Run
+from ...execute.run import CandidateRun, Material
 from ...golden.golden_results import GoldenError
 from ...judge.examination import Examination, decided
 from ..evidence import WhatIf
@@ -84,7 +84,7 @@ def explain(examination: Examination, name: str) -> list[WhatIf]:
     return found[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
-def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: Run) -> _Draw | None:
+def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
     got = decided(done, name)
     if done.error is not None or got is None:
         return None

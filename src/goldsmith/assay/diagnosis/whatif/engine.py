@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...execute.run import Run
+from ...execute.run import CandidateRun
 from ...judge.examination import Examination
 from ..evidence import WhatIf
 from ..isolate import named
@@ -36,7 +36,7 @@ _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, 
 
 
 def search(
-    examination: Examination, tensor: str, got: Tensor, own: Run, *, causes: frozenset[str] | None = None
+    examination: Examination, tensor: str, got: Tensor, own: CandidateRun, *, causes: frozenset[str] | None = None
 ) -> Search | None:
     """Of changes of the golden that make `got`, the candidate's wrong `tensor`; None where nothing can be compared.
 
@@ -60,7 +60,7 @@ def explain(
     examination: Examination,
     tensor: str,
     got: Tensor,
-    own: Run,
+    own: CandidateRun,
     *,
     causes: frozenset[str] | None = None,
     spent: Callable[[], bool] = lambda: False,
@@ -79,7 +79,9 @@ class Search:
     seen      what is said of the magnitude behind each change
     """
 
-    def __init__(self, examination: Examination, tensor: str, judge: Judge, own: Run, causes: frozenset[str] | None):
+    def __init__(
+        self, examination: Examination, tensor: str, judge: Judge, own: CandidateRun, causes: frozenset[str] | None
+    ):
         self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}

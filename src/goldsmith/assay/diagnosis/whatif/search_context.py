@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...execute.run import Run
+from ...execute.run import CandidateRun
 from ...judge.examination import Examination
 from .calls import Change, Changed
 from .golden import Golden
@@ -20,7 +20,7 @@ class SearchContext(Protocol):
     examination: Examination
     tensor: str
     judge: Judge
-    own: Run
+    own: CandidateRun
     golden: Golden
     leaves: dict[str, Tensor]
     behind: set[int]

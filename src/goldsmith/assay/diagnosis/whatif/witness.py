@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...execute.run import How, Material, Run
+from ...execute.run import CandidateRun, Material, RunSettings
 from ...golden.golden_results import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
@@ -56,7 +56,7 @@ def few(judge: Judge) -> bool:
     return int(judge.wrong_at.sum()) <= FEW
 
 
-def called(examination: Examination, tensor: str, own: Run, judge: Judge) -> list[Witness]:
+def called(examination: Examination, tensor: str, own: CandidateRun, judge: Judge) -> list[Witness]:
     """Witnesses for changes that are to make `tensor`; one alone where the first draw tells much."""
     draws = range(1, _DRAWS + 1) if few(judge) else range(1, 2)
     return [w for w in (_witness(examination, tensor, own, salt) for salt in draws) if w is not None]
@@ -99,9 +99,9 @@ def _steered_alike(examination: Examination, other: Material) -> Material:
     return other.with_inputs(whole) if same and len(whole) < len(mine) else other
 
 
-def _witness(examination: Examination, tensor: str, own: Run, salt: int) -> Witness | None:
+def _witness(examination: Examination, tensor: str, own: CandidateRun, salt: int) -> Witness | None:
     material = _steered_alike(examination, examination.variant(salt))
-    how = How(debug=own is not examination.first)
+    how = RunSettings(debug=own is not examination.first)
     done = examination.execute(_PROBE, f"other inputs {salt}", how, material, look=False)
     got = None if done.error is not None else named(done).get(tensor, ("", None))[1]
     if got is None:
