@@ -23,7 +23,7 @@ from .output_files import check_folder, write_or_explain
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
     from ..json_types import JsonObject
-    from ..workers.messages import CandidateRun, DiagnosisReply, DiagnosisRequest, ProgressMessage
+    from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage
 
 STATUS = {"pass": 0, "fail": 1, "reference_fault": 1, "unjudged": 2}
 
@@ -113,7 +113,7 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
     raise Problem("No worker answered.")
 
 
-def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: CandidateRun, interrupted: bool) -> DiagnosisReply:
+def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: RunMessage, interrupted: bool) -> DiagnosisReply:
     """The diagnosis after KeyboardInterrupt or SystemExit in the worker: from the user, an import or the candidate."""
     if interrupted:
         raise Problem("Interrupted before there was any result.")
@@ -146,7 +146,7 @@ def _died(request: DiagnoseRequest, died: Died, progress: _RunProgress, seconds:
     return _ended_by_candidate(request, how, last, seconds)
 
 
-def _ended_by_candidate(request: DiagnoseRequest, how: str, last: CandidateRun, seconds: float) -> DiagnosisReply:
+def _ended_by_candidate(request: DiagnoseRequest, how: str, last: RunMessage, seconds: float) -> DiagnosisReply:
     from ...assay.diagnosis import Cause, Diagnosis
     from ...assay.diagnosis.rules import CATALOGUE
     from ...assay.report.check_report import Report
@@ -164,7 +164,7 @@ def _ended_by_candidate(request: DiagnoseRequest, how: str, last: CandidateRun, 
 
 
 def _never_ended(
-    request: DiagnoseRequest, run: CandidateRun, where: str, findings: list[JsonObject], seconds: float
+    request: DiagnoseRequest, run: RunMessage, where: str, findings: list[JsonObject], seconds: float
 ) -> DiagnosisReply:
     """The diagnosis of a process that had to be killed: the run that hung, and the findings before it."""
     from ...assay.diagnosis import Diagnosis
@@ -200,8 +200,8 @@ class _RunProgress:
     """Shows the present run and the time on a terminal, and keeps the last run, its deadline and its findings."""
 
     def __init__(self, err: Console, request: DiagnoseRequest) -> None:
-        self.last: CandidateRun = {}
-        self.outer: list[CandidateRun] = []  # runs that are waiting for a run nested in them
+        self.last: RunMessage = {}
+        self.outer: list[RunMessage] = []  # runs that are waiting for a run nested in them
         self.findings: list[JsonObject] = []  # findings of the first case that has any
         self.deadline = deadlines.RunDeadline(request.budget)
         whole = request.budget if request.do == "diagnose" else None

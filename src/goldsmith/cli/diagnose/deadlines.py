@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
     from ...assay.report.check_report import Report
-    from ..workers.messages import CandidateRun
+    from ..workers.messages import RunMessage
 
 MINIMUM, FIRST_SHARE, SHARE, TIMES_LONGEST = 5.0, 1 / 2, 1 / 3, 4.0
 ID = "no_end"
@@ -76,7 +76,7 @@ class RunDeadline:
         return None if self.began is None or self.budget is None else self.began + self.seconds
 
 
-def timeout_sentence(run: CandidateRun, where: str) -> str:
+def timeout_sentence(run: RunMessage, where: str) -> str:
     """Which run hung, for how long, at which line."""
     place = f", {where}" if where else ""
     return (
@@ -85,7 +85,7 @@ def timeout_sentence(run: CandidateRun, where: str) -> str:
     )
 
 
-def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where: str) -> Report:
+def timed_out_replay(error: BaseException, before: str, run: RunMessage, where: str) -> Report:
     """The report of a replay that a hung run ended, with the findings made before."""
     from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, Finding, Note
 
@@ -100,7 +100,7 @@ def timed_out_replay(error: BaseException, before: str, run: CandidateRun, where
     return report
 
 
-def add_timeout(diagnosis: Diagnosis, run: CandidateRun, where: str) -> Diagnosis:
+def add_timeout(diagnosis: Diagnosis, run: RunMessage, where: str) -> Diagnosis:
     """Add a hung run to a diagnosis: as its cause if nothing else is wrong, otherwise as one more finding."""
     from ...assay.diagnosis import Cause
     from ...assay.report.results import CERTAIN, FAIL, NOT_RUN, PASS, UNJUDGED, Finding

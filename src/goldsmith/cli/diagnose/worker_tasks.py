@@ -29,7 +29,7 @@ from . import deadlines
 from .output_files import write_or_explain
 
 if TYPE_CHECKING:
-    from ..workers.messages import CandidateRun, DiagnosisReply, DiagnosisRequest, ProgressMessage
+    from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage
 
 Send = Callable[["ProgressMessage"], None]
 
@@ -246,13 +246,13 @@ def _threads(bundle: assay.Bundle | None) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting_runs(send: Send) -> Iterator[list[tuple[CandidateRun, str]]]:
+def _reporting_runs(send: Send) -> Iterator[list[tuple[RunMessage, str]]]:
     """Report every run before it begins and when it is over (20 us each), so that the parent can place a crash.
 
     Yields the list of runs that were ended because their time was up, each with the line where it stood.
     """
     runs = 0
-    ended: list[tuple[CandidateRun, str]] = []
+    ended: list[tuple[RunMessage, str]] = []
 
     def begun(case: str, probe: str, run: str) -> None:
         nonlocal runs

@@ -80,7 +80,7 @@ class ProofMessage(TypedDict):
     index: int
 
 
-class CandidateRun(TypedDict, total=False):
+class RunMessage(TypedDict, total=False):
     """A run of the candidate; `seconds` is the time it was given, if it was ended for taking longer."""
 
     case: str
@@ -90,7 +90,7 @@ class CandidateRun(TypedDict, total=False):
     seconds: float
 
 
-class ProgressMessage(CandidateRun, total=False):
+class ProgressMessage(RunMessage, total=False):
     """An import that begins, a run that begins (with the findings so far), or the end of either."""
 
     importing: str
