@@ -1,4 +1,4 @@
-"""Fits the model of `goldsmith.assay.diagnosis.likely`: a softmax with a penalty, judged batch by batch.
+"""Fits the model of `goldsmith.assay.diagnosis.likelihood`: a softmax with a penalty, judged batch by batch.
 
     minimise  - sum_i share_i sum_c t_ic log p(c | i) + penalty / 2 * |weights|^2,  t_i: accepted causes, in equal parts
 
@@ -118,13 +118,13 @@ def _told(first: list[list[Any]], raw: dict[str, float]) -> tuple[tuple[str, ...
 
 
 def _spoken(raw: dict[str, float]) -> dict[str, str]:
-    return _model().spoken({id: score for id, score in raw.items() if id not in _CAUSES_LEFT})
+    return _model().rule_strengths({id: score for id, score in raw.items() if id not in _CAUSES_LEFT})
 
 
 def _model() -> Any:
-    from goldsmith.assay.diagnosis import likely
+    from goldsmith.assay.diagnosis import likelihood
 
-    return likely
+    return likelihood
 
 
 def _causes() -> list[str]:

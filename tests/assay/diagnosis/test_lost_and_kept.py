@@ -9,8 +9,8 @@ import torch
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect
+from goldsmith.assay.diagnosis.candidate_state import CandidateState
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
-from goldsmith.assay.diagnosis.kept import Kept
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.report.results import Finding, Location
 
@@ -83,12 +83,12 @@ def test_what_is_kept_is_forgotten_and_put_back():
         state["b"] = slow(len(x))
         return x * 1
 
-    kept = Kept(assay.Target(kernel, lambda x: x * 1, cases={"x": torch.ones(3)}))
+    kept = CandidateState(assay.Target(kernel, lambda x: x * 1, cases={"x": torch.ones(3)}))
     assert not kept.changed
     kernel(torch.ones(3))
     assert kept.changed
     before = dict(state)
-    with kept.forgotten():
+    with kept.cleared():
         assert list(state) == ["a"] and state["a"] is before["a"]
         kernel(torch.ones(3))
         assert seen == [3, 3]

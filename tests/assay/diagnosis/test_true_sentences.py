@@ -11,10 +11,10 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import NOT_TRIED, OBSERVED, Evidence, RunFact, StageState
 from goldsmith.assay.diagnosis.fits import fit
-from goldsmith.assay.diagnosis.kept_inputs import deaf, kept, reordered
+from goldsmith.assay.diagnosis.open_questions import open_questions
 from goldsmith.assay.diagnosis.ratios import ratios
 from goldsmith.assay.diagnosis.rules import matches
-from goldsmith.assay.diagnosis.undecided import undecided
+from goldsmith.assay.diagnosis.stale_inputs import reordered, stale_inputs, unmoved_shares
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
@@ -65,7 +65,7 @@ def test_what_there_was_no_time_for_is_not_tried(hurried):
 def test_the_advice_on_stages_is_for_who_ignores_them(said):
     text = {"ignores": "wrong, and the candidate ignores a substituted h", "raised": "the isolated run raised"}[said]
     evidence = Evidence(Report("told", FAIL), [StageState("y", "output", state=OBSERVED, text=text)], "y", "y")
-    assert ("assay.stage" in " ".join(undecided(evidence, []))) is (said == "ignores")
+    assert ("assay.stage" in " ".join(open_questions(evidence, []))) is (said == "ignores")
 
 
 # whole numbers and masks
@@ -136,13 +136,16 @@ WEIGHTS = {"x": normal(4, 16), "w": normal(16, seed=1)}
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_copy_of_weights_that_is_kept_is_found(key):
-    found = kept(examination(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
+    found = stale_inputs(examination(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
     assert set(found) == {"w"} and "bit for bit" in found["w"]
 
 
 def test_a_kernel_that_keeps_nothing_is_not_said_to():
     honest = [lambda x, w: x * w.exp(), cached(lambda w: tuple(w.detach().tolist()))]
-    assert [kept(examination(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [{}, {}]
+    assert [stale_inputs(examination(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [
+        {},
+        {},
+    ]
 
 
 def test_runs_that_ask_for_copies_have_guard_bands_too():
@@ -156,7 +159,7 @@ def test_runs_that_ask_for_copies_have_guard_bands_too():
 
     of = examination(target(kernel, lambda x, w: x * w.exp(), WEIGHTS, backward=None))
     behind.clear()
-    assert kept(of) == {} and len(behind) >= 8 and min(map(min, behind)) >= 1024
+    assert stale_inputs(of) == {} and len(behind) >= 8 and min(map(min, behind)) >= 1024
 
 
 def test_the_same_numbers_in_another_order_keep_sum_and_ends():
@@ -203,7 +206,7 @@ def test_an_epsilon_still_moves():
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
     of = target(lambda x: unit(x, 1e-6), lambda x: unit(x, 0.0), {"x": 1 + normal(4, 16).abs()})
-    assert deaf(examination(of)) == {}
+    assert unmoved_shares(examination(of)) == {}
 
 
 # the maximum

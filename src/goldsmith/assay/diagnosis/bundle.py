@@ -79,7 +79,7 @@ def save(
         "causes": [dict(c) for c in causes], "left_out": left_out, "tensors": {}, "order": list(material.supply),
     }  # fmt: skip
     Path(folder).mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".bundle-", dir=folder))
+    temporary = Path(tempfile.mkdtemp(prefix=".bundle-", dir=folder))
     try:
         digest = hashlib.sha256()
         for part in FILES:
@@ -87,18 +87,18 @@ def save(
                 continue
             entries, stored = _packed(parts[part])
             meta["tensors"][part] = entries
-            _write(made / f"{part}.safetensors", stored)
-            digest.update((made / f"{part}.safetensors").read_bytes())
+            _write(temporary / f"{part}.safetensors", stored)
+            digest.update((temporary / f"{part}.safetensors").read_bytes())
         text = json.dumps(meta, indent=1, allow_nan=False)  # in the order given: it is that of results, too
         digest.update(text.encode())
-        (made / JSON).write_text(text, encoding="utf-8")
+        (temporary / JSON).write_text(text, encoding="utf-8")
         final = Path(folder) / f"{_plain(target)}-{_plain(case)}-{digest.hexdigest()[:8]}"
         if final.exists():  # the very same bytes
             return final
-        _readable_as(made / JSON, made)
-        return made.rename(final)
+        _readable_as(temporary / JSON, temporary)
+        return temporary.rename(final)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def load_bundle(path: str | os.PathLike) -> Bundle:

@@ -104,7 +104,7 @@ def _tensors(path: Path, part: str, meta: dict[str, Any]) -> dict[str, Tensor]:
         raise ValueError(f"{JSON}: says nothing of the tensors of {part}")
     file = _regular(path / f"{part}.safetensors")
     buffers: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(file, framework="pt") as stored:
             keys = set(stored.keys())
@@ -115,10 +115,10 @@ def _tensors(path: Path, part: str, meta: dict[str, Any]) -> dict[str, Tensor]:
                     raise ValueError(f"{label}: lies in {str(entry)[:80]}, which {file.name} does not hold")
                 if key not in buffers:
                     buffers[key] = _bytes(stored.get_tensor(key))
-                found[name] = _rebuilt(label, entry, buffers[key])
+                tensors[name] = _rebuilt(label, entry, buffers[key])
     except (SafetensorError, OSError, RuntimeError, TypeError, OverflowError) as error:
         raise ValueError(f"{file.name}: cannot be read: {error}") from error
-    return found
+    return tensors
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -148,8 +148,8 @@ def _rebuilt(label: str, entry: dict[str, Any], raw: Tensor) -> Tensor:
         raise ValueError(f"{label}: shape {shape}, strides {stride}, offset {offset} leave its {raw.numel()} bytes")
     dense = elements * dtype.itemsize
     if dense > raw.numel() + MOST_REPEATED:
-        said = f"shape {shape} with strides {stride} repeats its {raw.numel()} bytes to {dense} in a dense copy"
-        raise ValueError(f"{label}: {said}; at most {MOST_REPEATED} more are read")
+        size_text = f"shape {shape} with strides {stride} repeats its {raw.numel()} bytes to {dense} in a dense copy"
+        raise ValueError(f"{label}: {size_text}; at most {MOST_REPEATED} more are read")
     place = (raw.untyped_storage(), offset, tuple(shape), tuple(stride))
     if dtype is torch.bool and bool((torch.empty(0, dtype=torch.uint8).set_(*place) > 1).any()):
         raise ValueError(f"{label}: holds bytes that are no bool")

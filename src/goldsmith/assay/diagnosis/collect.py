@@ -26,23 +26,23 @@ from ..report.results import (
     Location,
 )
 from ..support.deadline import Pace
-from .choice import examined
-from .closer import closer
 from .cotangents import carried
+from .decision_check import explain_decision
+from .empty_groups import filled_groups
 from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
-from .filled import filled
 from .fits import fit
 from .influence import influence
 from .isolate import Isolation, handed_in, isolate, named, order
-from .kept_inputs import unheard
-from .leaks import leaking
-from .likely import SURE
-from .made_of import made_of
-from .magnified import magnified
+from .likelihood import SURE
+from .magnitudes import search_magnitudes
+from .missing_slices import examine_missing
+from .nan_leaks import first_nan_leak
 from .provenance import provenance
 from .rank import strength
 from .rules.reading import Reading
 from .runs import facts
+from .stale_inputs import examine_stale_inputs
+from .tensor_operators import tensor_operators
 from .whatif import Search, search
 from .whatif.engine import seconds
 
@@ -78,15 +78,15 @@ def begin(examination: Examination, report: Report) -> Evidence:
         evidence.first_wrong = first.tensor
     done = examination._first
     if report.verdict != REFERENCE_FAULT and done is not None and done.error is not None:
-        said = (str(done.error).strip().splitlines() or [""])[0]
-        evidence.error = f"{type(done.error).__name__}: {said}"[:300]
+        message = (str(done.error).strip().splitlines() or [""])[0]
+        evidence.error = f"{type(done.error).__name__}: {message}"[:300]
         evidence.first_wrong = evidence.tensor = done.phase
     return evidence
 
 
 def _unused(examination: Examination) -> dict[str, list[int]]:
     """Of indices: the groups that nothing belongs to, as far as a size says how many there are."""
-    found = {}
+    unused = {}
     for name, t in examination.material.inputs.items():
         if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or int(t.min()) < 0:
             continue
@@ -95,8 +95,8 @@ def _unused(examination: Examination) -> dict[str, list[int]]:
         known = set(t.flatten().tolist())
         left = [i for i in range(min(sizes, default=top + 1)) if i not in known]
         if left and len(left) < len(known) + 2:
-            found[name] = left
-    return found
+            unused[name] = left
+    return unused
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,13 @@ def collect(
     unjudged = examination._first is None or examination._first.error is not None or examination._ref is None
     if evidence.report.verdict == REFERENCE_FAULT or first is None or unjudged:
         if evidence.error and not spent(0.0):
-            evidence.filled = _step(evidence, "filled groups", lambda: filled(examination)) or ""
+            evidence.filled = _step(evidence, "filled groups", lambda: filled_groups(examination)) or ""
         return Isolation()
     time = _Time(examination, evidence, spent)
-    made = _step(evidence, "isolation", lambda: isolate(examination)) if time.for_("isolation", _ISOLATION) else None
-    table = made or _as_checked(examination)
+    isolated = (
+        _step(evidence, "isolation", lambda: isolate(examination)) if time.for_("isolation", _ISOLATION) else None
+    )
+    table = isolated or _as_checked(examination)
     evidence.stages, evidence.first_wrong = table.stages, table.first_wrong or first.tensor
     _written_over(evidence, table)
     _chosen(evidence, table)
@@ -159,23 +161,25 @@ def collect(
         ))  # fmt: skip
     if time.for_("other numbers of the same inputs", _RUN):
         pace = time.pace("other numbers of the same inputs")
-        _step(evidence, "other numbers of the same inputs", lambda: unheard(examination, evidence, pace))
-        _step(evidence, "the choice", lambda: examined(examination, evidence))
-        evidence.made_of = _step(evidence, "operators", lambda: made_of(examination, evidence)) or frozenset()
+        _step(evidence, "other numbers of the same inputs", lambda: examine_stale_inputs(examination, evidence, pace))
+        _step(evidence, "the choice", lambda: explain_decision(examination, evidence))
+        evidence.made_of = _step(evidence, "operators", lambda: tensor_operators(examination, evidence)) or frozenset()
     if table.first_wrong is None and first.probe in _LATER:
-        evidence.first_wrong = _later(evidence) or first.tensor
-    if table.first_wrong is None and not _later(evidence) and time.for_("leaks", 0.0):
-        evidence.first_wrong = _step(evidence, "leaks", lambda: leaking(examination)) or evidence.first_wrong
+        evidence.first_wrong = _first_in_other_runs(evidence) or first.tensor
+    if table.first_wrong is None and not _first_in_other_runs(evidence) and time.for_("leaks", 0.0):
+        evidence.first_wrong = _step(evidence, "leaks", lambda: first_nan_leak(examination)) or evidence.first_wrong
     _before_what_inherits(evidence)
     if depth.influence != () and table.first_wrong is not None and time.for_("influence", _RUN):
         known = table.first_wrong in named(examination.first) and not table.suspects
         looked = {table.first_wrong} if known else examination.bad | {table.first_wrong}
         only, pace = depth.influence, time.pace("influence")
         right: list[tuple[str, int, int]] = []
-        found = _step(evidence, "influence", lambda: influence(examination, looked, only=only, spent=pace, right=right))
-        evidence.influence = found or {}
+        influences = _step(
+            evidence, "influence", lambda: influence(examination, looked, only=only, spent=pace, right=right)
+        )
+        evidence.influence = influences or {}
         got = named(own)[table.first_wrong][1] if table.first_wrong in named(own) else None
-        seen = _step(evidence, "a closer look", lambda: closer(
+        seen = _step(evidence, "a closer look", lambda: examine_missing(
             examination, table.first_wrong or "", got, evidence.influence, right, spent=pace
         ))  # fmt: skip
         evidence.influence = seen or evidence.influence
@@ -237,13 +241,15 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
     """
     modified = [m.tensor for m in evidence.memory if m.kind == "input_modified"]
     for fact in evidence.memory:
-        said = next((n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None)
-        if said is None or evidence.stage(fact.tensor) is None:
+        overwritten = next(
+            (n for n in modified if fact.kind == "aliased" and f"shares memory with {n}:" in fact.text), None
+        )
+        if overwritten is None or evidence.stage(fact.tensor) is None:
             continue
         wrong = dict.fromkeys((CULPRIT, OBSERVED, NOT_TRIED), INHERITED)
-        reason = f"{fact.tensor} is written over {said}, which it may read"
+        reason = f"{fact.tensor} is written over {overwritten}, which it may read"
         evidence.stages = table.stages = [
-            replace(s, state=CULPRIT, text=f"written over {said}") if s.name == fact.tensor
+            replace(s, state=CULPRIT, text=f"written over {overwritten}") if s.name == fact.tensor
             else replace(s, state=wrong[s.state], text=reason) if s.state in wrong and s.name.endswith(".grad") else s
             for s in table.stages
         ]  # fmt: skip
@@ -265,14 +271,14 @@ def _chosen(evidence: Evidence, table: Isolation) -> None:
 
 def _before_what_inherits(evidence: Evidence) -> None:
     """Where all that is wrong only inherits, what it inherits is too small to be seen here: another run may show it."""
-    first, later = evidence.stage(evidence.first_wrong or ""), evidence.stage(_later(evidence))
+    first, later = evidence.stage(evidence.first_wrong or ""), evidence.stage(_first_in_other_runs(evidence))
     if first is None or later is None or first.state != INHERITED:
         return
     if evidence.stages.index(later) < evidence.stages.index(first):
         evidence.first_wrong = later.name
 
 
-def _later(evidence: Evidence) -> str:
+def _first_in_other_runs(evidence: Evidence) -> str:
     """Where it goes wrong first in the first of the other runs that is wrong."""
     return next((fact.first for fact in evidence.runs.values() if fact.first), "")
 
@@ -314,8 +320,8 @@ def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation,
         evidence.map = error_map(
             examination.label, "isolated" if done is table.run else "values", got, against, CELLS_BAD, True
         )
-    found = fit(examination, name, kind, got, terms=terms)
-    evidence.fits, evidence.ratios, evidence.permutations = found.fits, found.ratios, found.patterns
+    fitted = fit(examination, name, kind, got, terms=terms)
+    evidence.fits, evidence.ratios, evidence.permutations = fitted.fits, fitted.ratios, fitted.patterns
 
 
 def _what_if(
@@ -324,16 +330,16 @@ def _what_if(
     got = named(own)[evidence.tensor][1]
     if got is not None and _all_poison(evidence, got):
         return None
-    found = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
-    if found is not None:
-        _tried(evidence, found, _WHAT_IF, time)
+    changed = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
+    if changed is not None:
+        _tried(evidence, changed, _WHAT_IF, time)
         if not evidence.whatif:
-            larger = magnified(examination, evidence.tensor, own, found, time.pace("other magnitudes"))
+            larger = search_magnitudes(examination, evidence.tensor, own, changed, time.pace("other magnitudes"))
             if larger is not None:
                 _tried(evidence, larger, _WHAT_IF, time)
-        evidence.operators = found.operators
-        evidence.alike = found.alike
-    return found
+        evidence.operators = changed.operators
+        evidence.alike = changed.alike
+    return changed
 
 
 def _all_poison(evidence: Evidence, got: Tensor) -> bool:
@@ -362,22 +368,22 @@ def _location(got: Tensor, against: GoldenTensor) -> Location | None:
 
 def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
     """The other results, candidate and golden."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    others: dict[str, tuple[Tensor, Tensor]] = {}
     for name, _, got in own.results():
         golden = examination.ref.values.get(name)
         if name != tensor and got is not None and golden is not None and golden.shape == got.shape:
-            found[name] = got.detach().double(), golden.double()
-    return found
+            others[name] = got.detach().double(), golden.double()
+    return others
 
 
 def _memory(report: Report) -> list[MemoryFact]:
-    found = []
+    facts = []
     for f in report.findings:
         for probe, words, kind in _MEMORY:
             if words in f.text and (f.probe == probe or words and f.probe == "float32"):
-                found.append(MemoryFact(kind, f.tensor, f.text, f.location))
+                facts.append(MemoryFact(kind, f.tensor, f.text, f.location))
                 break
-    return found
+    return facts
 
 
 def described(examination: Examination) -> dict[str, Any]:

@@ -105,9 +105,9 @@ class _Asking:
             while hi - lo > 1 and known.get(lo) != known.get(hi) and len(known) < most:
                 middle = (lo + hi) // 2
                 lo, hi = (middle, hi) if state(middle) == known[lo] else (lo, middle)
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for i in range(size):
             if known[min((abs(k - i), k) for k in known)[1]]:
-                joined = found and found[-1][1] == i - 1
-                found[-1:] = [(found[-1][0], i)] if joined else [*found[-1:], (i, i)]
-        return tuple(found)
+                joined = ranges and ranges[-1][1] == i - 1
+                ranges[-1:] = [(ranges[-1][0], i)] if joined else [*ranges[-1:], (i, i)]
+        return tuple(ranges)

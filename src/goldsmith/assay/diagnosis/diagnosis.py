@@ -32,18 +32,18 @@ from ..report.results import (
 )
 from ..support.deadline import until
 from . import bundle
-from .beside import beside, joined
+from .candidate_state import CandidateState
 from .collect import Depth, begin, collect, described
 from .evidence import NO_TIME, Evidence, RunFact
-from .further import afresh, further
-from .kept import Kept
-from .likely import SURE
+from .extra_calls import extra_calls, fresh_start
+from .likelihood import SURE
+from .open_questions import open_questions
+from .other_cases import find_sure_case, joined
+from .other_draws import failing_draw, only_other_inputs_fail
 from .rank import by_rules, rank, strength
-from .redrawn import asks, redrawn
 from .rendering import PAGE, Diagnosis
-from .smallest import smallest
-from .traced import traced
-from .undecided import undecided
+from .smallest_case import smallest_case
+from .trace_sentences import trace_sentences
 
 __all__ = ["PAGE", "Diagnosis", "diagnose"]
 
@@ -93,41 +93,41 @@ def diagnose(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = _informative(list(target.cases)) if case is None else [target.case(case)]
     clock = _Clock(budget_s)
-    kept = Kept(target)
+    state = CandidateState(target)
     report, failing, later = _failing(target, cases, dtype, device, seed, selected, clock)
-    found = Diagnosis(report.verdict, report, partial=report.partial)
+    diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None and not report.partial:
-        failing, report = _rather_numbers(target, cases, failing, report, seed, selected, clock)
-        failing, report = _redrawn(target, failing, report, kept, seed, selected, clock)
-        found = Diagnosis(report.verdict, report, partial=report.partial)
+        failing, report = _prefer_numbers(target, cases, failing, report, seed, selected, clock)
+        failing, report = _failing_draw(target, failing, report, state, seed, selected, clock)
+        diagnosis = Diagnosis(report.verdict, report, partial=report.partial)
     if failing is not None:
         try:
-            if failing.case.name != cases[0].name and kept.changed and not clock.lacks(
+            if failing.case.name != cases[0].name and state.changed and not clock.lacks(
                 "a start with nothing kept from other cases", _COLLECTING, failing.seconds.get("values", 0.0)
             ):  # fmt: skip
-                later |= afresh(failing, kept)
-            _explain(found, failing, later, clock)
+                later |= fresh_start(failing, state)
+            _explain(diagnosis, failing, later, clock)
             clock.stage = "wider"
-            found = _wider(found, target, failing, seed, selected, clock) or found
+            diagnosis = _in_float32(diagnosis, target, failing, seed, selected, clock) or diagnosis
             clock.stage = "beside"
-            _beside(found, target, failing, seed, selected, clock)
+            _use_other_case(diagnosis, target, failing, seed, selected, clock)
         except KeyboardInterrupt:
-            found.partial = INTERRUPTED
-    left_out = dict.fromkeys([_what(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
-    hurried = found.evidence is not None and NO_TIME in found.evidence.left_out.values()
-    if found.partial == INTERRUPTED:
+            diagnosis.partial = INTERRUPTED
+    left_out = dict.fromkeys([_omission(n.text) for n in report.notes if n.id == "budget"] + clock.left_out)
+    hurried = diagnosis.evidence is not None and NO_TIME in diagnosis.evidence.left_out.values()
+    if diagnosis.partial == INTERRUPTED:
         left_out[_AFTER[clock.stage]] = None
     elif left_out or hurried:
-        found.partial = (_SPENT if clock.spent() else _SHORT).format(budget_s)
-    found.traced += [f"Left out: {what}." for what in left_out]
-    found.target = target
-    found.seconds = time.perf_counter() - clock.started
-    if out is not None and found.write_bundle is not None:
-        found.save(out)
-    return found
+        diagnosis.partial = (_SPENT if clock.spent() else _SHORT).format(budget_s)
+    diagnosis.traced += [f"Left out: {what}." for what in left_out]
+    diagnosis.target = target
+    diagnosis.seconds = time.perf_counter() - clock.started
+    if out is not None and diagnosis.write_bundle is not None:
+        diagnosis.save(out)
+    return diagnosis
 
 
-def _what(note: str) -> str:
+def _omission(note: str) -> str:
     """Of a note on the budget: what there was no time for."""
     return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")
 
@@ -168,12 +168,12 @@ def _failing(
     quick = selected & frozenset(catalogue.QUICK)
     share = None if clock.seconds is None else _CHECKING * clock.seconds / 2
     report, examinations = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
-    if _nothing_found(report) and not report.partial and clock.spent(_CHECKING, more=report.seconds):
+    if _no_failure(report) and not report.partial and clock.spent(_CHECKING, more=report.seconds):
         report.partial = _SPENT.format(clock.seconds) if report.verdict == PASS else ""
         without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # they make the same references again
         report.notes.append(Note("budget", "probes", f"{_SPENT.format(clock.seconds)}; left out: {without}"))
         return report, None, {}
-    if _nothing_found(report) and quick != selected and not report.partial:
+    if _no_failure(report) and quick != selected and not report.partial:
         whole, examinations = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
         # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
@@ -183,12 +183,12 @@ def _failing(
             text = f"{', '.join(sorted(selected - quick))} on {', '.join(left)}"
             report.notes += [Note("budget", "probes", f"{_SPENT.format(share)}; left out: {text}")] if left else []
             report.notes += [n for n in whole.notes if n.id == "budget"]
-    if _nothing_found(report) and {"second_call", "repeats"} <= selected and not report.partial:
-        return report, *_further(report, target, cases[0], dtype, device, seed, selected, share, clock)
+    if _no_failure(report) and {"second_call", "repeats"} <= selected and not report.partial:
+        return report, *_extra_calls(report, target, cases[0], dtype, device, seed, selected, share, clock)
     return report, examinations[0] if examinations else None, {}
 
 
-def _rather_numbers(
+def _prefer_numbers(
     target: Target, cases: list[Case], failing: Examination, report: Report, seed: int, selected: frozenset[str],
     clock: _Clock,
 ) -> tuple[Examination, Report]:  # fmt: skip
@@ -204,36 +204,42 @@ def _rather_numbers(
     for other, left in tries:
         if not left:
             continue
-        found, examinations = examine(
+        numeric, examinations = examine(
             other, left, failing.dtype, failing.device, seed, selected & frozenset(catalogue.QUICK), share,
             until_failing=True,
         )  # fmt: skip
         first = examinations[0]._first if examinations else None
-        if found.verdict == FAIL and first is not None and first.error is None:
-            found.findings += raised
-            return examinations[0], found
+        if numeric.verdict == FAIL and first is not None and first.error is None:
+            numeric.findings += raised
+            return examinations[0], numeric
     return failing, report
 
 
-def _redrawn(
-    target: Target, failing: Examination, report: Report, kept: Kept, seed: int, selected: frozenset[str], clock: _Clock
+def _failing_draw(
+    target: Target,
+    failing: Examination,
+    report: Report,
+    state: CandidateState,
+    seed: int,
+    selected: frozenset[str],
+    clock: _Clock,
 ) -> tuple[Examination, Report]:
     """Where only other inputs of the same case are wrong: those."""
-    if not asks(failing, report) or clock.lacks("the other draw that is wrong, by itself", _CHECKING):
+    if not only_other_inputs_fail(failing, report) or clock.lacks("the other draw that is wrong, by itself", _CHECKING):
         return failing, report
     quick, share = selected & frozenset(catalogue.QUICK), None if clock.seconds is None else clock.seconds * _CHECKING
-    return redrawn(
-        failing, report, kept,
+    return failing_draw(
+        failing, report, state,
         lambda case: examine(target, [case], failing.dtype, failing.device, seed, quick, share, until_failing=True),
     )  # fmt: skip
 
 
-def _nothing_found(report: Report) -> bool:
+def _no_failure(report: Report) -> bool:
     """All is right, or is so far: some cases did not run for want of time."""
     return report.verdict == PASS or (report.verdict == UNJUDGED and any(n.id == NOT_RUN for n in report.notes))
 
 
-def _further(
+def _extra_calls(
     report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], share: float | None, whole: _Clock,
 ) -> tuple[Examination | None, dict[str, RunFact]]:  # fmt: skip
@@ -242,7 +248,7 @@ def _further(
     examination = Examination(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
         with until(clock.started + (share or math.inf)) as left_out:
-            later = further(
+            later = extra_calls(
                 examination, [c for c in target.cases if c.name != case.name],
                 spent=lambda: clock.lacks("some calls of other sizes, or with more threads"),
             )  # fmt: skip
@@ -260,38 +266,38 @@ def _further(
     return examination, later
 
 
-def _explain(found: Diagnosis, examination: Examination, later: dict[str, RunFact], clock: _Clock) -> None:
+def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, RunFact], clock: _Clock) -> None:
     """Evidence, causes and the smallest case, each kept as soon as it is there."""
-    found.case = found.examined = described(examination)
-    evidence = found.evidence = begin(examination, found.report)
+    diagnosis.case = diagnosis.examined = described(examination)
+    evidence = diagnosis.evidence = begin(examination, diagnosis.report)
     evidence.runs.update(later)
-    found.write_bundle = _writer(examination)
+    diagnosis.write_bundle = _writer(examination)
     clock.stage = "evidence"
     try:
-        if not found.partial:
+        if not diagnosis.partial:
             depth = Depth(_REPEATS, sent=True)
             table = collect(examination, evidence, depth, spent=lambda more: clock.spent(_COLLECTING, more))
-            found.suspects = table.suspects
+            diagnosis.suspects = table.suspects
     finally:
-        found.stages, found.location, found.map = evidence.stages, evidence.location, _map(evidence)
-        found.traced = traced(evidence)
-        found.undecided = undecided(evidence, found.suspects)
-        found.causes = rank(evidence) if found.verdict in (FAIL, REFERENCE_FAULT) else []
-        found.first_wrong_stage = None if found.verdict == REFERENCE_FAULT else evidence.first_wrong
+        diagnosis.stages, diagnosis.location, diagnosis.map = evidence.stages, evidence.location, _map(evidence)
+        diagnosis.traced = trace_sentences(evidence)
+        diagnosis.undecided = open_questions(evidence, diagnosis.suspects)
+        diagnosis.causes = rank(evidence) if diagnosis.verdict in (FAIL, REFERENCE_FAULT) else []
+        diagnosis.first_wrong_stage = None if diagnosis.verdict == REFERENCE_FAULT else evidence.first_wrong
     clock.stage = "smaller"
-    if found.verdict == FAIL and not found.partial and not clock.lacks("a smaller case"):
-        _make_small(found, examination, clock)
+    if diagnosis.verdict == FAIL and not diagnosis.partial and not clock.lacks("a smaller case"):
+        _make_small(diagnosis, examination, clock)
 
 
-def _wider(
-    found: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
+def _in_float32(
+    diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> Diagnosis | None:
     """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
-    hidden = found.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
-    best = strength(found.evidence) if found.causes else 0.0
-    if not hidden or found.partial or best >= _SURE:
+    hidden = diagnosis.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
+    best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
+    if not hidden or diagnosis.partial or best >= _SURE:
         return None
-    if clock.lacks("the same case with float32 inputs", more=found.report.seconds):
+    if clock.lacks("the same case with float32 inputs", more=diagnosis.report.seconds):
         return None
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
     report, examinations = examine(
@@ -308,24 +314,24 @@ def _wider(
     return wide
 
 
-def _beside(
-    found: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
+def _use_other_case(
+    diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> None:
     """What a rule is sure of in another case, where none is in this one."""
-    evidence = found.evidence
-    if found.verdict != FAIL or found.partial or evidence is None or evidence.error or not found.causes:
+    evidence = diagnosis.evidence
+    if diagnosis.verdict != FAIL or diagnosis.partial or evidence is None or evidence.error or not diagnosis.causes:
         return
     if strength(evidence) >= SURE or evidence.first_wrong is None:
         return
     share = None if clock.seconds is None else _CHECKING / 2 * clock.seconds
-    told = beside(
-        target, examination, evidence, found.causes[0].score, seed, selected,
+    sure_case = find_sure_case(
+        target, examination, evidence, diagnosis.causes[0].score, seed, selected,
         lambda more: clock.lacks("other cases, in which a rule may be sure", _COLLECTING, more), share,
     )  # fmt: skip
-    if told is not None:
-        case, causes = told
-        found.causes = joined(found.causes, causes, case)
-        found.traced.append(f"No rule is sure in this case; in {case.name}, which fails at the same stage, one is.")
+    if sure_case is not None:
+        case, causes = sure_case
+        diagnosis.causes = joined(diagnosis.causes, causes, case)
+        diagnosis.traced.append(f"No rule is sure in this case; in {case.name}, which fails at the same stage, one is.")
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:
@@ -334,8 +340,8 @@ def _map(evidence: Evidence) -> ErrorMap | None:
     return evidence.map if evidence.map is not None else next(others, None)
 
 
-def _make_small(found: Diagnosis, examination: Examination, clock: _Clock) -> None:
-    if found.evidence is None or not found.causes:
+def _make_small(diagnosis: Diagnosis, examination: Examination, clock: _Clock) -> None:
+    if diagnosis.evidence is None or not diagnosis.causes:
         return
     began = time.perf_counter()
     limit = max(_SMALLER, began - clock.started)
@@ -345,22 +351,23 @@ def _make_small(found: Diagnosis, examination: Examination, clock: _Clock) -> No
         short = clock.lacks(what, 1 - (1 - share) * (1 - _COLLECTING), more)
         return short or time.perf_counter() - began + more > limit
 
-    shrunk, small = smallest(
-        examination, found.evidence, found.first_wrong_stage, by_rules(found.evidence), shown=found.causes[0].id,
-        over=over, spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
+    shrunk, small = smallest_case(
+        examination, diagnosis.evidence, diagnosis.first_wrong_stage, by_rules(diagnosis.evidence),
+        cause_shown=diagnosis.causes[0].id, over=over,
+        spent=lambda more: over(more, _TRYING) or time.perf_counter() - began + more > _TRYING * limit,
     )  # fmt: skip
-    found.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
-    found.write_bundle = _writer(small)
+    diagnosis.case = described(small) | {"steps": list(shrunk.steps), "runs": shrunk.runs, "partial": shrunk.partial}
+    diagnosis.write_bundle = _writer(small)
 
 
 def _writer(examination: Examination) -> Callable[[Diagnosis, Path], Path]:
-    def write(found: Diagnosis, folder: Path) -> Path:
+    def write(diagnosis: Diagnosis, folder: Path) -> Path:
         first, ref = examination._first, examination._ref
         outputs = {} if first is None else {n: t for n, _, t in first.results() if t is not None}
         golden = {} if ref is None else dict(ref.values)
         return bundle.save(
-            folder, examination.material, examination.dtype, golden=golden, outputs=outputs, verdict=found.verdict,
-            stage=found.first_wrong_stage, causes=[_plain(asdict(c)) for c in found.causes],
+            folder, examination.material, examination.dtype, golden=golden, outputs=outputs, verdict=diagnosis.verdict,
+            stage=diagnosis.first_wrong_stage, causes=[_plain(asdict(c)) for c in diagnosis.causes],
         )  # fmt: skip
 
     return write

@@ -45,22 +45,22 @@ class Story:
     mend: str = ""
 
 
-def story(found: DiagnosisFacts) -> Story:
-    name = found.report.target or "the target"
-    if found.verdict == PASS:
-        partial = f" ({found.partial})" if found.partial else ""
-        return Story("partial" if found.partial else PASS, f"Nothing wrong was found in {name}{partial}.")
-    if found.verdict == REFERENCE_FAULT:
-        why = tuple(found.causes[0].evidence[:3]) if found.causes else (view.headline(found.report),)
+def story(diagnosis: DiagnosisFacts) -> Story:
+    name = diagnosis.report.target or "the target"
+    if diagnosis.verdict == PASS:
+        partial = f" ({diagnosis.partial})" if diagnosis.partial else ""
+        return Story("partial" if diagnosis.partial else PASS, f"Nothing wrong was found in {name}{partial}.")
+    if diagnosis.verdict == REFERENCE_FAULT:
+        why = tuple(diagnosis.causes[0].evidence[:3]) if diagnosis.causes else (view.headline(diagnosis.report),)
         return Story(REFERENCE_FAULT, f"The reference is at fault, so {name} is not accused.", why=why)
-    if found.verdict != FAIL:
-        return Story("partial", view.headline(found.report))
-    where = found.location.text if found.location is not None else ""
-    if found.first_wrong_stage and where:
-        where = f"{found.first_wrong_stage}: {where}"
-    if not found.causes:
-        return Story(FAIL, view.headline(found.report), where)
-    best = found.causes[0]
+    if diagnosis.verdict != FAIL:
+        return Story("partial", view.headline(diagnosis.report))
+    where = diagnosis.location.text if diagnosis.location is not None else ""
+    if diagnosis.first_wrong_stage and where:
+        where = f"{diagnosis.first_wrong_stage}: {where}"
+    if not diagnosis.causes:
+        return Story(FAIL, view.headline(diagnosis.report), where)
+    best = diagnosis.causes[0]
     return Story(FAIL, view.sentence(best.text), where, tuple(best.evidence[:3]), scored(best), best.mend)
 
 
@@ -68,18 +68,18 @@ def scored(cause: Cause) -> str:
     return f"{cause.id}, {'weak, ' if cause.weak else ''}score {cause.score:.2f}"
 
 
-def strip(found: DiagnosisFacts) -> list[dict[str, str]]:
+def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """A box for every stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
     return [
         {
             "name": stage.name,
             "kind": stage.kind,
             "state": stage.state,
-            "word": "first wrong" if stage.name == found.first_wrong_stage else _word(stage),
+            "word": "first wrong" if stage.name == diagnosis.first_wrong_stage else _word(stage),
             "glyph": svg.glyph(stage.state),
-            "first": "first" if stage.name == found.first_wrong_stage else "",
+            "first": "first" if stage.name == diagnosis.first_wrong_stage else "",
         }
-        for stage in found.stages
+        for stage in diagnosis.stages
     ]
 
 
@@ -89,14 +89,14 @@ def _word(stage: StageState) -> str:
     return STATE_WORD.get(stage.state, stage.state)
 
 
-def causes(found: DiagnosisFacts) -> list[dict[str, Any]]:
+def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     return [
         {
             "cause": cause,
             "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
             "params": ", ".join(f"{k} {_plain(v)}" for k, v in cause.params.items() if v not in (None, "", [], ())),
         }
-        for cause in shown(found.causes)
+        for cause in shown(diagnosis.causes)
     ]
 
 
@@ -109,22 +109,22 @@ def _plain(value: Any) -> str:
 # pictures
 
 
-def maps(found: DiagnosisFacts) -> list[dict[str, Any]]:
+def maps(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     """The first wrong tensor's map, then those of what else the check found wrong in that case."""
-    drawn: list[ErrorMap] = [found.map] if found.map is not None else []
+    drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
-    drawn += [m for m in view.shown_maps(found.report, 3).values() if m.bad and m.tensor not in known]
+    drawn += [m for m in view.shown_maps(diagnosis.report, 3).values() if m.bad and m.tensor not in known]
     return [map_view(m, CELLS) for m in drawn]
 
 
-def profiles(found: DiagnosisFacts) -> list[dict[str, Any]]:
+def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     """Of the first wrong tensor, the share of wrong elements at each index of each axis; none where all are wrong."""
     from .rules.reading import Reading
 
-    wrong = Reading(found.evidence).wrong if found.evidence is not None else None
+    wrong = Reading(diagnosis.evidence).wrong if diagnosis.evidence is not None else None
     if wrong is None or not wrong.dim() or not bool(wrong.any()) or bool(wrong.all()):
         return []
-    names = axis_names(wrong.shape, found.examined.get("sizes", {}))
+    names = axis_names(wrong.shape, diagnosis.examined.get("sizes", {}))
     out = []
     for axis, name in enumerate(names):
         length = wrong.shape[axis]
@@ -134,30 +134,30 @@ def profiles(found: DiagnosisFacts) -> list[dict[str, Any]]:
         size = -(-length // PROFILE)
         blocks = [block.max().item() for block in shares.split(size)]
         label = f"axis {name}" if name.isdigit() else name
-        said = f"{found.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
-        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, said)})
+        title = f"{diagnosis.first_wrong_stage}, {label}: share of wrong elements at each of {length} indices"
+        out.append({"name": label, "length": length, "drawing": svg.profile(blocks, title)})
     return out
 
 
-def dependence(found: DiagnosisFacts) -> list[dict[str, Any]]:
+def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     """Where the candidate depends on other slices of an input than the golden does."""
-    influence = found.evidence.influence if found.evidence is not None else {}
+    influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
     out = []
     for fact in influence.values():
-        length = _length(found, fact.input, fact.axis, [hi for _, hi in (*fact.missing, *fact.extra)])
+        length = _length(diagnosis, fact.input, fact.axis, [hi for _, hi in (*fact.missing, *fact.extra)])
         missing = ((0, length - 1),) if fact.none else fact.missing
         reached = view.join(list(fact.outputs)) or "the result"
-        said = []
+        sentences = []
         if missing:
-            said.append(f"{_spans(missing)} should reach {reached}, and does not")
+            sentences.append(f"{_spans(missing)} should reach {reached}, and does not")
         if fact.extra:
-            said.append(f"{_spans(fact.extra)} reaches {reached}, and should not")
+            sentences.append(f"{_spans(fact.extra)} reaches {reached}, and should not")
         name = f"{fact.input}, axis {fact.axis}"
         out.append(
             {
                 "name": name,
                 "length": length,
-                "said": "; ".join(said),
+                "said": "; ".join(sentences),
                 "golden": svg.depends(length, fact.extra, (), f"{name}: what the golden depends on"),
                 "candidate": svg.depends(length, missing, fact.extra, f"{name}: what the candidate depends on"),
             }
@@ -165,8 +165,8 @@ def dependence(found: DiagnosisFacts) -> list[dict[str, Any]]:
     return out
 
 
-def _length(found: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
-    shape = found.examined.get("shapes", {}).get(name, ())
+def _length(diagnosis: DiagnosisFacts, name: str, axis: int, ends: Sequence[int]) -> int:
+    shape = diagnosis.examined.get("shapes", {}).get(name, ())
     return shape[axis] if axis < len(shape) else max([*ends, 0]) + 1
 
 
@@ -177,9 +177,9 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 # tables
 
 
-def histogram(found: DiagnosisFacts) -> list[dict[str, Any]]:
+def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     """How many units of the last place the elements of the first wrong tensor are off."""
-    evidence = found.evidence
+    evidence = diagnosis.evidence
     if (
         evidence is None
         or evidence.got is None
@@ -202,9 +202,9 @@ def histogram(found: DiagnosisFacts) -> list[dict[str, Any]]:
     ]
 
 
-def runs(found: DiagnosisFacts) -> list[dict[str, str]]:
+def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """Other runs of the same case; neighbours of which the same is to be said stand in one line."""
-    facts = list(found.evidence.runs.values()) if found.evidence is not None else []
+    facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
     lines = []
     for (kind, outcome, bits), group in groupby(facts, key=lambda r: (r.name.rstrip("0123456789 "), *_outcome(r))):
         members = list(group)
@@ -278,14 +278,14 @@ def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
     ]
 
 
-def case_rows(found: DiagnosisFacts) -> list[tuple[str, str]]:
+def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
     """The smallest failing case, as much as is needed to make it again."""
-    case = found.case
+    case = diagnosis.case
     if not case:
         return []
     rows = [("case", str(case["name"]))]
-    if found.examined and found.examined["name"] != case["name"]:
-        rows.append(("found in", str(found.examined["name"])))
+    if diagnosis.examined and diagnosis.examined["name"] != case["name"]:
+        rows.append(("found in", str(diagnosis.examined["name"])))
     rows.append(
         ("drawn", f"{case['dtype']} on {case['device']}, seed {case['seed']}, {view.count(case['threads'], 'thread')}")
     )
@@ -298,9 +298,9 @@ def case_rows(found: DiagnosisFacts) -> list[tuple[str, str]]:
     return rows
 
 
-def details(found: DiagnosisFacts) -> view.Section:
+def details(diagnosis: DiagnosisFacts) -> view.Section:
     """The check's own section, without what the page has shown already."""
-    made = view.section(
-        view.Entry(found.report.target or "the target", report=found.report), max_rows=120, map_cells=CELLS
+    section = view.section(
+        view.Entry(diagnosis.report.target or "the target", report=diagnosis.report), max_rows=120, map_cells=CELLS
     )
-    return replace(made, strip=[], maps=[])
+    return replace(section, strip=[], maps=[])

@@ -61,14 +61,14 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
         out.ratios = alone(name, y, golden, rounded, _other_results(examination, name), names)
     if not terms:
         return out
-    found = {**_everything(ref, name, golden), **_paths(ref, name)}
-    for other in _beside(examination, name, y, bound, found):
-        found.pop(other), factors.pop(other, None)
-    out.fits = regress(name, y, golden, found, factors=factors, bound=bound, numbers=names)
+    terms_found = {**_everything(ref, name, golden), **_paths(ref, name)}
+    for other in _independent_equals(examination, name, y, bound, terms_found):
+        terms_found.pop(other), factors.pop(other, None)
+    out.fits = regress(name, y, golden, terms_found, factors=factors, bound=bound, numbers=names)
     if not out.fits:
-        out.fits = _by_segment(name, y, against, found, factors, names)
+        out.fits = _by_segment(name, y, against, terms_found, factors, names)
     if not (out.fits or any(r.fraction > _MOSTLY for r in out.ratios) or out.patterns):
-        _in_the_wrong_part(out, name, y, against, found, factors, names, rows)
+        _ratios_in_block(out, name, y, against, terms_found, factors, names, rows)
     return out
 
 
@@ -82,7 +82,9 @@ def _other_results(examination: Examination, name: str) -> Iterator[tuple[Tensor
         yield got.double(), golden, torch.maximum(against.bounded.bound, torch.finfo(got.dtype).eps * golden.abs())
 
 
-def _beside(examination: Examination, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]) -> list[str]:
+def _independent_equals(
+    examination: Examination, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]
+) -> list[str]:
     """Stages that hold the very numbers of `y` and that the golden's tensor is not made of: they explain nothing.
 
     A golden may compute beside what it returns, as its explicit backward beside autograd's, with the same mistake.
@@ -95,7 +97,7 @@ def _beside(examination: Examination, name: str, y: Tensor, bound: Tensor, terms
     return [n for n in stages if not bool(reach(examination, n).get(name, torch.zeros(())).any())]
 
 
-def _in_the_wrong_part(
+def _ratios_in_block(
     out: Fitted, name: str, y: Tensor, against: GoldenTensor, terms: dict[str, Tensor], factors: dict[str, Tensor],
     names: dict[str, float], rows: dict[str, Tensor],
 ) -> None:  # fmt: skip
@@ -111,17 +113,17 @@ def _in_the_wrong_part(
             tensor = tensor.narrow(axis, lo, hi - lo)
         return tensor.contiguous()
 
-    said = ", ".join(f"axis {axis} [{lo}..{hi - 1}]" for axis, (lo, hi) in block.items())
+    label = ", ".join(f"axis {axis} [{lo}..{hi - 1}]" for axis, (lo, hi) in block.items())
     mine, wanted, allowed = part(y), part(golden), part(bound)
-    found = ratios(name, mine, wanted, bound=allowed, numbers=names, factors=rows)
-    out.ratios = [replace(r, scope="segment", group=said) for r in found if r.scope == "tensor"]
+    block_ratios = ratios(name, mine, wanted, bound=allowed, numbers=names, factors=rows)
+    out.ratios = [replace(r, scope="segment", group=label) for r in block_ratios if r.scope == "tensor"]
     out.fits = regress(
         name, mine, wanted, {n: part(t) for n, t in terms.items()}, factors={n: part(t) for n, t in factors.items()},
-        bound=allowed, numbers=names, where=said,
+        bound=allowed, numbers=names, where=label,
     )  # fmt: skip
     if not out.fits and not out.ratios:
         moved = patterns(name, mine.to(torch.float64), wanted, bound=allowed)
-        out.patterns = [replace(p, params={**p.params, "where": said}, text=f"{p.text}, in {said}") for p in moved
+        out.patterns = [replace(p, params={**p.params, "where": label}, text=f"{p.text}, in {label}") for p in moved
                         if p.kind not in ("half_filled", "dtype_width")]  # fmt: skip
 
 
@@ -149,34 +151,34 @@ def _by_segment(
     names: dict[str, float],
 ) -> list[Fit]:  # fmt: skip
     golden, bound = against.bounded.value, against.bounded.bound
-    found = []
+    fits = []
     for segment, (axis, lo, hi) in against.segments.items():
 
         def part(tensor: Tensor, axis: int = axis, lo: int = lo, hi: int = hi) -> Tensor:
             return tensor.expand_as(golden).narrow(axis, lo, hi - lo)
 
-        found += regress(
+        fits += regress(
             name, part(y), part(golden), {n: part(t) for n, t in terms.items()},
             factors={n: part(t) for n, t in factors.items()}, bound=part(bound), numbers=names, where=segment,
         )  # fmt: skip
-    return found
+    return fits
 
 
 def _everything(ref: GoldenResults, name: str, like: Tensor) -> dict[str, Tensor]:
     """Stages, results, inputs and output gradients, laid out so that they broadcast to the tensor."""
-    found: dict[str, Tensor] = {}
+    terms: dict[str, Tensor] = {}
     for source in (ref.values, ref.leaves):
         for other, tensor in source.items():
             if other in (name, f"saved.{name}", name.removeprefix("saved.")) or not tensor.is_floating_point():
                 continue
             laid = aligned(tensor, like)
             if laid is not None:
-                found.setdefault(other, laid)
+                terms.setdefault(other, laid)
             else:
                 summed = _summed(tensor, like)
                 if summed is not None:
-                    found.setdefault(f"sum({other})", summed)
-    return found
+                    terms.setdefault(f"sum({other})", summed)
+    return terms
 
 
 def aligned(tensor: Tensor, like: Tensor) -> Tensor | None:
@@ -206,7 +208,7 @@ def _paths(ref: GoldenResults, name: str) -> dict[str, Tensor]:
     if not name.endswith(".grad"):
         return {}
     golden = ref.values[name]
-    found: dict[str, Tensor] = {}
+    paths: dict[str, Tensor] = {}
     forward = [n for n in ref.order if n in ref.values and ref.values[n].is_floating_point() and f"{n}.grad" != name]
     if ref.material.target.golden_backward is None:
         forward = [n for n in forward if f"{n}.grad" in ref.values]
@@ -220,5 +222,5 @@ def _paths(ref: GoldenResults, name: str) -> dict[str, Tensor]:
             continue
         through = golden - without
         if bool(through.count_nonzero()) and not torch.equal(through, golden):
-            found[f"path through {stage}"] = through
-    return found
+            paths[f"path through {stage}"] = through
+    return paths

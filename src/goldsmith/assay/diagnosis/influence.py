@@ -50,9 +50,9 @@ def influence(
             if tensor.shape[axis] < 2 or spent() or (only is not None and f"{name}[{axis}]" not in only):
                 continue
             looked = _AxisInfluence(examination, name, axis, wrong, spent, runs)
-            found = looked.find()
-            if found is not None:
-                out[f"{name}[{axis}]"] = found
+            ranges = looked.find()
+            if ranges is not None:
+                out[f"{name}[{axis}]"] = ranges
             elif right is not None and looked.related and not looked.partly and not looked.spent():
                 right.append((name, axis, looked.length))
     return out
@@ -167,7 +167,7 @@ class _AxisInfluence:
         if done.error is not None:
             return SAME
         ref = examination.references(material, done, taken(examination, done))
-        said = SAME
+        worst = SAME
         try:
             now = ref.plain
             for name, (_, tensor) in named(done).items():
@@ -175,14 +175,14 @@ class _AxisInfluence:
                     continue
                 if not self._may_move(name, tensor, now):
                     continue
-                found, where = self._moved(name, tensor, ref)
-                if found != SAME:
+                effect, where = self._moved(name, tensor, ref)
+                if effect != SAME:
                     self.outputs.add(name)
                     self.touched[name] = self.touched.get(name, torch.zeros_like(where)) | where
-                said = max(said, found, key=_STATES.index)
+                worst = max(worst, effect, key=_STATES.index)
         except GoldenError:
             return SAME
-        return said
+        return worst
 
     def _may_move(self, name: str, tensor: Tensor, now: dict[str, Tensor]) -> bool:
         """Whether `_moved` can find anything: mostly the golden's numbers, without their bounds, say no already."""
@@ -254,12 +254,12 @@ def _onto(steps: set[int], length: int) -> str:
 
 def _borders(examination: Examination, length: int) -> list[int]:
     """Where groups of slices of an axis begin, of offsets among the inputs that end where the axis ends."""
-    found: list[int] = []
+    borders: list[int] = []
     for t in examination.material.inputs.values():
         offsets = not t.is_floating_point() and t.dtype != torch.bool and t.dim() == 1 and len(t) > 2
         if offsets and int(t[-1]) == length and bool((t.diff() >= 0).all()):
-            found += [b for b in t.unique().tolist() if 0 < b < length]
-    return found[:_BORDERS]
+            borders += [b for b in t.unique().tolist() if 0 < b < length]
+    return borders[:_BORDERS]
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

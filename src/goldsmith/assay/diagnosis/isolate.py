@@ -67,10 +67,10 @@ def isolate(examination: Examination) -> Isolation:
         return table
     for _ in range(_ROUNDS):
         table.run = work.isolate(skip=table.otherwise)
-        found = work.try_alone(names, table)
-        if not found:
+        otherwise = work.try_alone(names, table)
+        if not otherwise:
             break
-        table.otherwise |= found
+        table.otherwise |= otherwise
     table.stages = work.states(names, table)
     table.first_wrong = _first(table.stages)
     table.suspects = suspects(examination, own, names, table) if table.first_wrong is not None else []
@@ -80,25 +80,25 @@ def isolate(examination: Examination) -> Isolation:
 def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
     """Names as the golden makes them: stages, outputs, backward stages (autograd's in reverse), gradients."""
     wanted = [f"{n}.grad" for n in ref.material.target.wanted_grads(ref.material.inputs)]
-    made = [n for n in ref.order if n not in wanted]
-    seen = set(made)
-    outputs = [made.index(n) for n in ref.outputs if n in seen]
-    after = max(outputs, default=len(made) - 1) + 1
-    made[after:after] = [n for n in ref.bounded if n.startswith("saved.") and n not in seen]
-    for name in [n for n in made if n.startswith("saved.") and n.removeprefix("saved.") in seen]:
-        made.remove(name)  # what is saved is made where the golden's stage of that name is
-        made.insert(made.index(name.removeprefix("saved.")) + 1, name)
-    hooked = [f"{n}.grad" for n in reversed(made) if f"{n}.grad" in ref.bounded and f"{n}.grad" not in seen]
+    names = [n for n in ref.order if n not in wanted]
+    seen = set(names)
+    outputs = [names.index(n) for n in ref.outputs if n in seen]
+    after = max(outputs, default=len(names) - 1) + 1
+    names[after:after] = [n for n in ref.bounded if n.startswith("saved.") and n not in seen]
+    for name in [n for n in names if n.startswith("saved.") and n.removeprefix("saved.") in seen]:
+        names.remove(name)  # what is saved is made where the golden's stage of that name is
+        names.insert(names.index(name.removeprefix("saved.")) + 1, name)
+    hooked = [f"{n}.grad" for n in reversed(names) if f"{n}.grad" in ref.bounded and f"{n}.grad" not in seen]
     last = [n for n in wanted if n in ref.bounded]
-    names = list(dict.fromkeys([*made, *hooked, *last]))
+    names = list(dict.fromkeys([*names, *hooked, *last]))
     return [n for n in names if n in ref.bounded]
 
 
 def named(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
     """Everything of a run that has a name: results and stages, with their kind."""
-    found: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
-    found.update({n: (k, t) for n, k, t in done.results()})
-    return found
+    tensors: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
+    tensors.update({n: (k, t) for n, k, t in done.results()})
+    return tensors
 
 
 def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
@@ -173,13 +173,13 @@ class _Work:
             if tensor is None and kind == "grad":
                 tensor = torch.zeros_like(self.examination.material.inputs[name.removesuffix(".grad")])
             confirm = self._confirm(name, kind, skip, isolated) if noise else None
-            said = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
-            ratio = said.row.max_over_bound
-            ratio = said.row.max_error if ratio is None else ratio
+            finding = ladder.judge(name, tensor, ref, probe=PROBE, confirm=confirm)
+            ratio = finding.row.max_over_bound
+            ratio = finding.row.max_error if ratio is None else ratio
             if tensor is not None and tensor.is_floating_point() and tensor.shape == ref.bounded.value.shape:
                 if bool((~torch.isfinite(tensor) & torch.isfinite(ref.bounded.value)).any()):
                     ratio = float("inf")  # no number can be compared there
-            out[name] = (ratio, not said.ok)
+            out[name] = (ratio, not finding.ok)
         return out
 
     def _confirm(self, name: str, kind: str, skip: frozenset[str], isolated: bool) -> ladder.Confirm:
@@ -370,12 +370,12 @@ def suspects(examination: Examination, own: CandidateRun, names: list[str], tabl
         wrong[name] = ~((y - bounded.value).abs() <= SLACK * bounded.bound) & ~torch.isnan(bounded.value)
     if not any(bool(mask.any()) for mask in wrong.values()):
         return []
-    found: list[tuple[int, int, str]] = []
+    candidates: list[tuple[int, int, str]] = []
     for place, stage in enumerate(names):
         if stage in mine or stage not in examination.ref.values:
             continue
         reached = reach(examination, stage)
         if all(bool((reached.get(n, torch.zeros_like(m)) | ~m).all()) for n, m in wrong.items()):
             size = sum(int(reached[n].sum()) for n in wrong if n in reached)
-            found.append((size, -place, stage))
-    return [stage for _, _, stage in sorted(found)]
+            candidates.append((size, -place, stage))
+    return [stage for _, _, stage in sorted(candidates)]

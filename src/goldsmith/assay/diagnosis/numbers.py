@@ -27,28 +27,28 @@ class NamedNumber:
 
 def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Names and values of a case's sizes, scalars and the elements of its small inputs; 0, 1 and -1 explain nothing."""
-    found: dict[str, float] = {}
+    table: dict[str, float] = {}
     for name, value in [*scalars.items(), *sizes.items()]:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            found.setdefault(name, float(value))
+            table.setdefault(name, float(value))
     for name, tensor in inputs.items():
         if tensor.is_floating_point() and 0 < tensor.numel() <= _ELEMENTS:
             values = tensor.detach().double().flatten().tolist()
             single = len(values) == 1
-            found.update({name if single else f"{name}[{i}]": v for i, v in enumerate(values)})
+            table.update({name if single else f"{name}[{i}]": v for i, v in enumerate(values)})
     if not sizes:  # of tensors that were given only the axes have lengths
         lengths = {n: f"{name}.shape[{i}]" for name, t in reversed(list(inputs.items())) for i, n in enumerate(t.shape)}
-        found.update({said: float(n) for n, said in list(lengths.items())[:_LENGTHS] if n not in found.values()})
-    return {n: v for n, v in found.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
+        table.update({label: float(n) for n, label in list(lengths.items())[:_LENGTHS] if n not in table.values()})
+    return {n: v for n, v in table.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
 
 
 def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> NamedNumber | None:
     """What `value`, known to +- tolerance, is; None when nothing simple lies within. Simpler names come first."""
     fitting: dict[str, float] = {}
     best: float | None = None
-    for said, number in _candidates(value, numbers):
+    for label, number in _candidates(value, numbers):
         if abs(number - value) <= tolerance:
-            fitting.setdefault(said, number)
+            fitting.setdefault(label, number)
             best = number if best is None else best
     if best is None:
         return None
@@ -57,8 +57,8 @@ def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> NamedN
 
 
 def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    for number, said in _SMALL.items():
-        yield said, number
+    for number, label in _SMALL.items():
+        yield label, number
     singles = list(numbers.items())
     yield from singles
     yield from ((f"-{n}", -v) for n, v in singles)
@@ -75,16 +75,16 @@ def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[st
         yield f"sqrt({n})", math.sqrt(v) if v > 0 else math.inf
         yield f"1/sqrt({n})", 1 / math.sqrt(v) if v > 0 else math.inf
         if v == round(v) and v > 2:  # a mean, and a deviation, with one number less
-            for said, number in ((f"({n}-1)/{n}", (v - 1) / v), (f"{n}/({n}-1)", v / (v - 1))):
-                yield said, number
-                yield f"sqrt({said})", math.sqrt(number)
+            for label, number in ((f"({n}-1)/{n}", (v - 1) / v), (f"{n}/({n}-1)", v / (v - 1))):
+                yield label, number
+                yield f"sqrt({label})", math.sqrt(number)
         if 0 < v < 1:
             yield f"1/(1-{n})", 1 / (1 - v)
             yield f"sqrt(1-{n})", math.sqrt(1 - v)
             yield f"1/sqrt(1-{n})", 1 / math.sqrt(1 - v)
-    for said, number in _CONSTANTS.items():
-        yield said, number
-        yield f"1/{said}", 1 / number
+    for label, number in _CONSTANTS.items():
+        yield label, number
+        yield f"1/{label}", 1 / number
     for i, (n, v) in enumerate(singles):
         for m, w in singles[i + 1 :]:
             yield f"{n}*{m}", v * w

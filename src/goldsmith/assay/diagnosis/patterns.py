@@ -40,8 +40,8 @@ def patterns(
     if bool(finite.all()) and not bool((wrong.abs() > 1.02 * allowed).any()):
         return []
     whole = bool(finite.all()) and bool(torch.isfinite(golden).all())  # from an infinity any other number is as far
-    found = [] if not whole else _rearrangements(tensor, y, golden, allowed, others or {})
-    return [*found, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
+    matches = [] if not whole else _rearrangements(tensor, y, golden, allowed, others or {})
+    return [*matches, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
 
 
 def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
@@ -56,11 +56,11 @@ def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
 def _rearrangements(
     tensor: str, y: Tensor, g: Tensor, allowed: Tensor, others: Mapping[str, Tensor]
 ) -> list[ErrorPattern]:
-    found = []
+    matches = []
     for kind, params, text, other in _whole(g):
         match = _match(y, g, other)
         if match >= _MATCH:
-            found.append(ErrorPattern(tensor, kind, match, params, (), f"{tensor} is the golden {text}"))
+            matches.append(ErrorPattern(tensor, kind, match, params, (), f"{tensor} is the golden {text}"))
     for other_name, other in others.items():
         if (
             other_name != tensor
@@ -68,14 +68,14 @@ def _rearrangements(
             and (match := _match(y, g, other.reshape(g.shape))) >= _MATCH
         ):
             text = f"{tensor} holds the golden's {other_name}"
-            found.append(ErrorPattern(tensor, "swapped", match, {"with": other_name}, (), text))
+            matches.append(ErrorPattern(tensor, "swapped", match, {"with": other_name}, (), text))
     shifts = list(_shifts(tensor, y, g))
-    found += [p for p in shifts if p.params["around"]][:1] or shifts[:1]
-    if not found:
-        found += _permutations(tensor, y, g, allowed)
-    if not found:
-        found += _elements(tensor, y, g)
-    return _told_apart(found)
+    matches += [p for p in shifts if p.params["around"]][:1] or shifts[:1]
+    if not matches:
+        matches += _permutations(tensor, y, g, allowed)
+    if not matches:
+        matches += _elements(tensor, y, g)
+    return _with_alternatives(matches)
 
 
 def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
@@ -191,8 +191,8 @@ def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     by_stride = sorted(range(len(digits)), key=lambda i: -outermost_first[i][1])
     shape = tuple(outermost_first[i][0] for i in by_stride)
     order = tuple(by_stride.index(i) for i in range(len(digits)))
-    made = torch.arange(len(index)).view(shape).permute(order).flatten() if shape else index
-    return (shape, order) if torch.equal(made, index) else None
+    rebuilt = torch.arange(len(index)).view(shape).permute(order).flatten() if shape else index
+    return (shape, order) if torch.equal(rebuilt, index) else None
 
 
 def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
@@ -201,12 +201,12 @@ def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
     return bool((a - b).abs().max() <= tolerance)
 
 
-def _told_apart(found: list[ErrorPattern]) -> list[ErrorPattern]:
+def _with_alternatives(matches: list[ErrorPattern]) -> list[ErrorPattern]:
     """Patterns that explain the same name one another."""
-    labels = [p.text for p in found]
+    labels = [p.text for p in matches]
     return [
         ErrorPattern(p.tensor, p.kind, p.match, p.params, tuple(t for t in labels if t != p.text), p.text)
-        for p in sorted(found, key=lambda p: -round(p.match, 6))
+        for p in sorted(matches, key=lambda p: -round(p.match, 6))
     ]
 
 

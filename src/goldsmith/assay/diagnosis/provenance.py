@@ -41,31 +41,38 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     with watching, freed:
         how = RunSettings(fill=ZERO_FILL, debug=own is not examination.first)
         done = examination.execute(PROBE, "zeroed memory", how, look=False)
-    found = None if done.error is not None else _first(examination, done)
-    if found is None:
+    first = None if done.error is not None else _first(examination, done)
+    if first is None:
         return None
-    stage, got, mask = found
+    stage, got, mask = first
     nan = bool(torch.isnan(got)[mask].any())
-    said = [f"{int(mask.sum())} elements that are finite in the golden become NaN or Inf first in {stage}"]
-    event = _made(watching.events)
+    sentences = [f"{int(mask.sum())} elements that are finite in the golden become NaN or Inf first in {stage}"]
+    event = _maker(watching.events)
     if event is not None:
         at = f", at {event.stack[0]}" if event.stack else ""
         why = "its argument is too large, in float64, too" if _exponential(event) else event.likely.evidence
         why = event.likely.evidence if event.likely.id != "unknown" else why
-        said.append(f"the first operation that makes one of finite values is {event.op}{at}: {why}".removesuffix(": "))
+        sentences.append(
+            f"the first operation that makes one of finite values is {event.op}{at}: {why}".removesuffix(": ")
+        )
     passed = _passed(examination, stage, got, mask)
     if passed is not None:
         call, largest, dtype = passed
-        said.append(f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
-                    f"{stage} depends on")  # fmt: skip
+        sentences.append(
+            f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
+            f"{stage} depends on"
+        )
     cause = "" if event is None else _cause(event)
     if event is None and nan and freed.read:
-        told = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"
-        said.append(f"{told} adds to it afterwards: it was handed out again, and not set to zero" if freed.added else
-                    f"{told} reads it afterwards: it had been given back")  # fmt: skip
+        freed_text = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"
+        sentences.append(
+            f"{freed_text} adds to it afterwards: it was handed out again, and not set to zero"
+            if freed.added
+            else f"{freed_text} reads it afterwards: it had been given back"
+        )
         cause = "uninitialised_accumulator" if freed.added else "use_after_free"
     cause = "overflow" if passed is not None else cause
-    return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(said))
+    return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
 
 
 class _Freed(DispatchMode):
@@ -127,7 +134,7 @@ def _first(examination: Examination, done: CandidateRun) -> tuple[str, Tensor, T
     return None
 
 
-def _made(events: list[Event]) -> Event | None:
+def _maker(events: list[Event]) -> Event | None:
     """The first that was made of finite values, and not written as a constant."""
     born = [e for e in events if e.born and not any(f in e.op.split("::")[-1] for f in _FILLS)]
     return next((e for e in born if e.likely.id != "unknown"), born[0] if born else None)

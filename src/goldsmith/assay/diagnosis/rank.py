@@ -17,7 +17,7 @@ from ..report.results import QUALITY, REFERENCE_FAULT
 from . import rules
 from .evidence import Evidence
 from .features import features
-from .likely import SURE, learned, likely, telling
+from .likelihood import SURE, learned, likelihoods, strongest_statements
 from .rules.reading import Match, Reading
 
 FILE = Path(__file__).with_name("calibration.json")
@@ -71,17 +71,17 @@ def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cau
     if report.ok:
         return []
     matches = rules.matches(evidence)
-    chances = likely(evidence, matches) if calibration is None else {}
+    chances = likelihoods(evidence, matches) if calibration is None else {}
     if chances:
         out = Reading(evidence).ruled_out - set(matches)
         left = {id: chance for id, chance in chances.items() if id not in out}
         return _weighed(evidence, matches, left) or [_unknown(evidence)]
     known = _calibration() if calibration is None else calibration
-    found, highest = [], 1.0
+    causes, highest = [], 1.0
     for place, (id, match) in enumerate(sorted(matches.items(), key=lambda item: -item[1].score)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, match.score, known))
-        found.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor))
-    return [c for c in found if c.score >= LEAST] or [_unknown(evidence)]
+        causes.append(_cause(id, match, highest, evidence.first_wrong or evidence.tensor))
+    return [c for c in causes if c.score >= LEAST] or [_unknown(evidence)]
 
 
 def by_rules(evidence: Evidence) -> str:
@@ -97,22 +97,22 @@ def ordered(matches: Mapping[str, float], chances: Mapping[str, float]) -> list[
 
 def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[str, float]) -> list[Cause]:
     """Causes by rules and chances, with scores that are shares of right answers at such a chance."""
-    points, found, highest = learned()["points"], [], 1.0
+    points, causes, highest = learned()["points"], [], 1.0
     tensor = evidence.first_wrong or evidence.tensor
     for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, chances[id], points))
         if highest >= LEAST and place < MOST:
-            found.append(_cause(id, matches.get(id) or _guessed(evidence, id), highest, tensor))
-    return found
+            causes.append(_cause(id, matches.get(id) or _guessed(evidence, id), highest, tensor))
+    return causes
 
 
 def _guessed(evidence: Evidence, id: str) -> Match:
     """No rule shows it: what speaks for it is what such faults look like."""
-    seen = telling(features(evidence), id)
+    seen = strongest_statements(features(evidence), id)
     text = f"no rule shows this; known faults that look like this one were often it ({'; '.join(seen)})" if seen else \
         "no rule shows this; known faults are often it"  # fmt: skip
-    said = [f.text for f in evidence.report.findings if f.rung != QUALITY][:3]
-    return Match(0.0, (text, *said), {"learned": True})
+    findings = [f.text for f in evidence.report.findings if f.rung != QUALITY][:3]
+    return Match(0.0, (text, *findings), {"learned": True})
 
 
 def strength(evidence: Evidence | None) -> float:

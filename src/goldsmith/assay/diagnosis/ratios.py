@@ -38,12 +38,12 @@ def ratios(
     whole = _constant(got, golden, allowed)
     if whole is not None:
         return [_ratio(tensor, "tensor", "", whole, numbers)]
-    found = []
+    results = []
     for group, (axis, lo, hi) in (segments or {}).items():
         part = _constant(*(t.narrow(axis, lo, hi - lo) for t in (got, golden, allowed)))
         if part is not None:
-            found.append(_ratio(tensor, "segment", group, part, numbers))
-    return found or list(_rows(tensor, got, golden, allowed, numbers, factors or {}))
+            results.append(_ratio(tensor, "segment", group, part, numbers))
+    return results or list(_rows(tensor, got, golden, allowed, numbers, factors or {}))
 
 
 def alone(
@@ -96,8 +96,8 @@ def _ratio(
 ) -> Ratio:
     ratio, error, spread = part
     named = name(ratio, error, numbers)
-    value, said, also = (named.value, named.name, named.also) if named else (ratio, "", ())
-    return Ratio(tensor, scope, group, value, spread, said, also)
+    value, label, also = (named.value, named.name, named.also) if named else (ratio, "", ())
+    return Ratio(tensor, scope, group, value, spread, label, also)
 
 
 def _rows(
@@ -124,15 +124,15 @@ def _rows(
         else:
             named = _row_factor(fitted, len(parts), factors)
         group = f"{group} {_ranges(sorted(fitted))}" if share < 1 else group
-        said = (named.name, named.also) if named else ("", ())
-        yield Ratio(tensor, "row", group, middle, spread, said[0], said[1], share)
+        naming = (named.name, named.also) if named else ("", ())
+        yield Ratio(tensor, "row", group, middle, spread, naming[0], naming[1], share)
 
 
 def _row_factor(
     fitted: Mapping[int, tuple[float, float, float]], count: int, factors: Mapping[str, Tensor]
 ) -> NamedNumber | None:
     """The factor whose elements, or their reciprocals, are the rows' ratios."""
-    found = []
+    fits = []
     index = sorted(fitted)
     values = torch.tensor([fitted[i][0] for i in index], dtype=torch.float64)
     errors = torch.tensor([fitted[i][1] for i in index], dtype=torch.float64)
@@ -140,10 +140,10 @@ def _row_factor(
         if tensor.numel() != count:
             continue
         rows = tensor.double().flatten()[index].cpu()
-        for said, wanted in ((factor, rows), (f"1/{factor}", 1 / rows), (f"{factor}^2", rows.square())):
+        for label, wanted in ((factor, rows), (f"1/{factor}", 1 / rows), (f"{factor}^2", rows.square())):
             if bool(((values - wanted).abs() <= errors + 1e-5 * wanted.abs()).all()):
-                found.append(said)
-    return NamedNumber(float(values.median()), found[0], tuple(found[1:])) if found else None
+                fits.append(label)
+    return NamedNumber(float(values.median()), fits[0], tuple(fits[1:])) if fits else None
 
 
 def _ranges(index: list[int]) -> str:

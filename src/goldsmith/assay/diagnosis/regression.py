@@ -148,16 +148,16 @@ def _columns(
 
 def _products(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     items = list(factors.items())[:8]
-    found = {n: f.double() for n, f in items}
+    products = {n: f.double() for n, f in items}
     for i, (n, f) in enumerate(items):
-        found[f"{n}^2"] = f.double().square()
-        found[f"1/{n}"] = 1 / f.double()
+        products[f"{n}^2"] = f.double().square()
+        products[f"1/{n}"] = 1 / f.double()
         for m, other in items[i + 1 :]:
             try:
-                found[f"{n} * {m}"] = f.double() * other.double()
+                products[f"{n} * {m}"] = f.double() * other.double()
             except RuntimeError:  # these two do not broadcast
                 continue
-    return found
+    return products
 
 
 def _spread(tensor: Tensor, like: Tensor) -> Tensor | None:
@@ -244,7 +244,7 @@ def _fits(
     numbers: Mapping[str, float], noise: float,
 ) -> list[Fit]:  # fmt: skip
     total = float(r.square().sum())
-    found = []
+    fits = []
     for place, j in enumerate(solved.chosen):
         column, coefficient = columns[j], solved.coefficients[place]
         error = solved.errors[place]
@@ -253,14 +253,14 @@ def _fits(
         golden = own.get(j)
         reading, exact, named = _reading(coefficient, error, golden, numbers)
         also = (*column.also, *_alternatives(matrix, r, columns, solved, j, noise))
-        found.append(
+        fits.append(
             Fit(
                 tensor, column.term, column.factor, reading, coefficient, error, exact, named, golden,
                 gain=(without - solved.left) / total, r2=1 - solved.left / total, condition=solved.condition,
                 also=tuple(dict.fromkeys(also))[:8], where=where,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda f: -f.gain)
+    return sorted(fits, key=lambda f: -f.gain)
 
 
 def _reading(
@@ -274,13 +274,13 @@ def _reading(
     """
     unit = golden if golden else 1.0
     relative, tolerance = coefficient / unit, 4 * abs(error / unit) + _FLOOR * abs(coefficient / unit)
-    for value, said in ((-1.0, "missing"), (-2.0, "sign_flipped"), (1.0, "repeated")):
+    for value, label in ((-1.0, "missing"), (-2.0, "sign_flipped"), (1.0, "repeated")):
         if abs(relative - value) <= tolerance:
-            return said, value * unit, f"{value:g}"
+            return label, value * unit, f"{value:g}"
     times, whole = name(1 + relative, tolerance, numbers), round(1 + relative)
     if golden is not None and whole > 1 and abs(1 + relative - whole) <= tolerance:
-        said = times.name if times is not None and times.value == whole else str(whole)
-        return "repeated", (whole - 1) * unit, said  # a rank or block may add it that the case has no number of
+        label = times.name if times is not None and times.value == whole else str(whole)
+        return "repeated", (whole - 1) * unit, label  # a rank or block may add it that the case has no number of
     if golden is not None:
         exact = None if times is None else (times.value - 1) * unit
         return "factor", exact, "" if times is None else times.name

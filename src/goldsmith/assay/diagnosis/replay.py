@@ -60,8 +60,8 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     before, now = meta["versions"], versions(device)
     apart = {k: [before.get(k, "-"), now.get(k, "-")] for k in {**before, **now} if before.get(k) != now.get(k)}
     report.environment["replay"] = {"answer": answer, "versions": apart, "bits": other}
-    said = _said(answer, meta, report, other, apart, [_another(meta["target"], target.name), remark])
-    report.notes.insert(0, Note("replay", "", said, case.name))
+    message = _message(answer, meta, report, other, apart, [_another(meta["target"], target.name), remark])
+    report.notes.insert(0, Note("replay", "", message, case.name))
     return report
 
 
@@ -71,7 +71,7 @@ def _answer(before: str, now: str, other: list[str]) -> str:
     return DIFFERS if other else REPRODUCED
 
 
-def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remarks: list[str]) -> str:
+def _message(answer: str, meta: dict, report: Report, other: list[str], apart: dict, remarks: list[str]) -> str:
     words = [f"{answer}: the verdict was {meta['verdict']}, here it is {report.verdict}"]
     if other:
         words.append(f"other bits in {', '.join(other)}")
@@ -81,8 +81,10 @@ def _said(answer: str, meta: dict, report: Report, other: list[str], apart: dict
     return "; ".join(words + [remark for remark in remarks if remark])
 
 
-def _another(kept: str, name: str | None) -> str:
-    return f"the bundle is of the target {kept[:80]!r}, and this one is {name!r}" if kept != name else ""
+def _another(bundle_target: str, name: str | None) -> str:
+    return (
+        f"the bundle is of the target {bundle_target[:80]!r}, and this one is {name!r}" if bundle_target != name else ""
+    )
 
 
 def _other_bits(bundle: Bundle, mine: dict[str, Tensor]) -> list[str]:

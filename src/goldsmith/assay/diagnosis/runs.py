@@ -117,8 +117,8 @@ def _fact(examination: Examination, name: str, how: RunSettings, material: Mater
     """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
     done = examination.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
-        said = str(done.error).strip().splitlines() or [""]
-        error = f"{type(done.error).__name__}: {said[0][:200]}"
+        lines = str(done.error).strip().splitlines() or [""]
+        error = f"{type(done.error).__name__}: {lines[0][:200]}"
         return RunFact(name, same=False, error=error, text=f"{name}: the {done.phase} raises {error}")
     like_first = material is examination.material and not how.cotangents
     if like_first and examination.same_decisions(done):
@@ -159,12 +159,12 @@ def _fact(examination: Examination, name: str, how: RunSettings, material: Mater
 
 def _alike(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
     """Of each wrong tensor the correlation of its errors with those of the first run."""
-    found = {}
+    correlations = {}
     for tensor in wrong:
         a, b = _error(examination.first, examination.ref, tensor), _error(done, ref, tensor)
         if a is not None and b is not None and a.shape == b.shape and float(a.norm()) and float(b.norm()):
-            found[tensor] = float(a @ b) / float(a.norm() * b.norm())
-    return found
+            correlations[tensor] = float(a @ b) / float(a.norm() * b.norm())
+    return correlations
 
 
 def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None:
@@ -199,25 +199,25 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
 
 def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
     """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
-    now, found = named(done), []
+    now, names = named(done), []
     for name in _nan_in(examination.first, examination.ref):
         first, got = named(examination.first)[name][1], now.get(name, ("", None))[1]
         if first is not None and got is not None and got.shape == first.shape:
             there = got[torch.isnan(first) & ~torch.isnan(examination.ref.values[name])]
-            found += [name] if bool((there != 0).all()) else []
-    return tuple(found)
+            names += [name] if bool((there != 0).all()) else []
+    return tuple(names)
 
 
 def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
     """Results and stages that hold NaN where the golden has none."""
-    found = []
+    names = []
     for name, (_, got) in named(done).items():
         golden = ref.values.get(name)
         if got is None or golden is None or got.shape != golden.shape or not got.is_floating_point():
             continue
         if bool((torch.isnan(got) & ~torch.isnan(golden)).any()):
-            found.append(name)
-    return tuple(found)
+            names.append(name)
+    return tuple(names)
 
 
 def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:

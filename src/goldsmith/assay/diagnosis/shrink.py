@@ -78,13 +78,13 @@ class _Search:
         self.runs += 1
         began = time.perf_counter()
         try:
-            kept = self.keeps(trial)
+            keeps_failure = self.keeps(trial)
         except (TargetError, GoldenError):
-            kept = False
+            keeps_failure = False
         self.took.append((foretold, time.perf_counter() - began))
-        if kept:
+        if keeps_failure:
             self.best = trial
-        return kept
+        return keeps_failure
 
 
 def shrink(
@@ -123,15 +123,15 @@ def shrink(
 
 
 def _telling(
-    kept: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
+    steps: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
 ) -> tuple[Trial, tuple[str, ...]]:
     """The last of these that tells, as a search by halves finds it; the smallest where not even the first does."""
-    low, high = 0, len(kept) - 1
+    low, high = 0, len(steps) - 1
     middle = high
     while low < high:
-        low, high = (middle, high) if tells(kept[middle][0]) else (low, middle - 1)
+        low, high = (middle, high) if tells(steps[middle][0]) else (low, middle - 1)
         middle = (low + high + 1) // 2
-    return kept[low] if low or tells(kept[0][0]) else kept[-1]
+    return steps[low] if low or tells(steps[0][0]) else steps[-1]
 
 
 # sizes

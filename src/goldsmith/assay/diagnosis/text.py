@@ -10,7 +10,7 @@ from ..bounds.running_errors import SLACK
 from ..report.results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..report.text import headline as report_headline
 from ..support.printable import visible
-from . import again
+from . import replay_command
 from .evidence import CULPRIT, StageState
 from .rank import shown
 
@@ -25,51 +25,55 @@ SMALLEST = "It looks at the smallest case alone, which shows less: causes may st
 WITHIN = ";\n a culprit below 1 is told by the noise of honest implementations, or by what has no number)"
 
 
-def render(found: DiagnosisFacts, command: str = "") -> str:
+def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     """The whole diagnosis as text; the report itself is printed by `report`. command: what replays the bundle."""
-    parts = [_wrapped(headline(found), 6)]
-    if found.causes:
-        best = found.causes[0]
+    parts = [_wrapped(headline(diagnosis), 6)]
+    if diagnosis.causes:
+        best = diagnosis.causes[0]
         lines = [f"  - {sentence}" for sentence in best.evidence[:SHOWN_SENTENCES]]
         lines += [f"  Try: {best.mend}"] if best.mend else []
         parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
-    if any(s.state != "not judged" for s in found.stages):
-        parts.append(_table(found.stages))
-    where = [_wrapped(f"Where  {found.location.text}", 7)] if found.location and found.location.text else []
-    where += [_drawn(found.map)] if found.map is not None and max(found.map.shape) > 1 else []
+    if any(s.state != "not judged" for s in diagnosis.stages):
+        parts.append(_table(diagnosis.stages))
+    where = [_wrapped(f"Where  {diagnosis.location.text}", 7)] if diagnosis.location and diagnosis.location.text else []
+    where += [_drawn(diagnosis.map)] if diagnosis.map is not None and max(diagnosis.map.shape) > 1 else []
     if where:
         parts.append("\n".join(where))
-    parts += [_wrapped(sentence, 2) for sentence in (*found.traced, *found.undecided)]
-    others = shown(found.causes)[1:SHOWN_CAUSES]
+    parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]
+    others = shown(diagnosis.causes)[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
         parts.append("Other causes\n" + "\n".join(lines))
-    if found.case:
-        parts.append(_wrapped(_case(found), 6))
-    if found.bundle is not None:
-        command = command or again.line(found)
-        parts.append(f"Bundle  {found.bundle}\n        {command}")
-        if found.case and found.case["name"] != found.examined["name"]:
+    if diagnosis.case:
+        parts.append(_wrapped(_case(diagnosis), 6))
+    if diagnosis.bundle is not None:
+        command = command or replay_command.command_line(diagnosis)
+        parts.append(f"Bundle  {diagnosis.bundle}\n        {command}")
+        if diagnosis.case and diagnosis.case["name"] != diagnosis.examined["name"]:
             parts.append(_wrapped(SMALLEST, 2))
-    tail = f"{found.seconds:.2f} s" + (f"; partial: {found.partial}" if found.partial else "")
+    tail = f"{diagnosis.seconds:.2f} s" + (f"; partial: {diagnosis.partial}" if diagnosis.partial else "")
     return visible("\n\n".join([*parts, tail]) + "\n")
 
 
-def headline(found: DiagnosisFacts) -> str:
+def headline(diagnosis: DiagnosisFacts) -> str:
     """The verdict in one sentence."""
-    name = found.report.target or "the target"
-    if found.partial and (found.verdict == PASS or found.verdict == UNJUDGED and found.report.partial):
-        return f"NOT FINISHED  {name}: {found.partial} before all was tried; nothing wrong was found until then"
-    if found.verdict == PASS:
+    name = diagnosis.report.target or "the target"
+    if diagnosis.partial and (diagnosis.verdict == PASS or diagnosis.verdict == UNJUDGED and diagnosis.report.partial):
+        return f"NOT FINISHED  {name}: {diagnosis.partial} before all was tried; nothing wrong was found until then"
+    if diagnosis.verdict == PASS:
         return f"PASS  {name}: nothing wrong was found"
-    if found.verdict == UNJUDGED:
-        return report_headline(found.report)
-    if found.verdict == REFERENCE_FAULT:
-        text = found.causes[0].evidence[0] if found.causes and found.causes[0].evidence else "the golden is at fault"
+    if diagnosis.verdict == UNJUDGED:
+        return report_headline(diagnosis.report)
+    if diagnosis.verdict == REFERENCE_FAULT:
+        text = (
+            diagnosis.causes[0].evidence[0]
+            if diagnosis.causes and diagnosis.causes[0].evidence
+            else "the golden is at fault"
+        )
         return f"REFERENCE FAULT  {name} is not accused: {text}"
-    if not found.causes:
-        return f"FAIL  {name}: {found.first_wrong_stage or 'a result'} is wrong"
-    best = found.causes[0]
+    if not diagnosis.causes:
+        return f"FAIL  {name}: {diagnosis.first_wrong_stage or 'a result'} is wrong"
+    best = diagnosis.causes[0]
     weak = "weak, " if best.weak else ""
     return f"FAIL  {best.text} ({best.id}, {weak}score {best.score:.2f})"
 
@@ -104,12 +108,14 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _case(found: DiagnosisFacts) -> str:
-    case = found.case
+def _case(diagnosis: DiagnosisFacts) -> str:
+    case = diagnosis.case
     text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {case['threads']} threads"
     values = [step for step in case.get("steps", ()) if " -> " not in step]
     text += f"; {', '.join(values)}" if values else ""
-    return text + (f" (smallest; found in {found.examined['name']})" if case["name"] != found.examined["name"] else "")
+    return text + (
+        f" (smallest; found in {diagnosis.examined['name']})" if case["name"] != diagnosis.examined["name"] else ""
+    )
 
 
 def _wrapped(text: str, hang: int) -> str:

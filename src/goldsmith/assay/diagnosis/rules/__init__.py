@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..evidence import Evidence
-from . import changed, memory, parts, places, reductions, state, terms, values, written
+from . import changed_goldens, memory, parts, places, reductions, state, terms, unwritten_results, values
 from .reading import Match, Reading
 
 Matcher = Callable[[Reading], Match | None]
@@ -33,9 +33,9 @@ def _nothing(r: Reading) -> Match | None:
 
 
 _ENTRIES = (
-    Rule("never_written", written.never_written, "part of it is never written",
+    Rule("never_written", unwritten_results.never_written, "part of it is never written",
           "launch a program for every element: look at the grid, the ceiling division and the store's mask"),
-    Rule("not_computed", written.not_computed, "it is not computed at all",
+    Rule("not_computed", unwritten_results.not_computed, "it is not computed at all",
           "look for an early return, a null pointer or a branch that skips it"),
     Rule("truncated_reduction", reductions.truncated_reduction, "a reduction is cut short",
           "loop over the whole axis: the block is smaller than it"),
@@ -125,7 +125,7 @@ def matches(evidence: Evidence) -> dict[str, Match]:
     A rule that stumbles over the numbers of a wrong kernel is silent, too, and `evidence.left_out` says so.
     """
     reading = Reading(evidence)
-    found = {}
+    by_cause = {}
     for id, entry in CATALOGUE.items():
         try:
             match = entry.rule(reading)
@@ -133,5 +133,5 @@ def matches(evidence: Evidence) -> dict[str, Match]:
             evidence.left_out[f"rule {id}"] = f"{type(error).__name__}: {str(error).strip()[:200]}"
             continue
         if match is not None:
-            found[id] = match
-    return changed.merged(evidence, found)
+            by_cause[id] = match
+    return changed_goldens.merged(evidence, by_cause)

@@ -23,8 +23,8 @@ def overrun(r: Reading) -> Match | None:
     if r.e.error and _BEYOND.search(r.e.error):
         return Match(SEEN, (r.e.error,), {"tensor": r.e.tensor})
     fact = r.memory("overrun")
-    found = r.said(" bytes written ", "guard")
-    text = fact.text if fact is not None else found.text if found is not None else ""
+    finding = r.finding(" bytes written ", "guard")
+    text = fact.text if fact is not None else finding.text if finding is not None else ""
     if not text:
         return None
     return Match(EXACT + 0.02, (text,), {"tensor": fact.tensor if fact is not None else r.e.tensor})
@@ -33,15 +33,15 @@ def overrun(r: Reading) -> Match | None:
 def stray_read(r: Reading) -> Match | None:
     """What lies outside a buffer shows in a result."""
     fact = r.memory("stray_read")
-    found = r.said("a stray read", "guard")
-    if fact is not None or found is not None:
-        text = fact.text if fact is not None else found.text if found is not None else ""
-        late = plain(run_named(text)).startswith("layout")
+    finding = r.finding("a stray read", "guard")
+    if fact is not None or finding is not None:
+        text = fact.text if fact is not None else finding.text if finding is not None else ""
+        in_layout = plain(run_named(text)).startswith("layout")
         name = fact.tensor if fact is not None else r.e.tensor
         elsewhere = name != r.e.tensor and r.y is not None and bool(torch.isfinite(r.y).all()) and r.wrong_count > 0
-        return Match(HINT if late or elsewhere else EXACT, (text,), {"tensor": name})
-    beside = r.nan_gone("numbers beside")
-    if beside is None:
+        return Match(HINT if in_layout or elsewhere else EXACT, (text,), {"tensor": name})
+    numbers_run = r.nan_gone("numbers beside")
+    if numbers_run is None:
         return None
     text = f"{r.e.tensor} holds NaN while NaN lies outside of the buffers, and none when numbers lie there"
     return Match(EXACT, (text,), {"tensor": r.e.tensor})
@@ -50,29 +50,29 @@ def stray_read(r: Reading) -> Match | None:
 def input_modified(r: Reading) -> Match | None:
     """An input, or an output gradient, holds other bytes after the run."""
     fact = r.memory("input_modified")
-    found = r.said(" was modified: ", "alias")
-    if fact is None and found is None:
+    finding = r.finding(" was modified: ", "alias")
+    if fact is None and finding is None:
         return None
-    text = fact.text if fact is not None else found.text if found is not None else ""
-    name = fact.tensor if fact is not None else found.tensor if found is not None else ""
-    said = [text]
-    if r.memory("never_written") is not None or r.said("uninitialised memory", "poison"):
-        said.append("and a result was never written: it may have been stored into the input")
-    return Match(EXACT + 0.03, tuple(said), {"input": name})
+    text = fact.text if fact is not None else finding.text if finding is not None else ""
+    name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
+    sentences = [text]
+    if r.memory("never_written") is not None or r.finding("uninitialised memory", "poison"):
+        sentences.append("and a result was never written: it may have been stored into the input")
+    return Match(EXACT + 0.03, tuple(sentences), {"input": name})
 
 
 def aliased(r: Reading) -> Match | None:
     """Two results, or a result and an input, share memory; or the backward writes over a result."""
     fact = r.memory("aliased", "output_modified")
-    found = r.said(" shares memory with ", "alias") or r.said(", which the forward returned", "alias")
-    if fact is not None or found is not None:
-        text = fact.text if fact is not None else found.text if found is not None else ""
-        name = fact.tensor if fact is not None else found.tensor if found is not None else ""
+    finding = r.finding(" shares memory with ", "alias") or r.finding(", which the forward returned", "alias")
+    if fact is not None or finding is not None:
+        text = fact.text if fact is not None else finding.text if finding is not None else ""
+        name = fact.tensor if fact is not None else finding.tensor if finding is not None else ""
         return Match(EXACT + 0.01, (text,), {"tensor": name})
     shared = _one_buffer(r) or _written_into(r)
     if shared is not None:
         return shared
-    over = r.said("a later call overwrote what the first returned")
+    over = r.finding("a later call overwrote what the first returned")
     return Match(LIKELY, (over.text, "a buffer that is used again was handed out"), {}) if over is not None else None
 
 
@@ -117,7 +117,7 @@ def use_after_free(r: Reading) -> Match | None:
     if freed is not None:
         text = freed.text or "freed memory, filled with NaN, shows in the result"
         return Match(EXACT, (text,), {})
-    over = r.said("a later call overwrote what the first returned")
+    over = r.finding("a later call overwrote what the first returned")
     return Match(FAINT, (over.text,), {}) if over is not None else None
 
 
@@ -136,13 +136,13 @@ def too_many(error: str) -> bool:
 
 def one_beyond(r: Reading) -> bool:
     """Whether an index was refused that is one beyond the last."""
-    found = _OUT.search(r.e.error or "")
-    return found is not None and int(found[1]) == int(found[2])
+    match = _OUT.search(r.e.error or "")
+    return match is not None and int(match[1]) == int(match[2])
 
 
 def invalid_index(r: Reading) -> Match | None:
     """An index outside its range: refused, chosen, or wrapped to the neighbour's place."""
-    chosen = r.said("an index out of range", "decisions")
+    chosen = r.finding("an index out of range", "decisions")
     if chosen is not None:
         return Match(EXACT, (chosen.text,), {})
     error = (r.e.error or "").lower()
@@ -174,8 +174,10 @@ def _instead(r: Reading) -> Match | None:
     for i in r.influences:
         if i.missing and i.beside and i.absent is False and not i.extra and i.summed is not False:
             text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
-            beside = f"{' and '.join(i.beside[:2])} is read throughout: another part of {i.input} is read in its place"
-            return Match(SEEN, (text, beside), {"input": i.input, "axis": i.axis})
+            summed_alike = (
+                f"{' and '.join(i.beside[:2])} is read throughout: another part of {i.input} is read in its place"
+            )
+            return Match(SEEN, (text, summed_alike), {"input": i.input, "axis": i.axis})
     return None
 
 

@@ -30,8 +30,8 @@ def wrong_decision(r: Reading) -> Match | None:
             if r.chosen_right(f):
                 text = "the choice is right as it is: what it is made of goes wrong in another run"
                 return Match(FAINT, (f.text, text), {"decision": f.tensor})
-            told = any(w.exact and w.tensor == f.tensor and w.cause != "wrong_decision" for w in r.e.whatif)
-            score = LIKELY if "out of range" in f.text or told else EXACT + 0.03
+            explained = any(w.exact and w.tensor == f.tensor and w.cause != "wrong_decision" for w in r.e.whatif)
+            score = LIKELY if "out of range" in f.text or explained else EXACT + 0.03
             if _inherited(r, f.tensor):
                 return Match(
                     FAINT, (f.text, f"it is made of {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
@@ -66,8 +66,8 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
     others = [s for s in r.e.stages if s.kind == "grad" and s.state == "ok"]
     outright = [s for s in r.e.stages if s.kind == "output" and s.state == "ok"]
     if outright and not r.explained and not r.influences and not r.spans:
-        said = "outputs and other gradients are right" if others else "outputs are right"
-        return Match(FAINT - 0.15, (f"{said}; no term or factor explains this gradient",), {})
+        sentence = "outputs and other gradients are right" if others else "outputs are right"
+        return Match(FAINT - 0.15, (f"{sentence}; no term or factor explains this gradient",), {})
     return None
 
 
@@ -238,8 +238,8 @@ def exception(r: Reading) -> Match | None:
 def _error(r: Reading) -> str:
     if r.e.error:
         return r.e.error
-    found = r.said("the candidate raised in its")
-    return found.text if found is not None else ""
+    finding = r.finding("the candidate raised in its")
+    return finding.text if finding is not None else ""
 
 
 def bad_config(r: Reading) -> Match | None:
@@ -254,5 +254,5 @@ def reference_fault(r: Reading) -> Match | None:
     """The golden failed its own check: nothing is said of the candidate."""
     if r.e.report.verdict != REFERENCE_FAULT:
         return None
-    said = tuple(f.text for f in r.e.report.findings if f.probe == "golden")
-    return Match(1.0, said or ("the golden failed its own check",), {})
+    sentences = tuple(f.text for f in r.e.report.findings if f.probe == "golden")
+    return Match(1.0, sentences or ("the golden failed its own check",), {})

@@ -15,21 +15,24 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, clo
 _PLAIN = EXACT + 0.035  # the whole result is the golden's: whatever in the golden were exchanged says less plainly so
 
 
-def _pattern(r: Reading, found: ErrorPattern, score: float = EXACT) -> Match:
-    said = [found.text or f"{found.tensor} is the golden {found.kind} ({_told(found)}), match {found.match:.4f}"]
-    if found.also:
-        said.append(f"also explained by {', '.join(found.also)}")
-    return Match(score - 0.1 * bool(found.also), tuple(said), {**found.params, "also": list(found.also)})
+def _pattern(r: Reading, pattern: ErrorPattern, score: float = EXACT) -> Match:
+    sentences = [
+        pattern.text
+        or f"{pattern.tensor} is the golden {pattern.kind} ({_parameters(pattern)}), match {pattern.match:.4f}"
+    ]
+    if pattern.also:
+        sentences.append(f"also explained by {', '.join(pattern.also)}")
+    return Match(score - 0.1 * bool(pattern.also), tuple(sentences), {**pattern.params, "also": list(pattern.also)})
 
 
-def _told(found: ErrorPattern) -> str:
-    return ", ".join(f"{k} {v}" for k, v in found.params.items())
+def _parameters(pattern: ErrorPattern) -> str:
+    return ", ".join(f"{k} {v}" for k, v in pattern.params.items())
 
 
 def transposed(r: Reading) -> Match | None:
-    found = r.pattern("transposed")
-    if found is not None:
-        return _pattern(r, found, EXACT if _oblong(r, found) else _PLAIN)
+    pattern = r.pattern("transposed")
+    if pattern is not None:
+        return _pattern(r, pattern, EXACT if _oblong(r, pattern) else _PLAIN)
     split = r.pattern("permuted")
     if split is not None and "order" in split.params:
         return _pattern(r, split, SEEN)
@@ -41,9 +44,9 @@ def transposed(r: Reading) -> Match | None:
 
 
 def permuted(r: Reading) -> Match | None:
-    found = r.pattern("permuted", "reversed")
-    if found is not None:
-        return _pattern(r, found, EXACT if found.params.get("bijective", True) else LIKELY)
+    pattern = r.pattern("permuted", "reversed")
+    if pattern is not None:
+        return _pattern(r, pattern, EXACT if pattern.params.get("bijective", True) else LIKELY)
     for axis, index in _rows(r):
         if len(index.unique()) == len(index) and _shift(index) is None:
             moved = int((index != torch.arange(len(index), device=index.device)).sum())
@@ -66,9 +69,9 @@ def _other_places(r: Reading) -> Match | None:
 
 
 def shifted(r: Reading) -> Match | None:
-    found = r.pattern("shifted")
-    if found is not None:
-        return _pattern(r, found)
+    pattern = r.pattern("shifted")
+    if pattern is not None:
+        return _pattern(r, pattern)
     for axis, index in _rows(r):
         step = _shift(index)
         if step is not None:
@@ -104,9 +107,9 @@ def _rows(r: Reading) -> Iterator[tuple[int, Tensor]]:
 
 def wrong_stride(r: Reading) -> Match | None:
     """Read with other strides: of another order, or of a partition's size."""
-    found = r.pattern("transposed")
-    if found is not None and _oblong(r, found):
-        return _pattern(r, found, EXACT + 0.01)
+    pattern = r.pattern("transposed")
+    if pattern is not None and _oblong(r, pattern):
+        return _pattern(r, pattern, EXACT + 0.01)
     if r.pair is not None and r.pair[0].dim() >= 2 and r.pair[0].shape[-1] != r.pair[0].shape[-2]:
         y, g = r.pair
         for other in (g.mT.reshape(g.shape), g.reshape(*g.shape[:-2], g.shape[-1], g.shape[-2]).mT):
@@ -116,36 +119,38 @@ def wrong_stride(r: Reading) -> Match | None:
         n, step = len(index), index.diff()
         if len(index.unique()) == n or int(index[0]):
             continue
-        said = f"along axis {axis} its rows are the golden's {index.tolist()[:6]}..."
+        sentence = f"along axis {axis} its rows are the golden's {index.tolist()[:6]}..."
         params = {"axis": axis, "index": index.tolist()}
         if bool((step >= 0).all()) and int(index[-1]) < n - 1:
             factor = (n - 1) / max(int(index[-1]), 1)
-            return Match(SEEN, (said, f"a stride {factor:.2g} times too small"), params)
+            return Match(SEEN, (sentence, f"a stride {factor:.2g} times too small"), params)
         if bool(((index - int(index[1]) * torch.arange(n, device=index.device)) % n == 0).all()):
-            return Match(SEEN, (said, f"a stride {int(index[1])} times too large"), params)
+            return Match(SEEN, (sentence, f"a stride {int(index[1])} times too large"), params)
     for i in r.influences:
         if i.missing and i.extra:
-            said = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
-            return Match(HINT - 0.05, (said, "another place is read"), {"input": i.input, "axis": i.axis})
+            sentence = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
+            return Match(HINT - 0.05, (sentence, "another place is read"), {"input": i.input, "axis": i.axis})
         if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
-            said = f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
-            return Match(WEAK - 0.03, (said,), {"input": i.input, "axis": i.axis})
-    if found is None:
+            sentence = (
+                f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
+            )
+            return Match(WEAK - 0.03, (sentence,), {"input": i.input, "axis": i.axis})
+    if pattern is None:
         return None
-    return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(found.params))
+    return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(pattern.params))
 
 
-def _oblong(r: Reading, found: ErrorPattern) -> bool:
+def _oblong(r: Reading, pattern: ErrorPattern) -> bool:
     """Whether the exchanged axes have different lengths: the tensor's shape is kept, so its strides are exchanged."""
-    axes = found.params.get("axes", ())
+    axes = pattern.params.get("axes", ())
     return r.g is not None and len({r.g.shape[a] for a in axes}) > 1
 
 
 def swapped_results(r: Reading) -> Match | None:
     """It holds another result, or another result holds its share."""
-    found = r.pattern("swapped")
-    if found is not None:
-        return _pattern(r, found, EXACT + 0.02)
+    pattern = r.pattern("swapped")
+    if pattern is not None:
+        return _pattern(r, pattern, EXACT + 0.02)
     if r.y is None or r.g is None or not r.wrong_count or float(r.g.norm()) == 0:
         return None
     for name, (got, golden) in r.e.other.items():
@@ -282,5 +287,5 @@ def expanded_gradient(r: Reading) -> Match | None:
         return None
     only = len(expanded) == len(names)
     text = f"wrong with an output gradient of stride 0 ({sent[0]})"
-    said = (text, "every other layout is right") if only else (text,)
-    return Match(EXACT if only else LIKELY, said, {"layouts": expanded})
+    sentences = (text, "every other layout is right") if only else (text,)
+    return Match(EXACT if only else LIKELY, sentences, {"layouts": expanded})

@@ -152,10 +152,10 @@ class Reading:
     def findings(self, probe: str) -> list[Finding]:
         return [f for f in self.e.report.findings if f.probe == probe and f.rung != QUALITY]
 
-    def said(self, text: str, probe: str | None = None) -> Finding | None:
+    def finding(self, text: str, probe: str | None = None) -> Finding | None:
         """The first finding that says so."""
-        found = (f for f in self.e.report.findings if probe in (None, f.probe) and text in f.text)
-        return next(found, None)
+        matching = (f for f in self.e.report.findings if probe in (None, f.probe) and text in f.text)
+        return next(matching, None)
 
     @cached_property
     def plain_wrong(self) -> bool:
@@ -178,8 +178,8 @@ class Reading:
     @cached_property
     def numbers_wrong(self) -> bool:
         """Whether the first call's own numbers are certainly wrong: other runs can then be compared with it."""
-        found = [f for f in self.e.report.findings if f.probe == "values" and f.rung == CERTAIN]
-        return any(label(f) in ("", "values", "debug outputs") for f in found)
+        findings = [f for f in self.e.report.findings if f.probe == "values" and f.rung == CERTAIN]
+        return any(label(f) in ("", "values", "debug outputs") for f in findings)
 
     @cached_property
     def made_of_nothing(self) -> bool:
@@ -217,8 +217,8 @@ class Reading:
         for name, fact in self.e.runs.items():
             known.add(plain(name))
             if plain(name).startswith(prefix):
-                said = [f.text for f in self.e.report.findings if plain(label(f)) == plain(name)]
-                yield replace(fact, text="; ".join([*once(said[:2]), fact.text])) if said else fact
+                texts = [f.text for f in self.e.report.findings if plain(label(f)) == plain(name)]
+                yield replace(fact, text="; ".join([*once(texts[:2]), fact.text])) if texts else fact
         for f in self.e.report.findings:
             name = plain(label(f)) or (plain(f.probe) if f.probe in ("second_call",) else "")
             if f.rung != QUALITY and name and name not in known and name.startswith(prefix):
@@ -230,8 +230,8 @@ class Reading:
 
     def right(self, prefix: str) -> bool:
         """Whether there is a run of that name, and all such are right."""
-        found = list(self.runs(prefix))
-        return bool(found) and all(r.right for r in found)
+        facts = list(self.runs(prefix))
+        return bool(facts) and all(r.right for r in facts)
 
     def nan_gone(self, name: str) -> RunFact | None:
         """The run of that name, where the wrong tensor holds no NaN in it, and in every plain run.
@@ -249,21 +249,21 @@ class Reading:
     @cached_property
     def sums_nothing(self) -> bool:
         """Whether the golden makes the tensor element by element, as far as its operators are known."""
-        made = self.e.operators or self.e.made_of
-        return bool(made) and made <= _ELEMENTWISE
+        operators = self.e.operators or self.e.made_of
+        return bool(operators) and operators <= _ELEMENTWISE
 
     @cached_property
     def ruled_out(self) -> frozenset[str]:
         """Causes that cannot be: sums of what sums nothing, counts in a mask, an epsilon where nothing moves."""
-        found = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
-        return found | {"absolute_eps"} if self.e.kept or self.e.deaf else found
+        causes = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
+        return causes | {"absolute_eps"} if self.e.kept or self.e.deaf else causes
 
     # memory, fits, patterns, influence
 
     def memory(self, *kinds: str) -> MemoryFact | None:
         """The first fact of one of these kinds; those of the wrong tensor come first."""
-        found = sorted((m for m in self.e.memory if m.kind in kinds), key=lambda m: m.tensor != self.e.tensor)
-        return found[0] if found else None
+        facts = sorted((m for m in self.e.memory if m.kind in kinds), key=lambda m: m.tensor != self.e.tensor)
+        return facts[0] if facts else None
 
     def fit(self, reading: str) -> Fit | None:
         """The strongest term of that reading.
@@ -272,8 +272,8 @@ class Reading:
         """
         if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
             return None
-        found = [f for f in self.e.fits if f.reading == reading and not self._nothing_left(f)]
-        return max(found, key=lambda f: f.gain, default=None)
+        fits = [f for f in self.e.fits if f.reading == reading and not self._nothing_left(f)]
+        return max(fits, key=lambda f: f.gain, default=None)
 
     def _nothing_left(self, f: Fit) -> bool:
         """Whether all of the tensor is gone in a part of an axis: that part is not made, and no term is missing."""
@@ -282,12 +282,12 @@ class Reading:
     def ratio(self) -> Ratio | None:
         """A constant ratio, of the whole tensor before a segment's before a row's."""
         order = {"tensor": 0, "segment": 1, "row": 2}
-        found = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
-        return min(found, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
+        ratios = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
+        return min(ratios, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
 
     def pattern(self, *kinds: str) -> ErrorPattern | None:
-        found = [p for p in self.e.permutations if p.kind in kinds and p.match >= 0.98]
-        return max(found, key=lambda p: p.match, default=None)
+        patterns = [p for p in self.e.permutations if p.kind in kinds and p.match >= 0.98]
+        return max(patterns, key=lambda p: p.match, default=None)
 
     @property
     def influences(self) -> list[Influence]:
@@ -328,15 +328,15 @@ class Reading:
         return length in self.e.sizes.values()
 
 
-def once(said: list[str]) -> list[str]:
+def once(texts: list[str]) -> list[str]:
     """Sentences without what one repeats of another: an opening with other numbers, the advice at the end."""
-    kept: list[str] = []
-    for text in said:
+    sentences: list[str] = []
+    for text in texts:
         opening, advice = text.partition(": ")[0], text.rpartition("; ")[2]
-        if any(k.partition(": ")[0] == opening for k in kept):
+        if any(k.partition(": ")[0] == opening for k in sentences):
             continue
-        kept = [*(k.removesuffix(f"; {advice}") for k in kept), text]
-    return kept
+        sentences = [*(k.removesuffix(f"; {advice}") for k in sentences), text]
+    return sentences
 
 
 def plain(name: str) -> str:
@@ -349,10 +349,10 @@ def label(finding: Finding) -> str:
     return run_named(finding.text) or _leading(finding)
 
 
-def run_named(said: str) -> str:
+def run_named(sentence: str) -> str:
     """The last bracket of a sentence that names a run; "" where none does."""
-    for found in reversed(_LABEL.findall(said)):
-        text = found.split(", by the")[0]
+    for name in reversed(_LABEL.findall(sentence)):
+        text = name.split(", by the")[0]
         first = plain(text).split(" ")[0].split("(")[0]
         if first in _RUNS or text == "values" or re.fullmatch(r"\d+ threads?", text):
             return text

@@ -25,8 +25,8 @@ _FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 def _missing(r: Reading) -> list[Influence]:
     """Influences that miss something, the largest missing range first; none where NaN and Inf hide what moves."""
     hidden = r.y is not None and r.g is not None and bool((~torch.isfinite(r.y) & torch.isfinite(r.g)).any())
-    found = [i for i in r.influences if i.missing and not hidden]
-    return sorted(found, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
+    influences = [i for i in r.influences if i.missing and not hidden]
+    return sorted(influences, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
 
 
 def truncated_reduction(r: Reading) -> Match | None:
@@ -46,8 +46,8 @@ def truncated_reduction(r: Reading) -> Match | None:
         if lo == 0:
             return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
         return Match(SEEN + 0.02 if hi > lo else LIKELY + 0.07, (text,), params)
-    found = r.said("has no influence on", "taint")
-    return Match(LIKELY, (found.text,), {}) if found is not None else None
+    finding = r.finding("has no influence on", "taint")
+    return Match(LIKELY, (finding.text,), {}) if finding is not None else None
 
 
 def overwritten_accumulator(r: Reading) -> Match | None:
@@ -57,11 +57,11 @@ def overwritten_accumulator(r: Reading) -> Match | None:
         of_two = hi == 0 and i.length == 2  # a loop of two turns that begins late is rare
         if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two):
             text = f"of {i.input} on axis {i.axis} only what comes after {hi} has influence"
-            said = (text, "the last block replaces the sum")
+            sentences = (text, "the last block replaces the sum")
             elsewhere = i.extra or i.summed is False or i.beside and i.absent is False
             return Match(
                 WEAK if elsewhere else SEEN + 0.01 * of_two,
-                said,
+                sentences,
                 {"input": i.input, "axis": i.axis, "missing": [0, hi + 1]},
             )
     return None
@@ -98,8 +98,8 @@ def off_by_one(r: Reading) -> Match | None:
 
 def _one_apart(error: str) -> bool:
     """Whether two sizes that should be one are one apart."""
-    found = _SIZES.search(error)
-    return found is not None and abs(int(found[1]) - int(found[2])) == 1
+    match = _SIZES.search(error)
+    return match is not None and abs(int(match[1]) - int(match[2])) == 1
 
 
 def _next_row(r: Reading) -> Match | None:
@@ -123,8 +123,8 @@ def wrong_mask(r: Reading) -> Match | None:
             power = max(p for p in (1, 2, 4, 8, 16, 32, 64, 128, 256) if lo % p == 0)
             whole = power >= 8 and n % power != 0
             score = (LIKELY + 0.1 if whole else HINT + 0.1) - 0.15 * (lo == hi)
-            said = (text, f"{lo} is a multiple of {power}, and {n} is not: a partial block") if whole else (text,)
-            return Match(score, said, {"axis": axis, "range": [lo, hi + 1]})
+            sentences = (text, f"{lo} is a multiple of {power}, and {n} is not: a partial block") if whole else (text,)
+            return Match(score, sentences, {"axis": axis, "range": [lo, hi + 1]})
     if r.pair is not None and r.wrong is not None and r.g is not None and r.y is not None and r.wrong_count > 0:
         got, wanted = r.y[r.wrong], r.g[r.wrong]
         every = bool((r.y[r.g < 0] == 0).all())
@@ -142,8 +142,8 @@ def wrong_mask(r: Reading) -> Match | None:
         return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
     raised = r.e.runs.get("offset")
     offset = [f for f in r.e.report.findings if plain(label(f)) == "offset"]
-    made = r.e.operators or r.e.made_of
-    offset = [f for f in offset if not f.tensor.endswith(".grad") and (not made or made & _MAXIMA)]
+    operators = r.e.operators or r.e.made_of
+    offset = [f for f in offset if not f.tensor.endswith(".grad") and (not operators or operators & _MAXIMA)]
     zeros = next((f for f in offset if "; all zeros;" in f.text and ", golden -" in f.text), None)
     if not r.plain_wrong and zeros is not None:
         text = "right with the inputs as they are, zeros with all of them lowered: a padded 0 enters a maximum"
@@ -154,8 +154,8 @@ def wrong_mask(r: Reading) -> Match | None:
             "right with inputs raised, NaN with inputs lowered: something larger, such as a padded 0, enters a maximum"
         )
         return Match(LIKELY, (text, nan.text), {})
-    found = r.said("a wrong mask, or a stray read", "taint")
-    return Match(HINT if r.plain_wrong else FAINT, (found.text,), {}) if found is not None else None
+    finding = r.finding("a wrong mask, or a stray read", "taint")
+    return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
 
 
 def wrong_axis(r: Reading) -> Match | None:
@@ -172,14 +172,14 @@ def wrong_axis(r: Reading) -> Match | None:
             text = (
                 f"a term is missing, another stands there, and all of {i.input}[axis {i.axis}] has influence that the "
             )
-            said = text + "golden does not have: the term is reduced along that axis"
-            return Match(EXACT + 0.01, (said,), {"input": i.input, "axis": i.axis})
+            sentence = text + "golden does not have: the term is reduced along that axis"
+            return Match(EXACT + 0.01, (sentence,), {"input": i.input, "axis": i.axis})
     for i in r.influences:
         if i.throughout and not i.elsewhere and not i.missing and not i.foreign:
             text = f"every index of {i.input}[axis {i.axis}] has influence that it has not in the golden"
             along = (text, "what is reduced goes along that axis, too")
             return Match(HINT - 0.05, along, {"input": i.input, "axis": i.axis})
-    form = r.said(" came, expected shape")
+    form = r.finding(" came, expected shape")
     if form is not None and "no tensor came" not in form.text:
         return Match(HINT, (form.text,), {})
     axes = _separable(r)
@@ -210,8 +210,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     born = r.e.born
     if born is not None and born.cause == "uninitialised_accumulator":
         return Match(EXACT, born.sentences, {"stage": born.stage})
-    fact, found = r.memory("never_written"), r.said("uninitialised memory", "poison")
-    if fact is None and found is None:
+    fact, finding = r.memory("never_written"), r.finding("uninitialised memory", "poison")
+    if fact is None and finding is None:
         zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
         if left:
             return Match(LIKELY, (left, "a sum begins from what the row before has left"), {})
@@ -219,8 +219,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
             return None
         text = f"{r.e.tensor} holds NaN where uninitialised memory does"
         return Match(EXACT, (text, "on zeroed memory it is right: it is added to what was there"), {})
-    text = fact.text if fact is not None else found.text if found is not None else ""
-    where = fact.location if fact is not None else found.location if found is not None else None
+    text = fact.text if fact is not None else finding.text if finding is not None else ""
+    where = fact.location if fact is not None else finding.location if finding is not None else None
     if any(x.right and not x.same for x in r.runs("repeat")):
         return Match(FAINT, (text, "repeats are right"), {})
     if r.right("zeroed memory"):
@@ -228,8 +228,8 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
             return Match(LIKELY, (text, "nothing belongs there: it may be added to what was there, or left out"), {})
         return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
     if r.fails("zeroed memory"):
-        made = "on zeroed memory there is another number than 0: it is made of what was there"
-        return Match(EXACT - 0.01, (text, made), {}) if r.made_of_nothing else Match(FAINT, (text,), {})
+        reason = "on zeroed memory there is another number than 0: it is made of what was there"
+        return Match(EXACT - 0.01, (text, reason), {}) if r.made_of_nothing else Match(FAINT, (text,), {})
     whole = where is None or where.fraction >= 1
     return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is concerned" if whole else "in part"), {})
 
@@ -268,7 +268,7 @@ _FORMULA = 0.7  # correlation of errors before and after inputs move a little, f
 def low_precision_accumulation(r: Reading) -> Match | None:
     """Errors like rounding, but larger: no place, no slope, no term."""
     ratio = r.ratio()
-    rounded = r.said("; right for a kernel that rounds ")
+    rounded = r.finding("; right for a kernel that rounds ")
     if rounded is not None and rounded.tensor == r.e.tensor:
         text = rounded.text.split("; right for ")[1].split(": if it is meant to")[0]
         return Match(LIKELY - 0.05, (f"it exceeds its bound, and is right for {text}",), {})
@@ -342,6 +342,6 @@ def missing_rescale(r: Reading) -> Match | None:
         return None
     flat, small = r.right("flat"), r.right("scale 2^-12")
     names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]
-    said = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
+    sentence = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
     # small scores weigh alike, and so do equal ones: whatever is wrong with them does not show then
-    return Match(HINT if flat and small else WEAK, (said,), {})
+    return Match(HINT if flat and small else WEAK, (sentence,), {})

@@ -8,7 +8,7 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading
 
 def _mended(r: Reading) -> bool:
     """Whether uninitialised or shared memory explains that calls differ."""
-    return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.said("", "poison"))
+    return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.finding("", "poison"))
 
 
 def _by_chance(r: Reading) -> bool:
@@ -27,15 +27,15 @@ def stale_state(r: Reading) -> Match | None:
     if r.plain_wrong and r.fails("repeat") is not None:
         return None
     again = r.fails("second call")
-    twice = r.fails("backward twice") or r.said("the backward run twice on one graph")
+    twice = r.fails("backward twice") or r.finding("the backward run twice on one graph")
     back = r.fails("back")
     if again is not None:
-        said = again.text or again.error or "the second call of the same inputs gives another result"
+        sentence = again.text or again.error or "the second call of the same inputs gives another result"
         raises = bool(again.error) or "raised" in again.text
         score = EXACT if raises and not r.plain_wrong else SEEN
         return Match(
             min(score, HINT) if _mended(r) or _by_chance(r) else score,
-            (said, "the first call is right"),
+            (sentence, "the first call is right"),
             {"run": again.name},
         )
     if twice is not None:
@@ -45,10 +45,10 @@ def stale_state(r: Reading) -> Match | None:
     if back is not None and not r.plain_wrong:
         text = back.text or "the first inputs again, after others, give another result"
         return Match(LIKELY, (text,), {"run": back.name})
-    between = None if r.plain_wrong else r.said("a call of other inputs between forward and backward", "second_call")
+    between = None if r.plain_wrong else r.finding("a call of other inputs between forward and backward", "second_call")
     if between is not None:
-        kept = "what the backward needs is kept where the next forward writes: keep it with its call, as "
-        return Match(SEEN, (between.text, kept + "ctx.save_for_backward does"), {"run": "interleaved"})
+        state_left = "what the backward needs is kept where the next forward writes: keep it with its call, as "
+        return Match(SEEN, (between.text, state_left + "ctx.save_for_backward does"), {"run": "interleaved"})
     return None
 
 
@@ -68,8 +68,8 @@ def stale_copy(r: Reading) -> Match | None:
         return Match(EXACT, (others.text,), {"run": others.name})
     text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
     if others.stale:
-        said = f"the golden makes it of the other inputs with {', '.join(others.stale)} as in the first call"
-        return Match(EXACT if r.fails("second call") is None else HINT, (text, said), {"run": others.name})
+        sentence = f"the golden makes it of the other inputs with {', '.join(others.stale)} as in the first call"
+        return Match(EXACT if r.fails("second call") is None else HINT, (text, sentence), {"run": others.name})
     if others.stale is not None:  # no input of the first call makes it: those inputs may be wrong in any call
         return Match(FAINT, (text, "no input as it was in the first call makes it"), {"run": others.name})
     return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
@@ -77,13 +77,13 @@ def stale_copy(r: Reading) -> Match | None:
 
 def _unread(r: Reading) -> Match | None:
     """An input that moves nothing, in a result that holds numbers: in the first call already, after an earlier one."""
-    found = list(r.e.influence.values())
-    unread = [i for i in found if i.none and all(j.none for j in found if j.input == i.input)]
-    if not unread or any(i.extra for i in found) or r.explained or r.pair is None or r.zeros:
+    influences = list(r.e.influence.values())
+    unread = [i for i in influences if i.none and all(j.none for j in influences if j.input == i.input)]
+    if not unread or any(i.extra for i in influences) or r.explained or r.pair is None or r.zeros:
         return None
     name = unread[0].input
-    said = f"whatever {name} holds, {r.e.tensor} stays as it is, bit for bit, and it is nowhere zero"
-    return Match(SEEN, (said, f"numbers of an earlier call may stand there in place of {name}"), {"input": name})
+    sentence = f"whatever {name} holds, {r.e.tensor} stays as it is, bit for bit, and it is nowhere zero"
+    return Match(SEEN, (sentence, f"numbers of an earlier call may stand there in place of {name}"), {"input": name})
 
 
 def stale_config(r: Reading) -> Match | None:
@@ -116,7 +116,7 @@ def race(r: Reading) -> Match | None:
         return Match(EXACT, ("right with one thread, wrong with several",), {"run": one[0].name})
     repeats = list(r.runs("repeat"))
     differing = [x for x in repeats if not x.same and _apart(r, x)]
-    wider = r.said("farther apart than legal orders", "repeats")
+    wider = r.finding("farther apart than legal orders", "repeats")
     if r.plain_wrong and any(x.right and not x.same for x in repeats):
         good = sum(x.right for x in repeats)
         return Match(SEEN, (f"{good} of {len(repeats)} repeats of the same call are right",), {"right": good})
@@ -134,12 +134,13 @@ def race(r: Reading) -> Match | None:
 
 def missing_sync(r: Reading) -> Match | None:
     """A wait makes it right, or memory is written after the call has returned."""
-    late = next((x for x in r.runs("watched afterwards") if x.late), None)
-    if late is not None and r.plain_wrong:
-        said = (
-            f"{late.late} bytes of the kernel's own buffers were written after it had returned: nobody waits for them"
+    late_write = next((x for x in r.runs("watched afterwards") if x.late), None)
+    if late_write is not None and r.plain_wrong:
+        sentence = (
+            f"{late_write.late} bytes of the kernel's own buffers were written after it had returned: nobody waits for "
+            "them"
         )
-        return Match(EXACT + 0.02, (said,), {"bytes": late.late})
+        return Match(EXACT + 0.02, (sentence,), {"bytes": late_write.late})
     waited = list(r.runs("sync"))
     if r.numbers_wrong and waited and all(x.right for x in waited):
         return Match(EXACT + 0.02, ("right when every call is waited for, wrong without",), {"run": waited[0].name})

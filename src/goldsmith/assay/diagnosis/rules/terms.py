@@ -28,14 +28,14 @@ def _fitted(r: Reading, reading: str) -> Match | None:
     place = f" in {fit.where}" if fit.where else ""
     weighs = f", which comes in {whole} times" if whole else ""
     of_itself = bool(whole) and not place and not factor and fit.term == r.e.tensor
-    said = [f"{fit.term} is {whole} times the golden's"] if of_itself else []
+    sentences = [f"{fit.term} is {whole} times the golden's"] if of_itself else []
     weighs = "" if of_itself else weighs
-    said += [
+    sentences += [
         f"the error{place} is {number}{named} times{factor} {fit.term}{weighs} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"
     ]
     if fit.also:
-        said.append(f"cannot be told apart from {', '.join(fit.also)}")
-    return Match(score, tuple(said), _params(fit))
+        sentences.append(f"cannot be told apart from {', '.join(fit.also)}")
+    return Match(score, tuple(sentences), _params(fit))
 
 
 def _params(fit: Fit) -> dict:
@@ -109,11 +109,11 @@ def sign_flip(r: Reading) -> Match | None:
 
 def wrong_factor(r: Reading) -> Match | None:
     """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
-    fitted = _told(r, _fitted(r, "factor")) or _added(r)
+    fitted = _is_bias(r, _fitted(r, "factor")) or _added(r)
     ratio = r.ratio()
     if ratio is None:
         fitted = max(filter(None, (fitted, _in_part(r))), key=lambda m: m.score, default=None)
-    if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _given(r, ratio.named):
+    if ratio is None or not ratio.ratio or _bias(ratio.ratio) and not _is_case_number(r, ratio.named):
         return fitted
     named = ratio.named and ratio.named not in ("1", "-1")
     score = SEEN if named else HINT + 0.15
@@ -127,9 +127,9 @@ def wrong_factor(r: Reading) -> Match | None:
         score = HINT
     where = {"tensor": "in every element", "segment": f"in {ratio.group}", "row": f"constant per index, {ratio.group}"}
     text = f"y / g is {ratio.ratio:.6g}{f' = {ratio.named}' if named else ''} {where.get(ratio.scope, '')}".rstrip()
-    said = [text] + ([f"also {', '.join(ratio.also)}"] if ratio.also else [])
+    sentences = [text] + ([f"also {', '.join(ratio.also)}"] if ratio.also else [])
     params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": list(ratio.also)}
-    whole = Match(score, tuple(said), params)
+    whole = Match(score, tuple(sentences), params)
     return max(filter(None, (fitted, whole)), key=lambda m: m.score)
 
 
@@ -145,12 +145,12 @@ def _in_part(r: Reading) -> Match | None:
     return None
 
 
-def _told(r: Reading, fitted: Match | None) -> Match | None:
+def _is_bias(r: Reading, fitted: Match | None) -> Match | None:
     """A factor close to 1 that nothing in the case explains is a bias, and no wrong factor."""
     if fitted is None:
         return None
     golden, coefficient = fitted.params["golden"] or 1.0, fitted.params["coefficient"]
-    plain = fitted.params["factor"] in ("", "1") and not _given(r, str(fitted.params["named"]))
+    plain = fitted.params["factor"] in ("", "1") and not _is_case_number(r, str(fitted.params["named"]))
     near = plain and abs(coefficient / golden) < 2.0**-5
     return replace(fitted, score=HINT) if near else fitted
 
@@ -169,7 +169,7 @@ def _added(r: Reading) -> Match | None:
     return replace(fitted, score=fitted.score * HINT)
 
 
-def _given(r: Reading, named: str) -> bool:
+def _is_case_number(r: Reading, named: str) -> bool:
     """Whether a number's name speaks of something that the case gives."""
     return any(re.search(rf"\b{re.escape(name)}\b", named) for name in (*r.e.scalars, *r.e.sizes))
 
@@ -187,7 +187,7 @@ def scale_bias(r: Reading) -> Match | None:
     slope = float((y * g).sum()) / norm - 1 if norm else 0.0
     left = float((y - (1 + slope) * g).norm()) / max(float((y - g).norm()), 1e-300)
     known = r.ratio()
-    if known is not None and known.named and (not _bias(known.ratio) or _given(r, known.named)):
+    if known is not None and known.named and (not _bias(known.ratio) or _is_case_number(r, known.named)):
         return None
     listed = next((f for f in r.systematic if "proportional to the value" in f.text or "slope" in f.text), None)
     if r.right("scale 2^12") and r.fails("scale 2^-12") is not None:
@@ -197,5 +197,5 @@ def scale_bias(r: Reading) -> Match | None:
     if left > 0.9:
         return None
     text = f"the golden times {1 + slope:.8g} leaves {left:.1%} of the error"
-    said = (text, listed.text) if listed is not None else (text,)
-    return Match(SEEN if left < 0.2 else LIKELY, said, {"bias": slope})
+    sentences = (text, listed.text) if listed is not None else (text,)
+    return Match(SEEN if left < 0.2 else LIKELY, sentences, {"bias": slope})

@@ -25,17 +25,19 @@ def overflow(r: Reading) -> Match | None:
         inf = int(torch.isinf(r.y).sum())
         largest = float(r.g[torch.isfinite(r.g)].abs().max())
         top = torch.finfo(getattr(torch, r.e.dtype, torch.float32)).max
-        said = [f"{count} elements are not finite ({inf} Inf); the golden is at most {largest:.3g} there"]
+        sentences = [f"{count} elements are not finite ({inf} Inf); the golden is at most {largest:.3g} there"]
         if bool(torch.isinf(r.g).any()):
-            return Match(FAINT, (*said, "it has infinities elsewhere: they may be meant"), {})
+            return Match(FAINT, (*sentences, "it has infinities elsewhere: they may be meant"), {})
         big = max([largest, *_largest(r)])
         narrow = next((n for n, m in (("float16", 65504.0), (r.e.dtype, top)) if big > m), "")
         if narrow:
-            said.append(f"the golden reaches {big:.3g}, beyond {narrow}")
+            sentences.append(f"the golden reaches {big:.3g}, beyond {narrow}")
         small = r.right("scale 2^-12")
         if small:
-            said.append("inputs times 2^-12 are right")
-        return Match(EXACT if narrow else SEEN if small and inf else LIKELY if inf or small else FAINT, tuple(said), {})
+            sentences.append("inputs times 2^-12 are right")
+        return Match(
+            EXACT if narrow else SEEN if small and inf else LIKELY if inf or small else FAINT, tuple(sentences), {}
+        )
     bits = _wrapped(r)
     if bits:
         text = f"all {r.wrong_count} errors are whole multiples of 2^{bits}: sums wrap at {bits} bits"
@@ -77,8 +79,8 @@ def _largest(r: Reading) -> list[float]:
 
 def _blows_up(r: Reading) -> bool:
     """Large inputs, or inputs with an offset, give NaN or Inf where the golden does not."""
-    said = [x.text for name in ("scale 2^12", "scale 2^11", "offset") for x in r.runs(name) if not x.right]
-    return any("NaN where the golden is a number" in t or "Inf where the golden is finite" in t for t in said)
+    texts = [x.text for name in ("scale 2^12", "scale 2^11", "offset") for x in r.runs(name) if not x.right]
+    return any("NaN where the golden is a number" in t or "Inf where the golden is finite" in t for t in texts)
 
 
 def missing_max_shift(r: Reading) -> Match | None:
@@ -101,9 +103,9 @@ def missing_max_shift(r: Reading) -> Match | None:
 
 def nan_swallowed(r: Reading) -> Match | None:
     """A number where the golden has NaN or Inf."""
-    found = r.said("is swallowed") or r.said("a number where the golden is NaN")
-    if found is not None:
-        return Match(EXACT, (found.text,), {})
+    finding = r.finding("is swallowed") or r.finding("a number where the golden is NaN")
+    if finding is not None:
+        return Match(EXACT, (finding.text,), {})
     if r.y is not None and r.g is not None:
         lost = torch.isnan(r.g) & torch.isfinite(r.y)
         if bool(lost.any()):
@@ -120,11 +122,11 @@ def absolute_eps(r: Reading) -> Match | None:
         return None
     small, large = r.fails("scale 2^-12"), r.fails("scale 2^12") or r.fails("scale 2^11")
     if large is not None and "bit for bit" in large.text and not r.plain_wrong:
-        said = (large.text, small.text) if small is not None and small.text else (large.text,)
-        return Match(SEEN + 0.02 if small is not None else LIKELY, said, {})
+        sentences = (large.text, small.text) if small is not None and small.text else (large.text,)
+        return Match(SEEN + 0.02 if small is not None else LIKELY, sentences, {})
     if small is None or large is not None or r.unsteady or r.plain_wrong and r.y is None:
         return None
-    if r.plain_wrong and r.said("; right for a kernel that rounds ") is not None:
+    if r.plain_wrong and r.finding("; right for a kernel that rounds ") is not None:
         return None  # large inputs make one number of a softmax, and nothing is rounded there
     text = small.text or "with inputs times 2^-12 the result is wrong"
     if small.error:

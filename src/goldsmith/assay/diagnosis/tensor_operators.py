@@ -9,7 +9,7 @@ from .whatif.calls import Listening, behind
 from .whatif.golden import Golden
 
 
-def made_of(examination: Examination, evidence: Evidence) -> frozenset[str]:
+def tensor_operators(examination: Examination, evidence: Evidence) -> frozenset[str]:
     """Their names; one run of the golden, and none where no rule asks."""
     if evidence.operators:
         return evidence.operators
@@ -17,7 +17,7 @@ def made_of(examination: Examination, evidence: Evidence) -> frozenset[str]:
     if not (lowered and not Reading(evidence).plain_wrong or evidence.stored in ("bool", "int64", "int32", "int16")):
         return frozenset()
     mode = Listening().record()
-    made = Golden(examination.ref).run_under(mode, examination.ref.leaves, evidence.tensor).get(evidence.tensor)
-    calls, key = mode.calls or [], -1 if made is None else mode.key_of(made)
+    tensor = Golden(examination.ref).run_under(mode, examination.ref.leaves, evidence.tensor).get(evidence.tensor)
+    calls, key = mode.calls or [], -1 if tensor is None else mode.key_of(tensor)
     indices = set(range(len(calls))) if key == -1 else behind(calls, key)
     return frozenset(call.name for call in calls if call.index in indices)

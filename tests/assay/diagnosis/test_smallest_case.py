@@ -5,7 +5,7 @@ import weakref
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis import collect, smallest
+from goldsmith.assay.diagnosis import collect, smallest_case
 from goldsmith.assay.diagnosis.shrink import shrink
 
 
@@ -71,7 +71,7 @@ def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(mo
 
     Where steps are taken back, the case that is shown is not the last one that was tried.
     """
-    made, at_once, examined = [], [], smallest.examine
+    made, at_once, examined = [], [], smallest_case.examine
 
     def examine(*arguments, **options):
         report, examinations = examined(*arguments, **options)
@@ -86,10 +86,10 @@ def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(mo
     report, (whole,) = examined(of, [rows[0]], torch.float32, "cpu", 0, frozenset({"values"}), None, until_failing=True)
     evidence = collect.begin(whole, report)
     collect.collect(whole, evidence, collect.Depth(runs=(), influence=(), whatif=frozenset()))
-    monkeypatch.setattr(smallest, "examine", examine)
-    monkeypatch.setattr(smallest._Tells, "__call__", told)
-    found, small = smallest.smallest(
-        whole, evidence, "y", "wrong_factor", shown="wrong_factor", spent=lambda more: False
+    monkeypatch.setattr(smallest_case, "examine", examine)
+    monkeypatch.setattr(smallest_case._Tells, "__call__", told)
+    found, small = smallest_case.smallest_case(
+        whole, evidence, "y", "wrong_factor", cause_shown="wrong_factor", spent=lambda more: False
     )
     assert len(made) >= 6 and max(at_once) <= 2 and found.steps == ("D: 8 -> 1",)
     assert small.case is found.case and small.material.inputs["x"].shape == (4, 1) and "y" in small.bad

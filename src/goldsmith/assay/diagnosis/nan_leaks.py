@@ -16,19 +16,19 @@ _LEAKS = ("reaches ", "is not finite where the golden is")
 _MOST = 4  # planted slices that are tried
 
 
-def leaking(examination: Examination) -> str:
+def first_nan_leak(examination: Examination) -> str:
     """The first stage or result, in the golden's order, that holds NaN where the golden has none; "" without any.
 
     The NaN is planted where a finding of `taint` says that it leaks from, else into the first slices of the inputs.
     """
     probes = (parts.NAME, scaling.NAME)
-    said = [f.text for f in examination.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
-    if not said:
+    leaks = [f.text for f in examination.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
+    if not leaks:
         return ""
     slices = [s for s in parts.slices(examination) if not s.random]
-    slices = [s for s in slices if any(f" {s.text} " in text for text in said)] or slices
+    slices = [s for s in slices if any(f" {s.text} " in text for text in leaks)] or slices
     planted = [s.filled(examination, math.nan) for s in slices[:_MOST]]
-    found: dict[str, int] = {}
+    first_places: dict[str, int] = {}
     for material in planted:
         done = examination.execute("runs", "NaN in an input", material=material, look=False)
         if done.error is not None:
@@ -44,6 +44,6 @@ def leaking(examination: Examination) -> str:
             if got is None or wanted is None or got.shape != wanted.shape or name in examination.target.decisions:
                 continue
             if got.is_floating_point() and bool((torch.isnan(got) & ~torch.isnan(wanted)).any()):
-                found.setdefault(name, place)
+                first_places.setdefault(name, place)
                 break
-    return min(found, key=lambda name: found[name], default="")
+    return min(first_places, key=lambda name: first_places[name], default="")

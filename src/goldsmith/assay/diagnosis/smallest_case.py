@@ -31,9 +31,9 @@ _GROUPS = (
 )  # fmt: skip
 
 
-def smallest(
+def smallest_case(
     examination: Examination, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool],
-    shown: str = "", over: Callable[[float], bool] = lambda more: False,
+    cause_shown: str = "", over: Callable[[float], bool] = lambda more: False,
 ) -> tuple[Shrunk, Examination]:  # fmt: skip
     """The smallest case with the same stage and the same best cause by rules; at worst the examined one.
 
@@ -43,13 +43,15 @@ def smallest(
     """
     same = _Same(examination, evidence, stage, cause, spent)
     costs = _Costs(examination, _CHECKS * examination.seconds.get("values", 0.0))
-    found = shrink(
+    shrunk = shrink(
         examination.case, same, least=_least(examination), dtype=examination.dtype, seed=examination.seed, spent=spent,
-        costs=costs, tells=_Tells(same, shown, over),
+        costs=costs, tells=_Tells(same, cause_shown, over),
     )  # fmt: skip
-    small = same.examination(found.trial)
+    small = same.examination(shrunk.trial)
     return (
-        (found, small) if small is not None else (replace(found, trial=Trial(examination.case), steps=()), examination)
+        (shrunk, small)
+        if small is not None
+        else (replace(shrunk, trial=Trial(examination.case), steps=()), examination)
     )
 
 
@@ -126,14 +128,14 @@ class _Tells:
     shown  the cause; "" where it is not asked
     """
 
-    def __init__(self, same: _Same, shown: str, over: Callable[[float], bool]):
-        self.same, self.shown, self.over, self.whole = same, shown, over, same.whole
+    def __init__(self, same: _Same, cause_shown: str, over: Callable[[float], bool]):
+        self.same, self.cause_shown, self.over, self.whole = same, cause_shown, over, same.whole
         self.probes = frozenset(catalogue.QUICK) | same.probes
         self.costs = _Costs(self.whole, _AGAIN * sum(self.whole.seconds.get(p, 0.0) for p in self.probes))
 
     def __call__(self, trial: Trial) -> bool:
         most = max(_LEAST, self.costs(trial))
-        if not self.shown or self.over(most):
+        if not self.cause_shown or self.over(most):
             return True
         s = self.whole
         try:
@@ -154,7 +156,7 @@ class _Tells:
             return False
         causes = rank(evidence)
         hurried = NO_TIME in evidence.left_out.values()
-        return hurried or bool(causes) and (evidence.first_wrong, causes[0].id) == (self.same.stage, self.shown)
+        return hurried or bool(causes) and (evidence.first_wrong, causes[0].id) == (self.same.stage, self.cause_shown)
 
 
 class _Costs:
@@ -191,11 +193,11 @@ def depth(evidence: Evidence, cause: str) -> Depth:
     def enough(**less: object) -> bool:
         return by_rules(replace(evidence, **less)) == cause  # type: ignore[arg-type]
 
-    moved, made = tuple(evidence.influence), frozenset([cause])
+    moved, causes = tuple(evidence.influence), frozenset([cause])
     if enough(runs={}, influence={}, whatif=[]):
         return Depth(runs=(), influence=(), whatif=frozenset())
     if enough(runs={}, influence={}):
-        return Depth(runs=(), influence=(), whatif=made)
+        return Depth(runs=(), influence=(), whatif=causes)
     if enough(runs={}, whatif=[]):
         return Depth(runs=(), influence=moved, whatif=frozenset())
     for group in _GROUPS:
@@ -204,4 +206,4 @@ def depth(evidence: Evidence, cause: str) -> Depth:
             return Depth(runs=group, influence=(), whatif=frozenset())
     if enough(influence={}, whatif=[]):
         return Depth(influence=(), whatif=frozenset())
-    return Depth(influence=moved, whatif=made)
+    return Depth(influence=moved, whatif=causes)

@@ -8,9 +8,9 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.collect import begin
 from goldsmith.assay.diagnosis.cotangents import carried
+from goldsmith.assay.diagnosis.open_questions import open_questions
 from goldsmith.assay.diagnosis.provenance import provenance
-from goldsmith.assay.diagnosis.traced import traced
-from goldsmith.assay.diagnosis.undecided import undecided
+from goldsmith.assay.diagnosis.trace_sentences import trace_sentences
 
 
 @assay.case(T=[5], D=[6])
@@ -168,8 +168,8 @@ def test_the_sentences(fault, said, open_):
     it, found = asked(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
     evidence.carried = found
-    assert said in " ".join(traced(evidence)) and open_ in " ".join(undecided(evidence, []))
-    assert bool(open_) == bool(undecided(evidence, []))
+    assert said in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
+    assert bool(open_) == bool(open_questions(evidence, []))
 
 
 def test_a_diagnosis_prints_them():

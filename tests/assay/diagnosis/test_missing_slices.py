@@ -5,8 +5,8 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.closer import closer
 from goldsmith.assay.diagnosis.influence import influence
+from goldsmith.assay.diagnosis.missing_slices import examine_missing
 
 BLOCK = 4
 
@@ -75,7 +75,7 @@ def looked_at(target, tensor):
     right = []
     found = influence(examination, {tensor}, right=right)
     got = next(t for n, _, t in examination.first.results() if n == tensor)
-    return closer(examination, tensor, got, found, right)
+    return examine_missing(examination, tensor, got, found, right)
 
 
 def first(target):

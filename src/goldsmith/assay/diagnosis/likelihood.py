@@ -34,28 +34,28 @@ MARKED = frozenset(
 )
 
 
-def spoken(matches: Mapping[str, float]) -> dict[str, str]:
+def rule_strengths(matches: Mapping[str, float]) -> dict[str, str]:
     """Cause -> how strongly its rule speaks, from the rules' raw scores."""
     order = sorted(matches.items(), key=lambda item: -item[1])
-    said = {id: "behind" if score >= BEHIND else "far behind" for id, score in order[1:]}
+    strengths = {id: "behind" if score >= BEHIND else "far behind" for id, score in order[1:]}
     for id, score in order[:1]:
-        said[id] = "sure" if score >= SURE else "likely" if score >= LIKELY else "weak"
-    return said
+        strengths[id] = "sure" if score >= SURE else "likely" if score >= LIKELY else "weak"
+    return strengths
 
 
-def statements(seen: frozenset[str], said: Mapping[str, str]) -> frozenset[str]:
+def statements(seen: frozenset[str], strengths: Mapping[str, str]) -> frozenset[str]:
     """What the model reads: what the case looks like, and which cause the rules put first."""
-    first = next((f"first is {id}" for id, how in said.items() if how in ("sure", "likely")), SILENT)
+    first = next((f"first is {id}" for id, how in strengths.items() if how in ("sure", "likely")), SILENT)
     return seen | {first}
 
 
-def likely(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, float]:
+def likelihoods(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, float]:
     """Cause -> its probability, the likeliest first; empty where nothing was learned, or no numbers came."""
     model = learned()
     if not model or evidence.got is None or _rounded(evidence):
         return {}
-    said = spoken({id: match.score for id, match in matches.items()})
-    return chances(model, statements(features(evidence), said), said)
+    strengths = rule_strengths({id: match.score for id, match in matches.items()})
+    return chances(model, statements(features(evidence), strengths), strengths)
 
 
 def _rounded(evidence: Evidence) -> bool:
@@ -66,14 +66,14 @@ def _rounded(evidence: Evidence) -> bool:
     return float((r.y - r.g).abs().amax()) <= ROUNDINGS * float(r.g.abs().amax()) if r.y.numel() else False
 
 
-def chances(model: Mapping[str, Any], true: frozenset[str], said: Mapping[str, str]) -> dict[str, float]:
+def chances(model: Mapping[str, Any], true: frozenset[str], strengths: Mapping[str, str]) -> dict[str, float]:
     """The softmax above, the likeliest cause first; of those with a mark of their own only what a rule has seen."""
-    total = {id: value for id, value in model["base"].items() if id in said or id not in MARKED}
+    total = {id: value for id, value in model["base"].items() if id in strengths or id not in MARKED}
     for statement in true:
         for id, weight in model["weights"].get(statement, {}).items():
             if id in total:
                 total[id] += weight
-    for id, how in said.items():
+    for id, how in strengths.items():
         if id in total:
             total[id] += model["said"][how]
     top = max(total.values())
@@ -82,7 +82,7 @@ def chances(model: Mapping[str, Any], true: frozenset[str], said: Mapping[str, s
     return {id: share / whole for id, share in sorted(shares.items(), key=lambda item: -item[1])}
 
 
-def telling(true: frozenset[str], id: str, most: int = 3) -> list[str]:
+def strongest_statements(true: frozenset[str], id: str, most: int = 3) -> list[str]:
     """The statements that speak most for a cause."""
     weights = {s: learned().get("weights", {}).get(s, {}).get(id, 0.0) for s in true}
     order = sorted(weights, key=lambda s: -weights[s])

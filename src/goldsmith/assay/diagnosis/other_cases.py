@@ -17,13 +17,13 @@ from ..judge.examination import Examination
 from ..report.results import FAIL
 from .collect import Depth, begin, collect
 from .evidence import Evidence
-from .likely import SURE
+from .likelihood import SURE
 from .rank import Cause, rank, strength
 
 _CASES, _LOOKED_AT = 2, 6  # that fail; altogether
 
 
-def beside(
+def find_sure_case(
     target: Target, examination: Examination, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
     spent: Callable[[float], bool], share: float | None,
 ) -> tuple[Case, list[Cause]] | None:  # fmt: skip
@@ -60,6 +60,6 @@ def _empty(case: Case) -> bool:
 def joined(mine: Sequence[Cause], theirs: Sequence[Cause], case: Case) -> list[Cause]:
     """The best cause of the other case, said to be of it, before those of this one."""
     best = theirs[0]
-    told = replace(best, evidence=[f"in {case.name}: {text}" for text in best.evidence])
-    rest = [replace(c, score=min(c.score, told.score)) for c in mine if c.id != best.id]
-    return [told, *rest]
+    best_there = replace(best, evidence=[f"in {case.name}: {text}" for text in best.evidence])
+    rest = [replace(c, score=min(c.score, best_there.score)) for c in mine if c.id != best.id]
+    return [best_there, *rest]

@@ -17,12 +17,12 @@ _LOOKS = frozenset(
 )
 
 
-def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
+def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
     """The rules' matches with those of the changes: a change that makes every number outranks a look at them."""
     if not evidence.whatif:
-        return found
+        return matches
     best = evidence.whatif[0]
-    out = dict(found)
+    out = dict(matches)
     if best.exact and best.whole:
         named = {w.cause for w in evidence.whatif}
         out = {
@@ -31,21 +31,21 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             else m
             for id, m in out.items()
         }
-        if evidence.tensor.startswith("saved.") and "wrong_saved_tensor" in found:
-            out["wrong_saved_tensor"] = found["wrong_saved_tensor"]
-    kept = evidence.tensor.startswith("saved.") and not _computed(evidence, best)
-    if evidence.tensor.startswith("saved.") and not kept and "wrong_saved_tensor" in out:
-        said = out["wrong_saved_tensor"]
-        out["wrong_saved_tensor"] = Match(min(said.score, _CAP), said.sentences, said.params)
-    most = _PART if kept else 1.0  # how what was saved came about matters less than that it is another tensor
+        if evidence.tensor.startswith("saved.") and "wrong_saved_tensor" in matches:
+            out["wrong_saved_tensor"] = matches["wrong_saved_tensor"]
+    saved = evidence.tensor.startswith("saved.") and not _computed(evidence, best)
+    if evidence.tensor.startswith("saved.") and not saved and "wrong_saved_tensor" in out:
+        rule_match = out["wrong_saved_tensor"]
+        out["wrong_saved_tensor"] = Match(min(rule_match.score, _CAP), rule_match.sentences, rule_match.params)
+    most = _PART if saved else 1.0  # how what was saved came about matters less than that it is another tensor
     for what in reversed(evidence.whatif):
         match = _match(what, best, evidence.whatif, most)
         before = out.get(what.cause)
-        if before is not None and what.cause in found and before.score >= EXACT and what.exact and what.whole:
+        if before is not None and what.cause in matches and before.score >= EXACT and what.exact and what.whole:
             match = Match(min(_SURE, max(match.score, before.score) + 0.02), match.sentences, match.params)
         if before is not None and before.score > match.score:
             match = Match(before.score, (*before.sentences, match.sentences[0]), {**match.params, **before.params})
-        elif before is not None and what.cause in found:
+        elif before is not None and what.cause in matches:
             match = Match(match.score, (*match.sentences, *before.sentences[:2]), {**before.params, **match.params})
         out[what.cause] = match
     for what in evidence.whatif:
@@ -54,13 +54,15 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
             if what.exact and (id not in out or out[id].score < _CAP):
                 text = f"the same change, called otherwise: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
-            elif what.exact and what.whole and id == _MOVED and id in found and found[id].score >= EXACT:
+            elif what.exact and what.whole and id == _MOVED and id in matches and matches[id].score >= EXACT:
                 # the whole tensor is seen to be the golden's, moved on: which bound or index did it is a guess
-                said = found[id]
-                score = min(_SURE, max(match.score, said.score) + 0.01)
-                out[id] = Match(score, (*said.sentences, match.sentences[0]), {**match.params, **said.params})
-    if _redrawn(evidence, found, best):
-        mask, change = found["dropout_mismatch"], out[best.cause]
+                rule_match = matches[id]
+                score = min(_SURE, max(match.score, rule_match.score) + 0.01)
+                out[id] = Match(
+                    score, (*rule_match.sentences, match.sentences[0]), {**match.params, **rule_match.params}
+                )
+    if _redrawn(evidence, matches, best):
+        mask, change = matches["dropout_mismatch"], out[best.cause]
         out[best.cause] = Match(min(change.score, _CAP), change.sentences, change.params)
         out["dropout_mismatch"] = Match(_SURE, (*mask.sentences, change.sentences[0]), change.params)
     return out
@@ -69,9 +71,9 @@ def merged(evidence: Evidence, found: dict[str, Match]) -> dict[str, Match]:
 _DRAWS = frozenset("rand rand_like randn bernoulli bernoulli_ uniform uniform_ native_dropout randint randperm".split())
 
 
-def _redrawn(evidence: Evidence, found: dict[str, Match], best: WhatIf) -> bool:
+def _redrawn(evidence: Evidence, matches: dict[str, Match], best: WhatIf) -> bool:
     """Whether a gradient has another mask of random numbers: a seed that is one more is no bound that is off by one."""
-    mask = found.get("dropout_mismatch")
+    mask = matches.get("dropout_mismatch")
     drawn = evidence.tensor.endswith(".grad") and bool(evidence.operators & _DRAWS)
     return drawn and best.exact and best.whole and mask is not None and mask.score >= SEEN
 
@@ -107,7 +109,7 @@ def _match(what: WhatIf, best: WhatIf, all: list[WhatIf], most: float) -> Match:
         - 0.3 * max(0.0, best.prior - what.prior)
         - 0.02 * (1 - what.others)
     )
-    said = f"the golden makes this {what.tensor} when {what.text} (R^2 {what.match:.6f})"
+    sentence = f"the golden makes this {what.tensor} when {what.text} (R^2 {what.match:.6f})"
     also = [w.text for w in all if w is not what and w.cause == what.cause]
-    sentences = (said, f"cannot be told from: {'; '.join(also[:3])}") if also else (said,)
+    sentences = (sentence, f"cannot be told from: {'; '.join(also[:3])}") if also else (sentence,)
     return Match(min(score, most), sentences, {**what.params, "also": also[:6]})

@@ -29,36 +29,40 @@ _EXPONENTS = (12, -12, 6, -6)
 _GAIN = 8.0  # so many times as large, in units of the bound, it must be
 
 
-def magnified(
-    examination: Examination, tensor: str, own: CandidateRun, found: Search, spent: Callable[[], bool] = lambda: False
+def search_magnitudes(
+    examination: Examination,
+    tensor: str,
+    own: CandidateRun,
+    own_search: Search,
+    spent: Callable[[], bool] = lambda: False,
 ) -> Search | None:
     """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
 
     found  the search at the case's own magnitude
     """
-    if found.judge.worst > SMALL or examination.case.salt:
+    if own_search.judge.worst > SMALL or examination.case.salt:
         return None
     tried: list[Search] = []
     for exponent in _EXPONENTS:
         if spent():
             break
-        tried += _searched(examination, tensor, own, found, exponent)
-    best = max(tried, key=lambda s: s.judge.worst, default=found)
-    if best.judge.worst <= _GAIN * found.judge.worst:
+        tried += _searched(examination, tensor, own, own_search, exponent)
+    best = max(tried, key=lambda s: s.judge.worst, default=own_search)
+    if best.judge.worst <= _GAIN * own_search.judge.worst:
         return None
-    best.beside = [found, *(s for s in tried if s is not best and s.judge.worst > found.judge.worst)]
+    best.beside = [own_search, *(s for s in tried if s is not best and s.judge.worst > own_search.judge.worst)]
     return best
 
 
 def _searched(
-    examination: Examination, tensor: str, own: CandidateRun, found: Search, exponent: int
+    examination: Examination, tensor: str, own: CandidateRun, own_search: Search, exponent: int
 ) -> Iterator[Search]:
     for other, done in _run(examination, own is not examination.first, exponent):
         got = named(done).get(tensor, ("", None))[1]
-        tried = None if got is None else search(other, tensor, got, done, causes=found.causes)
+        tried = None if got is None else search(other, tensor, got, done, causes=own_search.causes)
         if tried is not None and bool(tried.judge.finite.all()):
             tried.seen = f", with inputs times 2^{exponent}: there {tensor} errs by {tried.judge.worst:.3g} bounds, as "
-            tried.seen += f"they are by {found.judge.worst:.3g}"
+            tried.seen += f"they are by {own_search.judge.worst:.3g}"
             yield tried
 
 

@@ -10,15 +10,15 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, say
 def never_written(r: Reading) -> Match | None:
     """Poison is left, and the same memory zeroed does not mend it."""
     fact = r.memory("never_written")
-    found = r.said("uninitialised memory", "poison")
-    if fact is None and found is None:
+    finding = r.finding("uninitialised memory", "poison")
+    if fact is None and finding is None:
         zeroed = r.nan_gone("zeroed memory")
         if zeroed is not None and not zeroed.right:
             text = f"{r.e.tensor} holds NaN where uninitialised memory does"
             return Match(EXACT, (text, "on zeroed memory it is wrong, too"), {})
         return _zero_block(r)
-    text = fact.text if fact is not None else found.text if found is not None else ""
-    where = fact.location if fact is not None else found.location if found is not None else None
+    text = fact.text if fact is not None else finding.text if finding is not None else ""
+    where = fact.location if fact is not None else finding.location if finding is not None else None
     share = where.fraction if where is not None else 1.0
     params = {"fraction": share, "axes": dict(where.axes) if where is not None else {}}
     if any(x.right and not x.same for x in r.runs("repeat")):
@@ -39,16 +39,18 @@ def _zero_block(r: Reading) -> Match | None:
     if bool((r.y[r.wrong] != 0).any()):
         return None
     spans = "; ".join(f"axis {a}: {say(s)}" for a, s in r.spans.items())
-    said = [f"exactly zero at {spans}, and right elsewhere"]
+    sentences = [f"exactly zero at {spans}, and right elsewhere"]
     cut = next((i for i in r.influences if r.reached_by(i)), None)
     if cut is not None:
-        said.append(f"{cut.input}[axis {cut.axis}: {say(cut.missing)}], which is all that belongs there, is not read")
-    return Match(HINT + 0.1 if cut is None else SEEN + 0.03, tuple(said), {"spans": r.spans})
+        sentences.append(
+            f"{cut.input}[axis {cut.axis}: {say(cut.missing)}], which is all that belongs there, is not read"
+        )
+    return Match(HINT + 0.1 if cut is None else SEEN + 0.03, tuple(sentences), {"spans": r.spans})
 
 
 def not_computed(r: Reading) -> Match | None:
     """All zeros, or no tensor at all."""
-    missing = r.said("no tensor came") or r.said("the candidate returns no gradient")
+    missing = r.finding("no tensor came") or r.finding("the candidate returns no gradient")
     if missing is not None:
         lost = "look for detach(), no_grad() or .data on the way from the input" if r.e.tensor.endswith(".grad") else ""
         score = EXACT + 0.02 if missing.tensor == r.e.tensor else HINT  # what is wrong before it may be why

@@ -7,7 +7,7 @@ from assay.diagnosis.targets import layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import CULPRIT, OBSERVED, Evidence, Fit, StageState, WhatIf
 from goldsmith.assay.diagnosis.fits import fit, wrong_block
-from goldsmith.assay.diagnosis.undecided import undecided
+from goldsmith.assay.diagnosis.open_questions import open_questions
 
 
 def evidence(state=CULPRIT, **more):
@@ -25,31 +25,31 @@ def term(condition):
 
 def test_nothing_is_open():
     held = evidence(whatif=[change("sign_flip"), change("sign_flip"), change("permuted", False)], fits=[term(10.0)])
-    assert undecided(held, []) == []
+    assert open_questions(held, []) == []
 
 
 def test_a_stage_that_could_not_be_isolated():
-    (said,) = undecided(evidence(OBSERVED), [])
+    (said,) = open_questions(evidence(OBSERVED), [])
     assert said.startswith("h could not be isolated (the candidate ignores a substituted low)")
 
 
 def test_stages_that_the_kernel_does_not_name():
-    (said,) = undecided(evidence(), ["low", "mid"])
+    (said,) = open_questions(evidence(), ["low", "mid"])
     assert "low, mid could be wrong, too" in said and "assay.stage" in said
 
 
 def test_changes_that_make_the_same_numbers():
-    (said,) = undecided(evidence(whatif=[change("off_by_one"), change("truncated_reduction")]), [])
+    (said,) = open_questions(evidence(whatif=[change("off_by_one"), change("truncated_reduction")]), [])
     assert "equally well in this case: off_by_one, truncated_reduction" in said
 
 
 def test_terms_that_are_nearly_dependent():
-    (said,) = undecided(evidence(fits=[term(10.0), term(3e7)]), [])
+    (said,) = open_questions(evidence(fits=[term(10.0), term(3e7)]), [])
     assert "condition 3e+07" in said and "cannot be told apart" in said
 
 
 def test_a_step_that_was_left_out():
-    (said,) = undecided(evidence(left_out={"influence": "ValueError: no"}), [])
+    (said,) = open_questions(evidence(left_out={"influence": "ValueError: no"}), [])
     assert said == "Left out: influence (ValueError: no)."
 
 

@@ -14,44 +14,44 @@ PROBE = "filled groups"
 _TRIES = 4
 
 
-def filled(examination: Examination) -> str:
+def filled_groups(examination: Examination) -> str:
     """What was empty, where the candidate raises, and raises no more with the empty groups filled; "" elsewhere.
 
     Groups are what an integer input names, below a size of the case, or what lies between neighbouring offsets.
     """
     tries = 0
-    for name, given in examination.material.inputs.items():
-        if given.is_floating_point() or given.dtype == torch.bool or given.numel() < 2 or int(given.min()) < 0:
+    for name, indices in examination.material.inputs.items():
+        if indices.is_floating_point() or indices.dtype == torch.bool or indices.numel() < 2 or int(indices.min()) < 0:
             continue
-        for said, full in _fuller(given, examination.material.sizes):
+        for description, full in _filled_variants(indices, examination.material.sizes):
             if tries == _TRIES:
                 return ""
             tries += 1
             done = examination.execute(PROBE, name, material=examination.material.with_inputs({name: full}), look=False)
             if done.error is None:
-                return f"{name} {said}; with something in every group nothing is raised"
+                return f"{name} {description}; with something in every group nothing is raised"
     return ""
 
 
-def _fuller(given: Tensor, sizes: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    flat = given.flatten()
+def _filled_variants(indices: Tensor, sizes: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    flat = indices.flatten()
     steps = flat.diff()
-    if given.dim() == 1 and int(flat[0]) == 0 and int(flat[-1]) >= len(steps) and bool((steps >= 0).all()):
+    if indices.dim() == 1 and int(flat[0]) == 0 and int(flat[-1]) >= len(steps) and bool((steps >= 0).all()):
         empty = (steps == 0).nonzero().flatten().tolist()
         if empty:
             even = torch.linspace(0, int(flat[-1]), len(flat), device=flat.device, dtype=torch.float64).long()
-            yield f"has nothing in group {', '.join(map(str, empty[:4]))}", even.to(given.dtype)
+            yield f"has nothing in group {', '.join(map(str, empty[:4]))}", even.to(indices.dtype)
             return
     known, ordered = set(flat.tolist()), bool((steps >= 0).all())
     for n in sorted({n for n in sizes.values() if isinstance(n, int) and int(flat.max()) < n}):
         left = [i for i in range(n) if i not in known]
-        more = _named(flat, left) if left else None
+        more = _with_numbers(flat, left) if left else None
         if more is not None:
             more = more.sort().values if ordered else more
-            yield f"leaves out {', '.join(map(str, left[:4]))}", more.reshape(given.shape)
+            yield f"leaves out {', '.join(map(str, left[:4]))}", more.reshape(indices.shape)
 
 
-def _named(flat: Tensor, left: list[int]) -> Tensor | None:
+def _with_numbers(flat: Tensor, left: list[int]) -> Tensor | None:
     """The same with every number of `left` once, in place of numbers that stand there several times."""
     out, count = flat.clone(), torch.bincount(flat)
     places = range(len(flat) - 1, -1, -1)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .result import DiagnosisFacts
 
 
-def line(found: DiagnosisFacts) -> str:
+def command_line(diagnosis: DiagnosisFacts) -> str:
     """`goldsmith diagnose module:name --replay BUNDLE`, or `assay.replay("BUNDLE", target)`."""
-    name = None if found.target is None else importable(found.target)
+    name = None if diagnosis.target is None else importable(diagnosis.target)
     if name is None:
-        return f'goldsmith.assay.replay("{found.bundle}", target)'
-    return f"goldsmith diagnose {shlex.quote(name)} --replay {shlex.quote(str(found.bundle))}"
+        return f'goldsmith.assay.replay("{diagnosis.bundle}", target)'
+    return f"goldsmith diagnose {shlex.quote(name)} --replay {shlex.quote(str(diagnosis.bundle))}"
 
 
 def importable(target: Target) -> str | None:

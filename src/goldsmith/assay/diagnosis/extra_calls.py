@@ -12,47 +12,52 @@ from ..execute.run import Material, RunSettings
 from ..golden.golden_results import GoldenError
 from ..judge.examination import Ended, Examination
 from ..probes import decisions, values
+from .candidate_state import CandidateState
 from .evidence import RunFact
-from .kept import Kept
 from .runs import facts, first_in
 
 _CASES, _THREADS = 3, (4, 8)
 
 
-def further(examination: Examination, others: list[Case], *, spent: Callable[[], bool]) -> dict[str, RunFact]:
+def extra_calls(examination: Examination, others: list[Case], *, spent: Callable[[], bool]) -> dict[str, RunFact]:
     """The runs in which an examination whose check has passed fails after all; its findings say how."""
-    found: dict[str, RunFact] = {}
+    failures: dict[str, RunFact] = {}
     try:
         values.run(examination)
         for case in others[:_CASES]:
-            if not found and not spent():
+            if not failures and not spent():
                 material = examination.draw(case)
                 _judged(
-                    examination, found, "second_call", f"other sizes: {case.name}", RunSettings(fresh=False), material
+                    examination,
+                    failures,
+                    "second_call",
+                    f"other sizes: {case.name}",
+                    RunSettings(fresh=False),
+                    material,
                 )
-                if not found:  # and once with the other sizes first, from a fresh start
+                if not failures:  # and once with the other sizes first, from a fresh start
                     examination.execute("second_call", "other sizes", RunSettings(), material, look=False)
-                    _judged(examination, found, "second_call", "other sizes", RunSettings(fresh=False))
+                    _judged(examination, failures, "second_call", "other sizes", RunSettings(fresh=False))
         if examination.material.device.type == "cpu":
             for count in _THREADS:
-                if not found and count != torch.get_num_threads() and not spent():
-                    _judged(examination, found, "repeats", f"{count} threads", RunSettings(threads=count))
+                if not failures and count != torch.get_num_threads() and not spent():
+                    _judged(examination, failures, "repeats", f"{count} threads", RunSettings(threads=count))
     except (Ended, GoldenError, TargetError):
         return {}
-    return found
+    return failures
 
 
-def afresh(examination: Examination, kept: Kept) -> dict[str, RunFact]:
+def fresh_start(examination: Examination, state: CandidateState) -> dict[str, RunFact]:
     """The case with nothing kept from the cases before it; {} where nothing is, or where that run says nothing."""
-    if not kept.changed or examination._first is None or examination.first.error is not None:
+    if not state.changed or examination._first is None or examination.first.error is not None:
         return {}
-    with kept.forgotten():
+    with state.cleared():
         return facts(examination, only=("fresh start",))[0]
 
 
 def _judged(
     examination: Examination,
-    found: dict[str, RunFact],
+    failures: dict[str, RunFact],
     probe: str,
     label: str,
     how: RunSettings,
@@ -70,4 +75,4 @@ def _judged(
     if wrong or done.error is not None:
         error = "" if done.error is None else f"{type(done.error).__name__}: {done.error}"[:200]
         first = first_in(examination, done, ref, sorted(wrong)) if wrong else ""
-        found[label] = RunFact(label, tuple(sorted(wrong)), False, error=error, first=first)
+        failures[label] = RunFact(label, tuple(sorted(wrong)), False, error=error, first=first)

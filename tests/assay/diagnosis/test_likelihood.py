@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.diagnosis.faulty import draw, pair, report
-from goldsmith.assay.diagnosis import likely, rank
+from goldsmith.assay.diagnosis import likelihood, rank
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact
 from goldsmith.assay.diagnosis.features import features
 from goldsmith.assay.diagnosis.rules import CATALOGUE, matches
@@ -59,29 +59,35 @@ def test_what_other_runs_and_influence_say():
 TOY = {
     "base": {"missing_term": 0.0, "wrong_mask": 1.0, "race": 3.0},
     "weights": {"all wrong": {"missing_term": 2.0, "race": 1.0}, "first is wrong_mask": {"wrong_mask": 0.5}},
-    "said": dict.fromkeys(likely.STRENGTHS, 0.0) | {"sure": 4.0},
+    "said": dict.fromkeys(likelihood.STRENGTHS, 0.0) | {"sure": 4.0},
     "points": {"first": [[0.0, 0.1], [1.0, 0.9]], "other": [[0.0, 0.0], [1.0, 0.6]]},
 }
 
 
 def test_chances_are_the_softmax_of_what_is_true():
-    found = likely.chances(TOY, frozenset(["all wrong", "never heard of"]), {})
+    found = likelihood.chances(TOY, frozenset(["all wrong", "never heard of"]), {})
     assert list(found) == ["missing_term", "wrong_mask"] and sum(found.values()) == pytest.approx(1)
     assert found["missing_term"] == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(1)))
 
 
 def test_what_leaves_a_mark_is_no_guess_unless_a_rule_saw_it():
-    assert "race" not in likely.chances(TOY, frozenset(["all wrong"]), {})
-    assert next(iter(likely.chances(TOY, frozenset(["all wrong"]), {"race": "weak"}))) == "race"
-    assert set(CATALOGUE) > likely.MARKED and not likely.MARKED & {"missing_term", "wrong_factor", "lost_update"}
+    assert "race" not in likelihood.chances(TOY, frozenset(["all wrong"]), {})
+    assert next(iter(likelihood.chances(TOY, frozenset(["all wrong"]), {"race": "weak"}))) == "race"
+    assert set(CATALOGUE) > likelihood.MARKED and not likelihood.MARKED & {
+        "missing_term",
+        "wrong_factor",
+        "lost_update",
+    }
 
 
 def test_how_loudly_rules_speak():
-    said = likely.spoken({"shifted": 0.7, "wrong_mask": 0.95, "race": 0.2})
+    said = likelihood.rule_strengths({"shifted": 0.7, "wrong_mask": 0.95, "race": 0.2})
     assert said == {"wrong_mask": "sure", "shifted": "behind", "race": "far behind"}
-    assert likely.spoken({"shifted": 0.5}) == {"shifted": "likely"} and likely.spoken({"race": 0.1}) == {"race": "weak"}
-    assert likely.statements(frozenset(["a block"]), said) == {"a block", "first is wrong_mask"}
-    assert likely.statements(frozenset(), {"race": "weak"}) == {likely.SILENT}
+    assert likelihood.rule_strengths({"shifted": 0.5}) == {"shifted": "likely"} and likelihood.rule_strengths(
+        {"race": 0.1}
+    ) == {"race": "weak"}
+    assert likelihood.statements(frozenset(["a block"]), said) == {"a block", "first is wrong_mask"}
+    assert likelihood.statements(frozenset(), {"race": "weak"}) == {likelihood.SILENT}
 
 
 def test_a_rule_that_is_sure_stays_first_and_others_go_by_their_chances():
@@ -92,23 +98,23 @@ def test_a_rule_that_is_sure_stays_first_and_others_go_by_their_chances():
 
 def test_where_no_rule_says_anything_there_is_a_guess_that_says_so():
     evidence = pair(G + draw(12, 10, seed=4), G)
-    assert not any(match.score >= likely.LIKELY for match in matches(evidence).values())
+    assert not any(match.score >= likelihood.LIKELY for match in matches(evidence).values())
     causes = rank.rank(evidence)
     guessed = [c for c in causes if c.params.get("learned")]
     assert len(causes) >= 3 and causes[0].score < 0.6 and guessed
-    assert all(c.evidence[0].startswith("no rule shows this") and c.id not in likely.MARKED for c in guessed)
+    assert all(c.evidence[0].startswith("no rule shows this") and c.id not in likelihood.MARKED for c in guessed)
     assert [c.score for c in causes] == sorted((c.score for c in causes), reverse=True)
     assert evidence.report.findings[0].text in guessed[0].evidence
     assert [c.id for c in rank.rank(evidence, {})] == ["unknown"] or not guessed[0].id == rank.by_rules(evidence)
 
 
 def test_without_numbers_nothing_is_guessed():
-    assert likely.likely(Evidence(report=report(), tensor="y"), {}) == {}
+    assert likelihood.likelihoods(Evidence(report=report(), tensor="y"), {}) == {}
 
 
 def test_what_is_off_by_roundings_alone_is_no_guess():
-    assert likely.likely(pair(G + 1e-7 * draw(12, 10, seed=4), G), {}) == {}
-    assert likely.likely(pair(G + 1e-3 * draw(12, 10, seed=4), G), {})
+    assert likelihood.likelihoods(pair(G + 1e-7 * draw(12, 10, seed=4), G), {}) == {}
+    assert likelihood.likelihoods(pair(G + 1e-3 * draw(12, 10, seed=4), G), {})
 
 
 def test_what_was_learned_helps_with_kernels_that_were_left_out():

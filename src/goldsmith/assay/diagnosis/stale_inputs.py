@@ -33,30 +33,32 @@ _TRIES = 16  # tensors that are made until one has a given id
 _HALF = 0.5  # of what the golden moves: as much stays where it is
 
 
-def unheard(examination: Examination, evidence: Evidence, spent: Callable[[], bool] = lambda: False) -> None:
+def examine_stale_inputs(
+    examination: Examination, evidence: Evidence, spent: Callable[[], bool] = lambda: False
+) -> None:
     """Asks both of a case, where its evidence gives a reason to."""
     r = Reading(evidence)
     if not r.plain_wrong or any(not fact.same for fact in r.runs("repeat")) or r.right("second call"):
-        evidence.kept = kept(examination, spent)
+        evidence.kept = stale_inputs(examination, spent)
     if not r.plain_wrong and not evidence.kept and r.fails("scale 2^-12") is not None:
-        evidence.deaf = deaf(examination, spent)
+        evidence.deaf = unmoved_shares(examination, spent)
 
 
-def kept(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
+def stale_inputs(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
     """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
 
     Four runs of the candidate's forward for every floating input, and for all others at once, which may only go with
     one another; one more for each result that stays as it was and is wrong, and one of the golden.
     """
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for other in _others(examination):
         if spent() or examination.target.mutates:
             break
         same = all(torch.equal(t, examination.material.inputs[n]) for n, t in other.items())
-        said = None if same else _kept(examination, other)
-        if said is not None:
-            found |= dict.fromkeys(other, said)
-    return found
+        sentence = None if same else _stale(examination, other)
+        if sentence is not None:
+            sentences |= dict.fromkeys(other, sentence)
+    return sentences
 
 
 def _others(examination: Examination) -> Iterator[dict[str, Tensor]]:
@@ -69,13 +71,13 @@ def _others(examination: Examination) -> Iterator[dict[str, Tensor]]:
         yield {n: drawn[n] for n in mine}
 
 
-def deaf(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
+def unmoved_shares(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
     """Input -> of the elements that the golden moves with it, where all inputs are small, the share that stays.
 
     One run of the candidate and one of the golden for every floating input, and one of each more.
     """
     small = changed(examination.material, lambda t: t * _SMALL)
-    found = {}
+    unmoved = {}
     before = _made(examination, small)
     for name, _ in _inputs(examination):
         if spent() or before is None:
@@ -83,8 +85,8 @@ def deaf(examination: Examination, spent: Callable[[], bool] = lambda: False) ->
         after = _made(examination, small.with_inputs({name: nudge(small.inputs[name])}))
         shares = [] if after is None else list(_shares(before, after))
         if shares:
-            found[name] = max(shares)
-    return {name: share for name, share in found.items() if share > _HALF}
+            unmoved[name] = max(shares)
+    return {name: share for name, share in unmoved.items() if share > _HALF}
 
 
 def reordered(tensor: Tensor) -> Tensor:
@@ -99,14 +101,14 @@ def _inputs(examination: Examination) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, t in examination.material.inputs.items() if t.is_floating_point() and t.numel() > 3][:_MOST]
 
 
-def _kept(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
+def _stale(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
     moved = examination.material.with_inputs(dict(other))
     try:
         ref = examination.references(moved, examination.first, taken(examination, examination.first))
         for again in (_written_over, _of_the_same_id):
-            said = _stays(examination, ref, moved, tuple(other), again)
-            if said is not None:
-                return said
+            sentence = _stays(examination, ref, moved, tuple(other), again)
+            if sentence is not None:
+                return sentence
     except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
         return None
     return None
@@ -150,12 +152,12 @@ def _stays(
         if result not in first or not _same(got, first[result]) or not _moves(examination, ref, result):
             continue
         how = "in the same memory" if again is _written_over else "in a tensor of the same id"
-        said = f"other numbers of {' and '.join(names)} {how} give {result} as before, bit for bit"
+        sentence = f"other numbers of {' and '.join(names)} {how} give {result} as before, bit for bit"
         if _right(examination, result, first[result]):
-            return said
+            return sentence
         fresh = _forward(examination, moved, Arena(ZERO_FILL)).get(result)
         if fresh is not None and not _same(got, fresh):
-            return f"{said}, and in a tensor of its own they do not"
+            return f"{sentence}, and in a tensor of its own they do not"
     return None
 
 

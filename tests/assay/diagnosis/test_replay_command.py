@@ -11,7 +11,7 @@ import torch
 
 import goldsmith
 from goldsmith import assay
-from goldsmith.assay.diagnosis import again, diagnosis_page
+from goldsmith.assay.diagnosis import diagnosis_page, replay_command
 
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 MODULE = """
@@ -67,7 +67,7 @@ def test_a_program_is_imported_by_the_name_of_its_file(tmp_path):
 def test_a_target_without_a_name_is_replayed_in_python(tmp_path):
     inputs = {"x": torch.arange(6.0)}
     target = assay.Target(lambda x: x * 3, lambda x: x * 2, cases=inputs, name="threefold", backward=None)
-    assert again.importable(target) is None
+    assert replay_command.importable(target) is None
     found = assay.diagnose(target, out=tmp_path)
     line = printed(str(found))
     assert line == f'goldsmith.assay.replay("{found.bundle}", target)'
@@ -80,6 +80,6 @@ def test_a_module_from_elsewhere_cannot_be_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     from own_targets_elsewhere import wrong
 
-    assert again.importable(wrong) is None
+    assert replay_command.importable(wrong) is None
     monkeypatch.chdir(tmp_path)
-    assert again.importable(wrong) == "own_targets_elsewhere:wrong"
+    assert replay_command.importable(wrong) == "own_targets_elsewhere:wrong"

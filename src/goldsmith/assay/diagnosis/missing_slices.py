@@ -23,11 +23,11 @@ from .whatif.judge import Judge
 _MOST = 6  # influences that are looked at
 
 
-def closer(
+def examine_missing(
     examination: Examination,
     tensor: str,
     got: Tensor | None,
-    found: Mapping[str, Influence],
+    influences: Mapping[str, Influence],
     throughout: Iterable[tuple[str, int, int]],
     *,
     spent: Callable[[], bool] = lambda: False,
@@ -36,7 +36,7 @@ def closer(
 
     throughout  (input, axis, length) of what has the influence that it should have
     """
-    out = dict(found)
+    out = dict(influences)
     known, summed = list(throughout), {}
     for key, i in list(out.items())[:_MOST]:
         if not i.missing or i.none or spent():
@@ -47,9 +47,9 @@ def closer(
                 summed[name, axis] = _summed(
                     examination, tensor, Influence(name, axis, ((0, i.length - 1),), length=i.length)
                 )
-        beside = tuple(f"{name}[axis {axis}]" for name, axis in others if summed.get((name, axis)))
+        summed_alike = tuple(f"{name}[axis {axis}]" for name, axis in others if summed.get((name, axis)))
         absent = _absent(examination, tensor, got, i)
-        out[key] = replace(i, beside=beside, absent=absent, summed=_summed(examination, tensor, i))
+        out[key] = replace(i, beside=summed_alike, absent=absent, summed=_summed(examination, tensor, i))
     return out
 
 
@@ -61,10 +61,10 @@ def _absent(examination: Examination, tensor: str, got: Tensor | None, i: Influe
     copy = examination.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
     for lo, hi in i.missing:
         copy.narrow(i.axis, lo, hi - lo + 1).zero_()
-    made = _golden(examination, i.input, copy)
-    if made is None:
+    golden = _golden(examination, i.input, copy)
+    if golden is None:
         return None
-    return Judge(got.detach(), bounded.value, bounded.bound).explained(made.plain.get(tensor))[1]
+    return Judge(got.detach(), bounded.value, bounded.bound).explained(golden.plain.get(tensor))[1]
 
 
 def _summed(examination: Examination, tensor: str, i: Influence) -> bool | None:
@@ -84,17 +84,17 @@ def _moved(examination: Examination, tensor: str, before: Tensor, i: Influence, 
     """The elements of the golden that a large number in one slice moves."""
     copy = examination.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
     copy.select(i.axis, at).fill_(far(copy))
-    made = _golden(examination, i.input, copy)
-    after = None if made is None else made.plain.get(tensor)
+    golden = _golden(examination, i.input, copy)
+    after = None if golden is None else golden.plain.get(tensor)
     return None if after is None or after.shape != before.shape else after != before
 
 
 def _golden(examination: Examination, name: str, value: Tensor) -> GoldenResults | None:
     try:
-        made = examination.references(
+        golden = examination.references(
             examination.material.with_inputs({name: value}), examination.first, taken(examination, examination.first)
         )
-        _ = made.plain
+        _ = golden.plain
     except GoldenError:
         return None
-    return made
+    return golden

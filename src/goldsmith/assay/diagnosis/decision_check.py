@@ -11,7 +11,7 @@ from .evidence import CULPRIT, OK, Evidence
 from .whatif import choices
 
 
-def examined(examination: Examination, evidence: Evidence) -> None:
+def explain_decision(examination: Examination, evidence: Evidence) -> None:
     """Changed scores that explain it, as changed goldens; of one that is right as it is, where another run goes wrong.
 
     A choice may be found fault with in another run alone, such as one with large inputs: it is then no more than what

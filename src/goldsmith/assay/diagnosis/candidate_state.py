@@ -17,12 +17,12 @@ from ..declare.target import Target
 _KINDS = (dict, list, set)
 
 
-class Kept:
+class CandidateState:
     """The containers that a target's own functions can reach, with what they held when this was made."""
 
     def __init__(self, target: Target):
         self.caches: list[Any] = []
-        self.held: list[tuple[Any, Any]] = []
+        self.contents: list[tuple[Any, Any]] = []
         seen: set[int] = set()
         for function in (target.candidate, target.backward):
             for value in _reached(function):
@@ -30,21 +30,21 @@ class Kept:
                     continue
                 seen.add(id(value))
                 if type(value) in _KINDS:
-                    self.held.append((value, value.copy()))
+                    self.contents.append((value, value.copy()))
                 elif callable(getattr(value, "cache_clear", None)):
                     self.caches.append(value)
 
     @property
     def changed(self) -> bool:
         """Whether something is kept by now that was not, or the other way round; entries are compared by identity."""
-        return any(_names(now) != _names(then) for now, then in self.held) or any(
+        return any(_names(now) != _names(then) for now, then in self.contents) or any(
             callable(getattr(c, "cache_info", None)) and c.cache_info().currsize for c in self.caches
         )
 
     @contextmanager
-    def forgotten(self) -> Iterator[None]:
+    def cleared(self) -> Iterator[None]:
         """As before the first call, while this lasts."""
-        moved = [(value, then) for value, then in self.held if _names(value) != _names(then)]
+        moved = [(value, then) for value, then in self.contents if _names(value) != _names(then)]
         now = [(value, value.copy()) for value, _ in moved]
         for cache in self.caches:
             cache.cache_clear()
