@@ -235,7 +235,7 @@ def test_a_bundle_of_a_bundle_keeps_its_threads(tmp_path):
 
 def test_the_text_says_that_its_last_command_runs_only_the_smallest_case(tmp_path):
     reply, _ = ask(name="own_kernels:wrong", case="rows[T=5]", out=str(tmp_path))
-    said = "It looks at the smallest case alone"
+    said = "It examines only the smallest case"
     assert (said in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and said in reply["text"]
     bundle = next(tmp_path.iterdir())
     assert said not in ask(bundle=str(bundle))[0]["text"]

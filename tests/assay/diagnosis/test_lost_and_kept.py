@@ -51,7 +51,7 @@ def test_memory_that_the_kernel_fills_with_nan_and_reads_afterwards_had_been_giv
     said, text = first(found)
     assert said == ("fail", "h", "use_after_free"), text
     assert "the candidate itself fills memory with NaN at " in found.causes[0].evidence[1]
-    assert found.traced[1].endswith("it had been given back.")
+    assert found.traced[1].endswith("the memory had been freed.")
 
 
 def test_a_configuration_of_the_case_before_is_told_by_forgetting_it():

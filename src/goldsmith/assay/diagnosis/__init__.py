@@ -1,6 +1,6 @@
-"""From a failing case to its cause: evidence, the stage that goes wrong first, and what kind of mistake makes it.
+"""Diagnosis of a failing case: collects evidence, isolates the first wrong stage, and ranks the causes that fit.
 
-Imports torch and the assay alone.
+Imports only torch and the assay.
 """
 
 from .bundle import Bundle, load_bundle

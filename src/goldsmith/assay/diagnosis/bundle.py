@@ -1,13 +1,13 @@
-"""Bundles: one failing case as a folder of data, to be sent around and replayed. No code in it, and no pickle.
+"""Bundles: one failing case as a folder of data, to be sent and replayed. Contains no code and no pickle.
 
     <target>-<case>-<hash8>/
-        bundle.json             what it is: sizes, seed, dtype, device, threads, versions, scalars, verdict, causes, and
-                                for every tensor its dtype, shape, strides, offset, and the storage that it lies in
+        bundle.json             sizes, seed, dtype, device, threads, versions, scalars, verdict, causes; and for each
+                                tensor its dtype, shape, strides, offset and storage
         inputs.safetensors, golden.safetensors, outputs.safetensors
 
-A tensor that fills its storage in order lies in the file under its own name; any other as its storage's bytes, which
-several tensors may share. Bits survive, payloads of NaN among them. Reading runs nothing and imports nothing that a
-bundle names; whatever does not fit raises ValueError.
+A tensor that fills its storage in order is saved under its own name. Any other is saved as the bytes of its storage,
+which several tensors may share. All bits survive, including NaN payloads. Reading a bundle runs nothing and imports
+nothing that it names; invalid content raises ValueError.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from ..checks import environment
 from ..execute.run import Material
 from .bundle_read import FILES, JSON, SCHEMA, name_of, read
 
-LIMIT = 256 << 20  # bytes, beyond which outputs are left out
-TRIM = 64 << 20  # bytes of a storage around a tensor that are kept with it
+LIMIT = 256 << 20  # bytes; a bundle larger than this leaves the outputs out
+TRIM = 64 << 20  # bytes of the storage around a tensor that are saved with it
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle holds: `meta` is bundle.json. `supply`: inputs and scalars in the order of the case's dict."""
+    """The content of a bundle. `meta` is bundle.json; `supply` has inputs and scalars in the order of the case's
+    dict.
+    """
 
     inputs: dict[str, Tensor]
     scalars: dict[str, Any]
@@ -64,8 +66,10 @@ def save(
 ) -> Path:
     """Write one case as a bundle into `folder`; returns the bundle's own folder.
 
-    material  what the candidate ran on;  golden, outputs  what came of it, by result name
-    causes    as JSON values, best first; layouts  input or "grad_<output>" -> layout, where it matters
+    material         what the candidate ran on
+    golden, outputs  results by name
+    causes           as JSON values, the best first
+    layouts          input or "grad_<output>" -> layout, where it matters
     """
     parts: dict[str, Mapping[str, Tensor]] = {"inputs": material.inputs, "golden": golden, "outputs": outputs}
     size = sum(t.numel() * t.element_size() for part in parts.values() for t in part.values())
@@ -89,11 +93,12 @@ def save(
             meta["tensors"][part] = entries
             _write(temporary / f"{part}.safetensors", stored)
             digest.update((temporary / f"{part}.safetensors").read_bytes())
-        text = json.dumps(meta, indent=1, allow_nan=False)  # in the order given: it is that of results, too
+        # keys stay in their order, which is also the order of results
+        text = json.dumps(meta, indent=1, allow_nan=False)
         digest.update(text.encode())
         (temporary / JSON).write_text(text, encoding="utf-8")
         final = Path(folder) / f"{_plain(target)}-{_plain(case)}-{digest.hexdigest()[:8]}"
-        if final.exists():  # the very same bytes
+        if final.exists():  # an identical bundle exists
             return final
         _readable_as(temporary / JSON, temporary)
         return temporary.rename(final)
@@ -102,7 +107,7 @@ def save(
 
 
 def load_bundle(path: str | os.PathLike) -> Bundle:
-    """The data of a bundle's folder. Reads only; raises ValueError that says what is wrong with it."""
+    """Read a bundle's folder. Raises ValueError with the reason if it is invalid."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path: expected the path of a bundle's folder, got {path!r}"[:200])
     parts, scalars, meta = read(Path(path))
@@ -110,7 +115,7 @@ def load_bundle(path: str | os.PathLike) -> Bundle:
 
 
 def versions(device: str | torch.device) -> dict[str, str]:
-    """What may matter for a number, as text."""
+    """Versions that may affect a number, as text."""
     known = environment(device)
     return {k: str(known[k]) for k in ("torch", "triton", "python", "machine", "gpu") if known.get(k) is not None}
 
@@ -120,7 +125,7 @@ def _plain(name: str) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    """A scalar as JSON that brings back its bits; what is not plain data is kept as text, and comes back as text."""
+    """A scalar as JSON that restores its bits; anything that is not plain data is saved, and restored, as text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -135,7 +140,7 @@ def _scalar(value: Any) -> Any:
 
 
 def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
-    """(what bundle.json says of each tensor, what the file holds)"""
+    """(the entry of each tensor in bundle.json, the content of the file)"""
     ordinary = {name: _ordinary(name, tensor) for name, tensor in tensors.items()}
     sharing: dict[int, list[str]] = {}
     for name, tensor in ordinary.items():
@@ -168,7 +173,7 @@ def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, dict[str, Any]], d
 
 
 def _span(tensors: Any) -> tuple[int, int]:
-    """The bytes of a storage to keep: all of it, or, of a far larger one, what they lie in, aligned as before."""
+    """The bytes of a storage to save: all of it, or the part around the tensor if the storage is far larger."""
     tensors = list(tensors)
     whole = tensors[0].untyped_storage().nbytes()
     low, high = whole, 0
@@ -181,12 +186,12 @@ def _span(tensors: Any) -> tuple[int, int]:
 
 def _ordinary(name: str, tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
-        raise TypeError(f"bundle: {name!r} is no ordinary strided tensor ({tensor.layout}, {tensor.device})")
+        raise TypeError(f"bundle: {name!r} is not an ordinary strided tensor ({tensor.layout}, {tensor.device})")
     return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _readable_as(file: Path, folder: Path) -> None:
-    """All of the folder, and itself, get the mode that the umask left `file`: safetensors and tempfile make it 0600."""
+    """Give the folder and its files the mode that the umask allows: safetensors and tempfile create them with 0600."""
     mode = file.stat().st_mode & 0o666
     for other in folder.iterdir():
         other.chmod(mode)

@@ -1,4 +1,4 @@
-"""Reads a bundle that anybody may have written: every number is checked before it is used."""
+"""Reads bundles from untrusted sources: checks every number before it uses it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JSON = "bundle.json"
 FILES = ("inputs", "golden", "outputs")
 MOST_JSON = 16 << 20
 MOST_ELEMENTS = 1 << 34
-MOST_REPEATED = 1 << 30  # bytes that a dense copy of a tensor may have beyond those that its file holds
+MOST_REPEATED = 1 << 30  # bytes by which a dense copy of a tensor may exceed the bytes in its file
 MOST_AXES = 64
 DTYPES = {
     name: dtype
@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], dict
     both = sorted(set(scalars) & set(parts["inputs"]))
     if both:
         raise ValueError(f"bundle {path.name}: {both[0]!r} is an input and a scalar")
-    order, known = meta.get("order", []), [*parts["inputs"], *scalars]  # a bundle of earlier versions has no order
+    order, known = meta.get("order", []), [*parts["inputs"], *scalars]  # bundles of earlier versions have no order
     if not isinstance(order, list) or any(name not in known for name in order):
         raise ValueError(f"{JSON}: 'order' names something else than inputs and scalars: {str(order)[:80]}")
     if len(set(order)) < len(order):
@@ -71,7 +71,7 @@ def _meta(path: Path) -> dict[str, Any]:
         if name not in meta or not isinstance(meta[name], kind) or isinstance(meta[name], bool):
             raise ValueError(f"{JSON}: {name!r} is missing or not of its kind: {str(meta.get(name))[:80]!r}")
     if meta["dtype"] not in DTYPES:
-        raise ValueError(f"{JSON}: dtype {meta['dtype'][:80]!r}; there are: {', '.join(DTYPES)}")
+        raise ValueError(f"{JSON}: dtype {meta['dtype'][:80]!r}; supported: {', '.join(DTYPES)}")
     if not 0 <= meta["seed"] < 2**63 or not 1 <= meta["threads"] < 2**16:
         seed, threads = (
             f"{number:.4g}" if abs(number) < 2**64 else "of more than 64 bits"
@@ -79,7 +79,7 @@ def _meta(path: Path) -> dict[str, Any]:
         )
         raise ValueError(f"{JSON}: seed {seed} or threads {threads} out of range")
     if any(part not in ("golden", "outputs") for part in meta["left_out"]):
-        raise ValueError(f"{JSON}: left_out {str(meta['left_out'])[:80]}; golden and outputs alone can be left out")
+        raise ValueError(f"{JSON}: left_out {str(meta['left_out'])[:80]}; only golden and outputs can be left out")
     for name in ("layouts", "versions"):
         if not all(isinstance(value, str) for value in meta[name].values()):
             raise ValueError(f"{JSON}: {name!r} holds something other than text")
@@ -87,7 +87,7 @@ def _meta(path: Path) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _regular(file: Path) -> Path:
@@ -101,7 +101,7 @@ def _tensors(path: Path, part: str, meta: dict[str, Any]) -> dict[str, Tensor]:
 
     entries = meta["tensors"].get(part)
     if not isinstance(entries, dict):
-        raise ValueError(f"{JSON}: says nothing of the tensors of {part}")
+        raise ValueError(f"{JSON}: has no entry for the tensors of {part}")
     file = _regular(path / f"{part}.safetensors")
     buffers: dict[str, Tensor] = {}
     tensors: dict[str, Tensor] = {}
@@ -122,19 +122,19 @@ def _tensors(path: Path, part: str, meta: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The tensor's bytes in a storage of their own that ends where they end."""
+    """The tensor's bytes in a storage of their own, which ends where they end."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).clone()
 
 
 def _rebuilt(label: str, entry: dict[str, Any], raw: Tensor) -> Tensor:
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     if dtype is None:
-        raise ValueError(f"{label}: dtype {str(entry.get('dtype'))[:80]!r}; there are: {', '.join(DTYPES)}")
+        raise ValueError(f"{label}: dtype {str(entry.get('dtype'))[:80]!r}; supported: {', '.join(DTYPES)}")
     shape, stride = _list(entry.get("shape")), _list(entry.get("stride"))
     offset: Any = entry.get("offset")
     numbers = [*shape, *stride, offset]
     if any(type(n) is not int or not 0 <= n < 2**62 for n in numbers):
-        raise ValueError(f"{label}: shape, stride and offset are whole numbers from 0, got {str(entry)[:200]}")
+        raise ValueError(f"{label}: shape, stride and offset must be whole numbers from 0, got {str(entry)[:200]}")
     if len(shape) != len(stride) or len(shape) > MOST_AXES:
         raise ValueError(f"{label}: {len(shape)} sizes with {len(stride)} strides")
     elements = 1
@@ -152,7 +152,7 @@ def _rebuilt(label: str, entry: dict[str, Any], raw: Tensor) -> Tensor:
         raise ValueError(f"{label}: {size_text}; at most {MOST_REPEATED} more are read")
     place = (raw.untyped_storage(), offset, tuple(shape), tuple(stride))
     if dtype is torch.bool and bool((torch.empty(0, dtype=torch.uint8).set_(*place) > 1).any()):
-        raise ValueError(f"{label}: holds bytes that are no bool")
+        raise ValueError(f"{label}: holds bytes that are neither 0 nor 1, but its dtype is bool")
     return torch.empty(0, dtype=dtype).set_(*place)
 
 
@@ -169,7 +169,7 @@ def _scalar(label: str, value: Any) -> Any:
             try:
                 return float.fromhex(inner)
             except (ValueError, OverflowError) as error:
-                raise ValueError(f"{label}: {inner!r} is no number") from error
+                raise ValueError(f"{label}: {inner!r} is not a number") from error
         if kind == "dtype" and isinstance(inner, str) and inner in DTYPES:
             return DTYPES[inner]
         if kind in ("list", "tuple") and isinstance(inner, list):

@@ -1,7 +1,7 @@
-"""What a candidate keeps between calls in its module and its closures, and how it runs without having kept anything.
+"""Snapshot of the state that a candidate keeps in its module and closures, to run it without that state.
 
-A snapshot is taken before the first call: the contents of dicts, lists and sets, not of the tensors in them. A run
-*afresh* has those contents back, empties caches of functools, and leaves all as it found it.
+The snapshot copies the contents of dicts, lists and sets before the first call, but not the tensors in them. A run
+within `cleared` sees those contents and empty functools caches; afterwards the current state is restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KINDS = (dict, list, set)
 
 
 class CandidateState:
-    """The containers that a target's own functions can reach, with what they held when this was made."""
+    """The containers that a target's own functions can reach, with copies of their contents."""
 
     def __init__(self, target: Target):
         self.caches: list[Any] = []
@@ -36,14 +36,14 @@ class CandidateState:
 
     @property
     def changed(self) -> bool:
-        """Whether something is kept by now that was not, or the other way round; entries are compared by identity."""
+        """True if the contents differ from the snapshot; compares entries by identity."""
         return any(_names(now) != _names(then) for now, then in self.contents) or any(
             callable(getattr(c, "cache_info", None)) and c.cache_info().currsize for c in self.caches
         )
 
     @contextmanager
     def cleared(self) -> Iterator[None]:
-        """As before the first call, while this lasts."""
+        """Restore the state from before the first call within this context."""
         moved = [(value, then) for value, then in self.contents if _names(value) != _names(then)]
         now = [(value, value.copy()) for value, _ in moved]
         for cache in self.caches:
@@ -64,14 +64,14 @@ def _put(contents: list[tuple[Any, Any]]) -> None:
 
 
 def _names(value: Any) -> list[Any]:
-    """What a container holds, by identity: contents may be tensors, whose equality is no bool."""
+    """A container's entries by identity, since entries may be tensors, whose == gives no bool."""
     if isinstance(value, dict):
         return [(id(k) if not isinstance(k, int | str | tuple) else repr(k), id(v)) for k, v in value.items()]
     return sorted(map(id, value)) if isinstance(value, set) else list(map(id, value))
 
 
 def _reached(function: Callable | str | None) -> Iterator[Any]:
-    """The values of a function's module and closure; of a partial, a method or a callable object those of its own."""
+    """Values in a function's module and closure; for a partial, method or callable object, those of its function."""
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)
@@ -82,10 +82,10 @@ def _reached(function: Callable | str | None) -> Iterator[Any]:
         function = vars(type(function)).get("__call__")
     if not isinstance(function, FunctionType):
         return
-    if not (function.__module__ or "").startswith("torch"):  # code of exec() has no module
+    if not (function.__module__ or "").startswith("torch"):  # functions created by exec() have no module
         yield from (v for name, v in function.__globals__.items() if not name.startswith("__"))
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:  # an empty cell
             continue

@@ -1,4 +1,4 @@
-"""The evidence of a failing case: the stage table, then what the first wrong tensor looks like, then other runs."""
+"""Collects the evidence of a failing case: the stage table, an analysis of the first wrong tensor, and other runs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from .tensor_operators import tensor_operators
 from .whatif import Search, search
 from .whatif.engine import seconds
 
-_LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of other runs than the first
+_LATER = ("second_call", "repeats", "layouts", "scaling")  # probes of runs other than the first
 Result = TypeVar("Result")
-_WHAT_IF, _MORE = 12.0, 36.0  # seconds of the processor, at most, for changed goldens, and for more of them at the end
-# what a step takes at least, as a share of what the check's first probe took, which makes all references
+_WHAT_IF, _MORE = 12.0, 36.0  # processor seconds at most for changed goldens, and for more of them at the end
+# least cost of a step, as a share of the time of the check's first probe, which runs all references
 _ISOLATION, _FITS, _GOLDEN, _RUN = 0.5, 0.25, 0.1, 0.2
 _MEMORY = (
     ("guard", " bytes written ", "overrun"),
@@ -62,7 +62,7 @@ _MEMORY = (
 
 
 def begin(examination: Examination, report: Report) -> Evidence:
-    """What the check alone says, before anything further has run."""
+    """The evidence that the check alone gives."""
     evidence = Evidence(
         report,
         memory=_memory(report),
@@ -85,7 +85,7 @@ def begin(examination: Examination, report: Report) -> Evidence:
 
 
 def _unused(examination: Examination) -> dict[str, list[int]]:
-    """Of indices: the groups that nothing belongs to, as far as a size says how many there are."""
+    """Integer inputs -> groups that have no members, as far as a size gives the number of groups."""
     unused = {}
     for name, t in examination.material.inputs.items():
         if t.is_floating_point() or t.dtype == torch.bool or not t.numel() or int(t.min()) < 0:
@@ -101,13 +101,13 @@ def _unused(examination: Examination) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Depth:
-    """How much is asked.
+    """How much evidence to collect.
 
     repeats    of the same call
-    runs       names of other runs must begin so; None: all of them; (): none
-    influence  the "input[axis]" to look at; None: all of them; (): none
-    sent       output gradients are sent one at a time
-    whatif     changed goldens of these causes are tried; None: of all
+    runs       prefixes of the names of other runs; None: all of them; (): none
+    influence  "input[axis]" to examine; None: all of them; (): none
+    sent       send output gradients one at a time
+    whatif     causes whose changed goldens are tried; None: all
     """
 
     repeats: int = 3
@@ -121,12 +121,11 @@ def collect(
     examination: Examination, evidence: Evidence, depth: Depth = Depth(), *,
     spent: Callable[[float], bool] = lambda more: False, wanted: str | None = None,
 ) -> Isolation:  # fmt: skip
-    """Fill in everything about an examination whose check has failed; returns its stage table.
+    """Collect all evidence of an examination whose check has failed; returns its stage table.
 
-    In order of what it usually tells. spent(more) says whether time is over, or would be so many seconds later: a step
-    that this leaves no time for is left out, as is what a step itself stumbles over. Both are said in
-    `evidence.left_out`, and the other steps still tell.
-    With `wanted` nothing more is asked where another stage is certainly the first wrong one.
+    The steps that usually tell most come first. spent(more) is True if the budget is over, or would be after `more`
+    seconds. A step without enough time, or one that raises, is left out, and `evidence.left_out` says why; the other
+    steps still run. With `wanted`, collecting stops once another stage is certainly the first wrong one.
     """
     first = surest(evidence.report)
     unjudged = examination._first is None or examination._first.error is not None or examination._ref is None
@@ -145,7 +144,8 @@ def collect(
     if wanted not in (None, table.first_wrong, evidence.first_wrong) and _certain(evidence, table.first_wrong):
         return table
     if table.first_wrong is not None:
-        long = time.for_("terms", _FITS)  # ratios and patterns are arithmetic on what is there: there is always time
+        # ratios and patterns are cheap arithmetic on existing tensors, so they always run
+        long = time.for_("terms", _FITS)
         _step(evidence, "fits", lambda: _first_wrong(examination, evidence, table, terms=long))
     own = table.own or examination.first
     evidence.other, evidence.reused = _others(examination, own, evidence.tensor), own.reused
@@ -194,17 +194,17 @@ def collect(
 
 
 class _Time:
-    """Whether there is time for a step: what there is none for is said in `evidence.left_out`."""
+    """Decides whether a step has time, and records in `evidence.left_out` the steps that have none."""
 
     def __init__(self, examination: Examination, evidence: Evidence, spent: Callable[[float], bool]) -> None:
         self.evidence, self.spent, self.checked = evidence, spent, examination.seconds.get("values", 0.0)
 
     def for_(self, step: str, share: float) -> bool:
-        """Whether a step can begin that takes this share of what the check's first probe took."""
+        """True if a step may begin that takes this share of the time of the check's first probe."""
         return not self._lacks(step, share * self.checked)
 
     def pace(self, step: str) -> Pace:
-        """For the loop of such a step."""
+        """The pace for the loop of such a step."""
         return Pace(lambda more: self._lacks(step, more))
 
     def _lacks(self, step: str, more: float) -> bool:
@@ -215,7 +215,7 @@ class _Time:
 
 
 def _as_checked(examination: Examination) -> Isolation:
-    """The stage table of the check's own rows: what is wrong is seen there, and not whether it inherits that."""
+    """The stage table of the check's own rows, which cannot tell a wrong stage from one that inherits an error."""
     table = Isolation(own=examination.first)
     rows = {row.tensor: row for row in examination.rows if row.run == "values"}
     for name in order(examination.ref, examination.first):
@@ -229,15 +229,15 @@ def _as_checked(examination: Examination) -> Isolation:
 
 
 def _certain(evidence: Evidence, first: str | None) -> bool:
-    """Whether no later step can name another stage."""
+    """True if no later step can name another stage."""
     state = None if first is None else evidence.stage(first)
     return state is not None and state.state in (CULPRIT, OBSERVED, NOT_TRIED)
 
 
 def _written_over(evidence: Evidence, table: Isolation) -> None:
-    """A result that lies in an input's memory and overwrites it comes first: what else reads that input only inherits.
+    """Put a result first that overwrites an input in place: everything else that reads this input inherits the error.
 
-    Without such a result the stages say where it begins.
+    Without such a result the stage table stays as it is.
     """
     modified = [m.tensor for m in evidence.memory if m.kind == "input_modified"]
     for fact in evidence.memory:
@@ -247,7 +247,7 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
         if overwritten is None or evidence.stage(fact.tensor) is None:
             continue
         wrong = dict.fromkeys((CULPRIT, OBSERVED, NOT_TRIED), INHERITED)
-        reason = f"{fact.tensor} is written over {overwritten}, which it may read"
+        reason = f"{fact.tensor} overwrites {overwritten}, which it may read"
         evidence.stages = table.stages = [
             replace(s, state=CULPRIT, text=f"written over {overwritten}") if s.name == fact.tensor
             else replace(s, state=wrong[s.state], text=reason) if s.state in wrong and s.name.endswith(".grad") else s
@@ -258,19 +258,22 @@ def _written_over(evidence: Evidence, table: Isolation) -> None:
 
 
 def _chosen(evidence: Evidence, table: Isolation) -> None:
-    """A choice that is not legal, made of what is right, is where it begins: what is chosen by it is only another."""
+    """Make an illegal decision the first wrong stage if everything before it is right."""
     illegal = {f.tensor for f in evidence.report.findings if f.probe == "decisions" and f.rung == CERTAIN}
     for i, s in enumerate(table.stages):
         if s.state in (CULPRIT, OBSERVED, NOT_TRIED, INHERITED) or (s.propagated or 0.0) > SLACK:
             return
         if s.name in illegal:
-            table.stages[i] = replace(s, state=CULPRIT, text="a choice that is not legal, of what is right")
+            table.stages[i] = replace(s, state=CULPRIT, text="an illegal choice, made from right values")
             evidence.stages, evidence.first_wrong = table.stages, s.name
             return
 
 
 def _before_what_inherits(evidence: Evidence) -> None:
-    """Where all that is wrong only inherits, what it inherits is too small to be seen here: another run may show it."""
+    """If the first wrong stage only inherits, use the earlier stage that goes wrong in another run.
+
+    The error that it inherits is too small to be seen in the first run.
+    """
     first, later = evidence.stage(evidence.first_wrong or ""), evidence.stage(_first_in_other_runs(evidence))
     if first is None or later is None or first.state != INHERITED:
         return
@@ -279,7 +282,7 @@ def _before_what_inherits(evidence: Evidence) -> None:
 
 
 def _first_in_other_runs(evidence: Evidence) -> str:
-    """Where it goes wrong first in the first of the other runs that is wrong."""
+    """The first wrong stage of the first other run that fails."""
     return next((fact.first for fact in evidence.runs.values() if fact.first), "")
 
 
@@ -294,13 +297,13 @@ def _step(evidence: Evidence, name: str, run: Callable[[], Result]) -> Result | 
 
 
 def surest(report: Report) -> Finding | None:
-    """The surest finding; of the golden before all others."""
+    """The surest finding; findings about the golden come before all others."""
     failing = [f for f in report.findings if f.rung != QUALITY]
     return min(failing, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)), default=None)
 
 
 def _first_wrong(examination: Examination, evidence: Evidence, table: Isolation, terms: bool) -> None:
-    """The wrong tensor as it comes from right inputs where it could be isolated, else from the candidate's own run."""
+    """Analyse the first wrong tensor: from right inputs if it could be isolated, else from the candidate's own run."""
     name = table.first_wrong or ""
     state = evidence.stage(name)
     own = table.own or examination.first
@@ -343,7 +346,7 @@ def _what_if(
 
 
 def _all_poison(evidence: Evidence, got: Tensor) -> bool:
-    """Whether all that is wrong is memory that nobody wrote: no formula makes its NaN."""
+    """True if all wrong elements are unwritten memory, whose NaN no formula makes."""
     left = any(m.kind == "never_written" and m.tensor == evidence.tensor for m in evidence.memory)
     if not left or evidence.golden is None or evidence.golden.shape != got.shape:
         return False
@@ -367,7 +370,7 @@ def _location(got: Tensor, against: GoldenTensor) -> Location | None:
 
 
 def _others(examination: Examination, own: CandidateRun, tensor: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The other results, candidate and golden."""
+    """The other results: (candidate, golden) by name."""
     others: dict[str, tuple[Tensor, Tensor]] = {}
     for name, _, got in own.results():
         golden = examination.ref.values.get(name)
@@ -387,7 +390,7 @@ def _memory(report: Report) -> list[MemoryFact]:
 
 
 def described(examination: Examination) -> dict[str, Any]:
-    """What makes the case again: its name, sizes, seed, dtype, device, threads and the inputs' layouts."""
+    """The data that reproduce the case: name, sizes, seed, dtype, device, threads and layouts of the inputs."""
     inputs = examination.material.inputs
     return {
         "name": examination.case.name,

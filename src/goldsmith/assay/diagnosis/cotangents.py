@@ -1,7 +1,7 @@
-"""Which output's gradient carries the fault of a gradient, and which part of it: for backwards that name no stages.
+"""Which output gradient, and which part of it, makes a gradient wrong: for backwards that name no stages.
 
-One output gradient at a time, the others zero; then one slice of it at a time; then a single 1. The golden is asked
-with the same gradients.
+Sends one output gradient at a time, with zeros for the others; then one slice of it at a time; then a single 1. The
+golden receives the same gradients.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .isolate import named
 
 PROBE = "cotangents"
 _SLICES = 10  # runs for each axis, at most
-_RUNS = 40  # in all
+_RUNS = 40  # runs in all
 
 
 def carried(
     examination: Examination, own: CandidateRun, name: str, *, spent: Callable[[], bool] = lambda: False
 ) -> Carried | None:
-    """What `name`, a gradient or a backward stage of the candidate's, is wrong with; None for anything else."""
+    """The output gradients with which `name`, a gradient or backward stage, is wrong; None for any other tensor."""
     sent = own.cotangents
     if not sent or not name.endswith(".grad") or name not in named(own):
         return None
     ask = _Asking(examination, own, name, spent)
-    if not ask.wrong(sent):  # right in its numbers: what is wrong with it is done to memory
+    if not ask.wrong(sent):  # its numbers are right, so its fault is in memory
         return None
     always = ask.wrong({})
     alone = tuple(n for n, t in sent.items() if ask.wrong({n: t}))
@@ -66,7 +66,9 @@ class _Asking:
         return self.left <= 0 or self.spent()
 
     def wrong(self, sent: Mapping[str, Tensor]) -> bool:
-        """Whether the tensor is wrong with these output gradients, and zeros for the others; no answer counts as no."""
+        """True if the tensor is wrong with these output gradients and zeros for the others; a run without answer is
+        not wrong.
+        """
         if self.ended:
             return False
         self.left -= 1
@@ -86,7 +88,7 @@ class _Asking:
         return not ladder.judge(self.name, got, against, probe=PROBE).ok
 
     def spans(self, output: str, axis: int) -> tuple[tuple[int, int], ...]:
-        """The ranges of an axis whose slices, one at a time, make it wrong; edges are found by halving."""
+        """The ranges of an axis whose slices, one at a time, make the tensor wrong; bisects for the edges."""
         size = self.own.cotangents[output].shape[axis]
         most = min(_SLICES, self.left)
         known: dict[int, bool] = {}

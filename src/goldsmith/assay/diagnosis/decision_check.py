@@ -1,4 +1,4 @@
-"""Where a choice is told as the first that is wrong: whether it is wrong as it is, and by what it would be legal."""
+"""Examines a decision that is reported as the first wrong stage: is it wrong, and which changed scores explain it?"""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .whatif import choices
 
 
 def explain_decision(examination: Examination, evidence: Evidence) -> None:
-    """Changed scores that explain it, as changed goldens; of one that is right as it is, where another run goes wrong.
+    """Sets the changed goldens that explain a wrong decision; if it is right, sets the first wrong stage of another
+    run.
 
-    A choice may be found fault with in another run alone, such as one with large inputs: it is then no more than what
-    the first wrong stage of that run leads to.
+    A decision may fail only in another run, for example with large inputs. Then it merely follows from the first wrong
+    stage of that run.
     """
     name = evidence.first_wrong or ""
     if name not in examination.target.decisions or examination._first is None or examination._ref is None:

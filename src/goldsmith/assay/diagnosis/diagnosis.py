@@ -1,4 +1,4 @@
-"""`diagnose`: from a target to the stage that goes wrong first and the causes that fit, the likeliest first."""
+"""`diagnose`: finds the first wrong stage of a target and ranks the causes that fit."""
 
 from __future__ import annotations
 
@@ -47,20 +47,21 @@ from .trace_sentences import trace_sentences
 
 __all__ = ["PAGE", "Diagnosis", "diagnose"]
 
-_CHECKING = 0.5  # of the budget, at most, goes to finding a failing case
-_COLLECTING = 0.8  # of the budget is over when no further evidence is sought; the rest makes the case small
+_CHECKING = 0.5  # share of the budget, at most, for finding a failing case
+# share of the budget after which no more evidence is collected; the rest is for making the case small
+_COLLECTING = 0.8
 _REPEATS = 10
 _SPENT, _SHORT = "the budget of {:g} s was spent", "the budget of {:g} s was too short for all of it"
-_SMALLER = 10.0  # seconds, at least, to make the case small; as many as everything before took where that is more
-_TRYING = 0.7  # of that, at most, goes to smaller cases; the rest asks whether the smallest still tells what is wrong
-_AFTER = {  # what an interrupt leaves out, by where it comes
-    "check": "the rest of the check, and all that tells causes apart",
+_SMALLER = 10.0  # seconds, at least, to make the case small; the time of everything before, if that was longer
+_TRYING = 0.7  # share of that for smaller cases, at most; the rest tests whether the smallest one still shows the cause
+_AFTER = {  # what an interrupt leaves out, by the step that it interrupts
+    "check": "the rest of the check, and all evidence for causes",
     "evidence": "further evidence, and a smaller case",
     "smaller": "a smaller case",
     "wider": "the same case with float32 inputs, and what other cases show",
     "beside": "what other cases show",
 }
-_SURE = 0.75  # strength of the best match below which a 16-bit case is examined in float32, too
+_SURE = 0.75  # strength of the best match below which a 16-bit case is also examined in float32
 
 
 @neutral_state()
@@ -77,14 +78,14 @@ def diagnose(
 ) -> Diagnosis:
     """Find the first wrong stage of a target and rank the causes that fit. Never raises for a wrong kernel.
 
-    case      a Case, its name, or None: cases are tried until one fails, those with a size of 0 or 1 last
-    dtype     what inputs are drawn in; None: each of the target's dtypes
-    probes    as in `check`; the cheap ones go first, the others where those find nothing
-    budget_s  seconds in all; half of them, at most, to find a case that fails. None: as long as it takes
-    out       a folder for the bundle of the smallest failing case, with a page; None: nothing is written
+    case      a Case, its name, or None: tries cases until one fails, those with a size of 0 or 1 last
+    dtype     dtype of the inputs; None: each of the target's dtypes
+    probes    as in `check`; the cheap ones run first, the others only if those find nothing
+    budget_s  seconds in all, of which at most half are for finding a failing case; None: no limit
+    out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing
 
-    Returns a Diagnosis; an interrupt from the keyboard ends it with what is known, marked partial. Raises TargetError
-    for a mistake in the declaration.
+    Returns a Diagnosis. A keyboard interrupt ends it early, marked partial. Raises TargetError for a mistake in the
+    declaration.
     """
     seed = hooks.seed_of(seed)
     check_arguments("diagnose", target, case, dtype, device, seed, probes, budget_s)
@@ -103,7 +104,7 @@ def diagnose(
     if failing is not None:
         try:
             if failing.case.name != cases[0].name and state.changed and not clock.lacks(
-                "a start with nothing kept from other cases", _COLLECTING, failing.seconds.get("values", 0.0)
+                "a run without state from other cases", _COLLECTING, failing.seconds.get("values", 0.0)
             ):  # fmt: skip
                 later |= fresh_start(failing, state)
             _explain(diagnosis, failing, later, clock)
@@ -128,14 +129,14 @@ def diagnose(
 
 
 def _omission(note: str) -> str:
-    """Of a note on the budget: what there was no time for."""
+    """The omitted work that a note on the budget names."""
     return note.partition("; ")[2].removeprefix("left out: ").removeprefix("not run on this case: ")
 
 
 class _Clock:
-    """How much of the budget is over, and what there was no time for.
+    """Measures the budget and records what was left out.
 
-    stage: what is done at present, of `_AFTER`.
+    stage: the current step, a key of `_AFTER`.
     """
 
     def __init__(self, seconds: float | None):
@@ -144,11 +145,11 @@ class _Clock:
         self.stage = "check"
 
     def spent(self, share: float = 1.0, more: float = 0.0) -> bool:
-        """Whether so much of it is over, or would be after so many seconds more."""
+        """True if this share of the budget is over, or would be after `more` seconds."""
         return self.seconds is not None and time.perf_counter() - self.started + more > share * self.seconds
 
     def lacks(self, what: str, share: float = 1.0, more: float = 0.0) -> bool:
-        """The same, and then something is left out."""
+        """The same, and records `what` as left out if True."""
         lacks = self.spent(share, more)
         if lacks and what not in self.left_out:
             self.left_out.append(what)
@@ -156,7 +157,7 @@ class _Clock:
 
 
 def _informative(cases: list[Case]) -> list[Case]:
-    """In the order given, those with a size of 0 or 1 last: they show a fault, but not its pattern."""
+    """The cases in their order, but those with a size of 0 or 1 last: they show a fault, but not its pattern."""
     return sorted(cases, key=lambda c: any(isinstance(v, int) and v <= 1 for v in c.sizes.values()))
 
 
@@ -164,18 +165,21 @@ def _failing(
     target: Target, cases: list[Case], dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], clock: _Clock,
 ) -> tuple[Report, Examination | None, dict[str, RunFact]]:  # fmt: skip
-    """The check that fails, cheap probes on all cases first, and what failed later; the last one where none does."""
+    """The failing check, or the last check if all pass; cheap probes run on all cases first. Also the later runs
+    that failed.
+    """
     quick = selected & frozenset(catalogue.QUICK)
     share = None if clock.seconds is None else _CHECKING * clock.seconds / 2
     report, examinations = examine(target, cases, dtype, device, seed, quick, share, until_failing=True)
     if _no_failure(report) and not report.partial and clock.spent(_CHECKING, more=report.seconds):
         report.partial = _SPENT.format(clock.seconds) if report.verdict == PASS else ""
-        without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # they make the same references again
+        without = ", ".join([*sorted(selected - quick), "calls of other sizes"])  # both run the same references again
         report.notes.append(Note("budget", "probes", f"{_SPENT.format(clock.seconds)}; left out: {without}"))
         return report, None, {}
     if _no_failure(report) and quick != selected and not report.partial:
         whole, examinations = examine(target, cases, dtype, device, seed, selected, share, until_failing=True)
-        # where time ran out, the cheap probes judged every case, and these did not; after an interrupt nothing counts
+        # If time ran out, keep the verdict of the cheap probes: they judged every case, these did not. An interrupt
+        # discards it.
         if whole.partial or whole.verdict != UNJUDGED or report.verdict != PASS:
             report = whole
         else:
@@ -192,7 +196,7 @@ def _prefer_numbers(
     target: Target, cases: list[Case], failing: Examination, report: Report, seed: int, selected: frozenset[str],
     clock: _Clock,
 ) -> tuple[Examination, Report]:  # fmt: skip
-    """Where a case raises, what fails with numbers says more: the forward alone, or another case."""
+    """If a case raises, prefer a failure with numbers, which says more: the forward alone, or another case."""
     error = None if failing._first is None else failing._first.error
     if error is None or clock.lacks("other cases, which may not raise", _CHECKING / 2):
         return failing, report
@@ -224,8 +228,8 @@ def _failing_draw(
     selected: frozenset[str],
     clock: _Clock,
 ) -> tuple[Examination, Report]:
-    """Where only other inputs of the same case are wrong: those."""
-    if not only_other_inputs_fail(failing, report) or clock.lacks("the other draw that is wrong, by itself", _CHECKING):
+    """If the case fails only with other inputs, the examination of those inputs."""
+    if not only_other_inputs_fail(failing, report) or clock.lacks("the failing draw by itself", _CHECKING):
         return failing, report
     quick, share = selected & frozenset(catalogue.QUICK), None if clock.seconds is None else clock.seconds * _CHECKING
     return failing_draw(
@@ -235,7 +239,7 @@ def _failing_draw(
 
 
 def _no_failure(report: Report) -> bool:
-    """All is right, or is so far: some cases did not run for want of time."""
+    """True if nothing is wrong so far; some cases may not have run for lack of time."""
     return report.verdict == PASS or (report.verdict == UNJUDGED and any(n.id == NOT_RUN for n in report.notes))
 
 
@@ -243,7 +247,7 @@ def _extra_calls(
     report: Report, target: Target, case: Case, dtype: torch.dtype | None, device: str | torch.device, seed: int,
     selected: frozenset[str], share: float | None, whole: _Clock,
 ) -> tuple[Examination | None, dict[str, RunFact]]:  # fmt: skip
-    """The examination that fails after calls of other sizes, or with more threads; the report then says so."""
+    """The examination that fails after calls of other sizes or with more threads; adds its findings to the report."""
     clock = _Clock(share)
     examination = Examination(target, case, dtype or target.dtypes[0], device, seed, selected, case.name)
     try:
@@ -267,7 +271,7 @@ def _extra_calls(
 
 
 def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, RunFact], clock: _Clock) -> None:
-    """Evidence, causes and the smallest case, each kept as soon as it is there."""
+    """Fill in evidence, causes and the smallest case, each as soon as it is known, so that an interrupt keeps them."""
     diagnosis.case = diagnosis.examined = described(examination)
     evidence = diagnosis.evidence = begin(examination, diagnosis.report)
     evidence.runs.update(later)
@@ -292,7 +296,7 @@ def _explain(diagnosis: Diagnosis, examination: Examination, later: dict[str, Ru
 def _in_float32(
     diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> Diagnosis | None:
-    """The same case with float32 inputs, where 16 bits hide what is wrong; None where that says no more."""
+    """The same case with float32 inputs, if 16-bit rounding hides the cause; None if that says no more."""
     hidden = diagnosis.verdict == FAIL and examination.dtype in NARROW and not examination.case.given
     best = strength(diagnosis.evidence) if diagnosis.causes else 0.0
     if not hidden or diagnosis.partial or best >= _SURE:
@@ -310,14 +314,14 @@ def _in_float32(
     if not wide.causes or strength(wide.evidence) <= best:
         return None
     narrow = str(examination.dtype).removeprefix("torch.")
-    wide.traced.insert(0, f"Examined with float32 inputs: in {narrow}, where it fails too, rounding hides the cause.")
+    wide.traced.insert(0, f"Examined with float32 inputs: it fails in {narrow}, too, but rounding hides the cause.")
     return wide
 
 
 def _use_other_case(
     diagnosis: Diagnosis, target: Target, examination: Examination, seed: int, selected: frozenset[str], clock: _Clock
 ) -> None:
-    """What a rule is sure of in another case, where none is in this one."""
+    """If no rule is sure in this case, use another case in which one is."""
     evidence = diagnosis.evidence
     if diagnosis.verdict != FAIL or diagnosis.partial or evidence is None or evidence.error or not diagnosis.causes:
         return
@@ -335,7 +339,7 @@ def _use_other_case(
 
 
 def _map(evidence: Evidence) -> ErrorMap | None:
-    """The picture of the first wrong tensor, or, where only another run has it wrong, that run's."""
+    """The map of the first wrong tensor, or of the other run in which it is wrong."""
     others = (m for m in evidence.report.maps.values() if m.bad and m.tensor == evidence.tensor)
     return evidence.map if evidence.map is not None else next(others, None)
 
@@ -347,7 +351,7 @@ def _make_small(diagnosis: Diagnosis, examination: Examination, clock: _Clock) -
     limit = max(_SMALLER, began - clock.started)
 
     def over(more: float, share: float = 1.0) -> bool:
-        what = "smaller cases still" if share < 1 else "whether the smallest case still tells what is wrong"
+        what = "even smaller cases" if share < 1 else "whether the smallest case still shows the cause"
         short = clock.lacks(what, 1 - (1 - share) * (1 - _COLLECTING), more)
         return short or time.perf_counter() - began + more > limit
 

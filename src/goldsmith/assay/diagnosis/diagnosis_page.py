@@ -1,4 +1,4 @@
-"""Writes the page of a diagnosis: the story, then pictures, then the evidence of each cause, then the tables."""
+"""Writes a diagnosis as an HTML page: the story, pictures, the evidence of each cause, then tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 def write(
     diagnosis: DiagnosisFacts, path: str | os.PathLike, *, command: str = "", conditions: Sequence[str] = ()
 ) -> Path:
-    """Write one self-contained page; the folder is made when it is missing.
+    """Write one self-contained page; creates its folder if it is missing.
 
-    command: what replays the bundle, where the caller knows better; conditions: short facts under the headline.
+    command     the command that replays the bundle, if the caller knows a better one
+    conditions  short facts below the headline
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the page of a diagnosis says, computed from it: the story, the pictures' data, the tables; no markup."""
+"""The content of a diagnosis page without markup: the story, the data of the pictures, and the tables."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STATE_WORD = {
     "observed": "wrong, not isolated",
     "not judged": "not judged",
 }
-CELLS, PROFILE = 96, 128  # of a map's side, of an axis
+CELLS, PROFILE = 96, 128  # cells along a side of a map, and along an axis of a profile
 ULP_STEPS = (0.5, 1.0, 2.0, 8.0, 64.0, 4096.0)
 READINGS = {"sign_flipped": "sign flipped"}
 
 
 @dataclass(frozen=True)
 class Story:
-    """The first screen: the verdict, what is wrong, where, why we think so, what to try."""
+    """The top of the page: verdict, what is wrong, where, the evidence, and what to try."""
 
     verdict: str
     headline: str
@@ -69,7 +69,7 @@ def scored(cause: Cause) -> str:
 
 
 def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
-    """A box for every stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
+    """One box for each stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
     return [
         {
             "name": stage.name,
@@ -110,7 +110,7 @@ def _plain(value: Any) -> str:
 
 
 def maps(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
-    """The first wrong tensor's map, then those of what else the check found wrong in that case."""
+    """The map of the first wrong tensor, then maps of other tensors that the check found wrong in that case."""
     drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
     drawn += [m for m in view.shown_maps(diagnosis.report, 3).values() if m.bad and m.tensor not in known]
@@ -118,7 +118,7 @@ def maps(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
 
 
 def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
-    """Of the first wrong tensor, the share of wrong elements at each index of each axis; none where all are wrong."""
+    """Share of wrong elements at each index of each axis of the first wrong tensor; empty if all elements are wrong."""
     from .rules.reading import Reading
 
     wrong = Reading(diagnosis.evidence).wrong if diagnosis.evidence is not None else None
@@ -149,9 +149,9 @@ def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
         reached = view.join(list(fact.outputs)) or "the result"
         sentences = []
         if missing:
-            sentences.append(f"{_spans(missing)} should reach {reached}, and does not")
+            sentences.append(f"{_spans(missing)} should reach {reached}, but does not")
         if fact.extra:
-            sentences.append(f"{_spans(fact.extra)} reaches {reached}, and should not")
+            sentences.append(f"{_spans(fact.extra)} reaches {reached}, but should not")
         name = f"{fact.input}, axis {fact.axis}"
         out.append(
             {
@@ -178,7 +178,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 
 
 def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
-    """How many units of the last place the elements of the first wrong tensor are off."""
+    """Errors of the first wrong tensor in units of the last place, as a histogram."""
     evidence = diagnosis.evidence
     if (
         evidence is None
@@ -203,7 +203,7 @@ def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
 
 
 def runs(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
-    """Other runs of the same case; neighbours of which the same is to be said stand in one line."""
+    """Other runs of the same case; consecutive runs with the same result share a line."""
     facts = list(diagnosis.evidence.runs.values()) if diagnosis.evidence is not None else []
     lines = []
     for (kind, outcome, bits), group in groupby(facts, key=lambda r: (r.name.rstrip("0123456789 "), *_outcome(r))):
@@ -225,7 +225,7 @@ def _outcome(run: RunFact) -> tuple[str, str]:
 
 
 def terms(evidence: Evidence | None) -> list[dict[str, str]]:
-    """What arithmetic explains of the error: terms, ratios, rearrangements."""
+    """Arithmetic that explains the error: terms, ratios, rearrangements."""
     if evidence is None:
         return []
     rows = []
@@ -265,7 +265,7 @@ def terms(evidence: Evidence | None) -> list[dict[str, str]]:
 
 
 def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
-    """The golden with one line changed, where that makes what the candidate made; the best first."""
+    """Changes of one line of the golden that give the candidate's numbers; the best first."""
     return [
         {
             "text": tried.text,
@@ -279,7 +279,7 @@ def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
 
 
 def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
-    """The smallest failing case, as much as is needed to make it again."""
+    """The data that reproduce the smallest failing case."""
     case = diagnosis.case
     if not case:
         return []
@@ -290,7 +290,7 @@ def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
         ("drawn", f"{case['dtype']} on {case['device']}, seed {case['seed']}, {view.count(case['threads'], 'thread')}")
     )
     if case.get("steps"):
-        rows.append(("made small by", "; ".join(map(str, case["steps"]))))
+        rows.append(("reduced by", "; ".join(map(str, case["steps"]))))
     if case.get("strides"):
         rows.append(("strides", "; ".join(f"{n} {tuple(s)}" for n, s in case["strides"].items())))
     if case.get("layouts"):
@@ -299,7 +299,7 @@ def case_rows(diagnosis: DiagnosisFacts) -> list[tuple[str, str]]:
 
 
 def details(diagnosis: DiagnosisFacts) -> view.Section:
-    """The check's own section, without what the page has shown already."""
+    """The check's own section without the parts that the page already shows."""
     section = view.section(
         view.Entry(diagnosis.report.target or "the target", report=diagnosis.report), max_rows=120, map_cells=CELLS
     )

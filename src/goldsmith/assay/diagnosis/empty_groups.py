@@ -1,4 +1,4 @@
-"""Whether an error goes away once every group has something in it."""
+"""Tests whether an error disappears once every group has a member."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TRIES = 4
 
 
 def filled_groups(examination: Examination) -> str:
-    """What was empty, where the candidate raises, and raises no more with the empty groups filled; "" elsewhere.
+    """The empty groups, if the candidate raises with them and not once they are filled; otherwise "".
 
-    Groups are what an integer input names, below a size of the case, or what lies between neighbouring offsets.
+    Groups are the values of an integer input below a size of the case, or the ranges between neighbouring offsets.
     """
     tries = 0
     for name, indices in examination.material.inputs.items():
@@ -52,7 +52,9 @@ def _filled_variants(indices: Tensor, sizes: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _with_numbers(flat: Tensor, left: list[int]) -> Tensor | None:
-    """The same with every number of `left` once, in place of numbers that stand there several times."""
+    """A copy in which each number of `left` replaces one occurrence of a number that occurs several times; None if
+    impossible.
+    """
     out, count = flat.clone(), torch.bincount(flat)
     places = range(len(flat) - 1, -1, -1)
     for number in left:

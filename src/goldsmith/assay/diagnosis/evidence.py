@@ -1,4 +1,4 @@
-"""Everything that a rule may read about one failing case. All of it is data; nothing here runs a kernel."""
+"""The evidence about one failing case, which rules read: only data; nothing here runs a kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..report.results import ErrorMap, Location
 
 OK, CULPRIT, INHERITED, OBSERVED, NOT_JUDGED = "ok", "culprit", "inherited", "observed", "not judged"
 NOT_TRIED = "not tried"
-IGNORES = "the candidate ignores a substituted"  # in the text of a stage that could not be isolated for that
-NO_TIME = "no time was left"  # why a step was left out
+IGNORES = "the candidate ignores a substituted"  # begins the text of a stage that could not be isolated for this reason
+NO_TIME = "no time was left"  # the reason why a step was left out
 STATES = (OK, CULPRIT, INHERITED, OBSERVED, NOT_TRIED, NOT_JUDGED)
 
 
@@ -25,9 +25,9 @@ class StageState:
     kind         "stage", "output", "saved" or "grad"
     propagated   worst |error| / bound in the candidate's own run; None: the candidate does not name it
     isolated     the same with every earlier stage on the golden's values; None: could not be isolated
-    state        "ok"; "culprit": wrong on right inputs; "inherited": wrong only because of what came before;
-                 "observed": wrong, and the candidate ignores substituted values before it, or raises with them;
-                 "not tried": wrong, and no time was left to isolate it; "not judged"
+    state        "ok"; "culprit": wrong on right inputs; "inherited": wrong only because of an earlier stage;
+                 "observed": wrong, but the candidate ignores substituted values before it, or raises with them;
+                 "not tried": wrong, but there was no time to isolate it; "not judged"
     """
 
     name: str
@@ -46,12 +46,12 @@ class Fit:
     reading           against the golden's own coefficient: "missing", "repeated", "sign_flipped", "factor" (`named` is
                       what multiplies the golden's term: "a_res", "1/inv_rms"), or "added" (no term of the golden)
     coefficient       as measured, with its standard error
-    exact             the number it was snapped to within that error, or None; `named` says what that number is
-    golden            the golden's own coefficient of the term (None: the golden has no such term)
-    gain, r2          share of the residual that this term explains on top of those before it, and of all terms together
+    exact             the number it was snapped to within that error, or None; `named` is the name of that number
+    golden            the golden's own coefficient of the term; None: the golden has no such term
+    gain, r2          share of the residual that this term explains beyond those before it, and that all terms explain
     condition         of the chosen columns
-    also              other explanations that cannot be told from this one
-    where             "" for the whole tensor, or the segment it was fitted in
+    also              other explanations that fit equally well
+    where             "" for the whole tensor, or the segment that was fitted
     """
 
     tensor: str
@@ -75,7 +75,7 @@ class Ratio:
     """y / g is constant over a group: the whole tensor, a segment, or each row along an axis.
 
     ratio    the constant (for rows: its median); spread: relative, within the group
-    named    what the number is (`4`, `n^2`, `a_res`, `1/tiles`); "" when it is nothing known
+    named    the name of the number (`4`, `n^2`, `a_res`, `1/tiles`); "" if it is unknown
     also     other names of the same number
     scope    "tensor", "segment" or "row"; group: the segment's name, or "axis 1 [3..7]"
     """
@@ -92,10 +92,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class ErrorPattern:
-    """The tensor is the golden rearranged or stored otherwise.
+    """The tensor is the golden, rearranged or stored differently.
 
     kind     "permuted", "transposed", "shifted", "reversed", "half_filled", "dtype_width" or "swapped"
-    match    share of the wrong part (by squares) that the pattern explains, 1 at best
+    match    share of the wrong part (by squares) that the pattern explains; at best 1
     params   for example {"axis": 0, "step": 1}, {"axes": [0, 1]}, {"dtype": "bfloat16"}, {"with": "w.grad"}
     also     other patterns that explain it equally well
     """
@@ -110,15 +110,15 @@ class ErrorPattern:
 
 @dataclass(frozen=True)
 class RunFact:
-    """What came of another run of the same case: a second call, a repeat, one thread, a layout, a scale.
+    """The result of another run of the same case: a second call, a repeat, one thread, a layout, a scale.
 
-    wrong, first  the tensors that fail in it; the first that does in the golden's order, stages among them
+    wrong, first  the tensors that fail, and the first of them in the golden's order, including stages
     same          bit-equal to the first run; difference: largest |difference| to it
-    late          bytes of the candidate's own buffers that were written after it had returned, where that was watched
+    late          bytes of the candidate's own buffers that were written after it returned, if that was watched
     nan           results and stages that hold NaN where the golden has none
-    stale         inputs that, as they were in the first run, make the golden give what came; None: not asked
-    alike         where inputs are a little off: of a wrong tensor, how its errors correlate with the first run's
-    computed      on zeroed memory: results with numbers other than 0 wherever the first run holds NaN
+    stale         inputs of the first run with which the golden gives this result; None: not tested
+    alike         for slightly changed inputs: wrong tensor -> correlation of its errors with the first run's
+    computed      on zeroed memory: results that hold numbers other than 0 wherever the first run holds NaN
     """
 
     name: str
@@ -141,16 +141,20 @@ class RunFact:
 
 @dataclass(frozen=True)
 class Influence:
-    """Which slices of an input the golden depends on and the candidate does not, and the other way round.
+    """The slices of an input on which golden and candidate depend differently.
 
-    Ranges are inclusive. `outputs` are the results in which it shows. `none`: the input has no influence at all, and
-    should (`missing` is empty then: nothing is cut short). `elsewhere`: those of `extra` that fail to reach some
-    of what they reach in the golden: they come out at other places. `length`: of the axis, 0 where it is not known.
-    `foreign`: the golden's results in `outputs` are not made of that input at all. `reached`: of the wrong elements,
-    the share that moves with those slices, in the golden with the missing ones; a fault that is there reaches all.
-    `absent`, `summed`, `beside`: of what is missing, as closer.py asks; None and () where it was not asked.
-    `onto`: where a slice belongs to one row of the result alone, the rows that it leaks into: "later", "earlier",
-    "next", "last" (the one before) or "other"; "" elsewhere.
+    Ranges are inclusive.
+
+    outputs    the results in which the difference shows
+    none       the input should have influence and has none at all; then `missing` is empty, since nothing is cut short
+    elsewhere  slices of `extra` that miss some elements that they reach in the golden: they arrive at other places
+    length     of the axis; 0: unknown
+    foreign    the golden's results in `outputs` do not depend on that input at all
+    reached    share of the wrong elements that moves with those slices (in the golden for missing ones); the fault
+               itself reaches all of them
+    absent, summed, beside  see missing_slices.py; None and () if not examined
+    onto       if a slice belongs to one row of the result, the rows that it leaks into: "later", "earlier", "next",
+               "last" (the one before) or "other"; otherwise ""
     """
 
     input: str
@@ -170,20 +174,21 @@ class Influence:
 
     @property
     def throughout(self) -> bool:
-        """Whether every slice of the axis reaches what it should not."""
+        """True if every slice of the axis reaches elements that it should not."""
         return self.length > 1 and self.extra == ((0, self.length - 1),)
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A change of the golden that makes what the candidate made.
+    """A change of the golden that gives the candidate's numbers.
 
-    cause    the id that such a change is of; text: what was changed
-    match    share of the error's squares that is gone; exact: every element is the candidate's, within rounding
-    whole    the change explains the whole tensor; otherwise the wrong part alone, and the golden the rest
-    others   share of the candidate's other results that it makes as well
-    prior    how common such a mistake is, among the changes that were tried
-    also     other causes that the same mistake may be called by
+    cause    the cause id of the change; text: what was changed
+    match    share of the error's squares that the change removes; exact: every element equals the candidate's within
+             rounding
+    whole    the change explains the whole tensor; otherwise it explains the wrong part, and the golden the rest
+    others   share of the candidate's other results that the change also gives
+    prior    how common such a mistake is among the changes that were tried
+    also     other causes that describe the same mistake
     """
 
     cause: str
@@ -203,9 +208,9 @@ class Born:
     """Where a value that is finite in the golden first becomes NaN or Inf in the candidate.
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
-    op     the operation that makes it of finite values; "" where torch's dispatcher sees none
-    cause  "overflow", "missing_max_shift", "missing_sync", "use_after_free" or "uninitialised_accumulator", where that
-           is known
+    op     the operation that makes it from finite values; "" if torch's dispatcher sees none
+    cause  "overflow", "missing_max_shift", "missing_sync", "use_after_free" or "uninitialised_accumulator", or "" if
+           unknown
     """
 
     kind: str
@@ -217,14 +222,15 @@ class Born:
 
 @dataclass(frozen=True)
 class Carried:
-    """Which output gradients make `tensor` wrong when all others are zero.
+    """The output gradients that make `tensor` wrong if all others are zero.
 
-    outputs   those that do, each alone; quiet: those that do not
-    always    it is wrong with zeros for all of them
-    parts     axis -> ranges (inclusive) of the first one whose slices, one at a time, make it wrong; whole axes are
-              left out
-    unit      a single 1 at that index makes it wrong (None: not known, or not)
-    together  axes along which no slice alone makes it wrong: it takes several at once
+    outputs   those that do so alone; quiet: those that do not
+    always    the tensor is wrong even with zeros for all of them
+    parts     axis -> inclusive ranges of the first such gradient whose slices, one at a time, make it wrong; without
+              axes
+              on which all slices do
+    unit      index of a single 1 that makes it wrong; None: unknown, or it does not
+    together  axes along which no single slice makes it wrong, only several together
     """
 
     tensor: str
@@ -238,7 +244,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class MemoryFact:
-    """Something done to memory.
+    """A fault in memory.
 
     kind     "overrun", "stray_read", "input_modified", "output_modified", "aliased" or "never_written"
     """
@@ -251,27 +257,27 @@ class MemoryFact:
 
 @dataclass
 class Evidence:
-    """One failing case, examined.
+    """The evidence about one failing case.
 
-    tensor, golden, got   the first wrong tensor, both float64 (None when the candidate gave none)
-    other                 results of the same run by name, candidate and golden: (got, golden), float64
-    whatif                changes of the golden that make the tensor, the best first
+    tensor, golden, got   the first wrong tensor, both float64 (None if the candidate gave none)
+    other                 other results of the same run: name -> (got, golden), float64
+    whatif                changes of the golden that give the tensor, the best first
     runs                  by name: "second_call", "other_inputs", "back", "backward_twice", "repeat 1", "one thread",
                           "layout transposed(x)", "scale 2^12", ...
-    scalars, sizes        of the case; both may name causes
-    operators             of the golden, as far as the tensor is made of them; empty where that is not known
-    left_out              steps that could not be taken, and why
+    scalars, sizes        of the case; both may give names to numbers in causes
+    operators             of the golden that make the tensor; empty if unknown
+    left_out              steps that were left out -> why
     map                   the first wrong tensor as a small picture
-    born, carried         where it left the finite numbers; which output gradients make it wrong
-    alike                 another tensor of the golden whose very numbers it holds; "" where there is none
-    unused                integer inputs -> numbers that they leave out, below a size of the case
-    made_of               operators, as far as a rule asks for them and `operators` is empty
-    stored                dtype of the first wrong tensor, as the candidate made it
-    kept                  input -> a sentence: its other numbers in the same memory give the first result
-    reused                stage -> a later one that was written into its memory
-    deaf                  input -> where all inputs are small, the share of what it moves in the golden that stays
-    grouped               whether an input is of whole numbers or a mask, which may say what belongs to which group
-    filled                which groups are empty, where an error goes away once they are not
+    born, carried         where NaN or Inf begins; which output gradients make the tensor wrong
+    alike                 another tensor of the golden with exactly these numbers; "" if there is none
+    unused                integer inputs -> numbers below a size of the case that they do not contain
+    made_of               operators, if a rule needs them and `operators` is empty
+    stored                dtype of the first wrong tensor, as the candidate returned it
+    kept                  input -> a sentence: other numbers in the same memory give the first result
+    reused                stage -> a later stage that was written into its memory
+    deaf                  input -> with small inputs, the share of the elements it moves in the golden that do not move
+    grouped               True if an input has whole numbers or is a mask, which may define groups
+    filled                which groups are empty, if an error disappears once they are filled
     """
 
     report: Report
@@ -309,5 +315,5 @@ class Evidence:
     deaf: dict[str, float] = field(default_factory=dict)
 
     def stage(self, name: str) -> StageState | None:
-        """The stage of that name, if it is in the table."""
+        """The stage of that name, or None."""
         return next((s for s in self.stages if s.name == name), None)

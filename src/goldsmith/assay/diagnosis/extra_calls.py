@@ -1,4 +1,6 @@
-"""What a check has no time for: calls of other sizes in between, and more threads. Tried where all else was right."""
+"""Runs that a check omits for lack of time: calls of other sizes in between, and more threads. Used if all else
+passes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _CASES, _THREADS = 3, (4, 8)
 
 
 def extra_calls(examination: Examination, others: list[Case], *, spent: Callable[[], bool]) -> dict[str, RunFact]:
-    """The runs in which an examination whose check has passed fails after all; its findings say how."""
+    """The runs that fail although the check has passed, by name; adds findings about them to the examination."""
     failures: dict[str, RunFact] = {}
     try:
         values.run(examination)
@@ -35,7 +37,7 @@ def extra_calls(examination: Examination, others: list[Case], *, spent: Callable
                     RunSettings(fresh=False),
                     material,
                 )
-                if not failures:  # and once with the other sizes first, from a fresh start
+                if not failures:  # once more, with the other sizes first, from a fresh start
                     examination.execute("second_call", "other sizes", RunSettings(), material, look=False)
                     _judged(examination, failures, "second_call", "other sizes", RunSettings(fresh=False))
         if examination.material.device.type == "cpu":
@@ -48,7 +50,7 @@ def extra_calls(examination: Examination, others: list[Case], *, spent: Callable
 
 
 def fresh_start(examination: Examination, state: CandidateState) -> dict[str, RunFact]:
-    """The case with nothing kept from the cases before it; {} where nothing is, or where that run says nothing."""
+    """The case without state from earlier cases; {} if there is no state, or if that run says nothing."""
     if not state.changed or examination._first is None or examination.first.error is not None:
         return {}
     with state.cleared():

@@ -1,7 +1,7 @@
-"""What a failing case looks like, in a few yes-or-no statements that hold for any operator.
+"""Describes a failing case in yes-or-no statements that hold for any operator.
 
-Rules look for the mark of one mistake. These statements say nothing of a cause by themselves; how often each goes with
-which cause is learned (`likely`), on kernels whose faults are known. No names of operators' kernels or tensors here.
+A rule looks for the mark of one mistake. These statements name no cause; `likelihood` learns how often each occurs
+with which cause, from kernels with known faults. They name no kernels and no tensors.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KINDS = {
     "means": {"mean", "var", "native_layer_norm", "var_mean"},
     "pieces": {"cat", "stack", "split", "unbind", "constant_pad_nd"},
 }
-_ALIKE = 1e-4  # of their size: rows that far apart count as the same
+_ALIKE = 1e-4  # relative distance below which rows count as equal
 
 
 def features(evidence: Evidence) -> frozenset[str]:
-    """Names of the statements that are true of it."""
+    """Names of the true statements."""
     r = Reading(evidence)
     statements = _place(evidence) | _operators(evidence) | _runs(r) | _influence(r) | _facts(evidence)
     if r.wrong is not None and r.wrong_count:
@@ -41,7 +41,7 @@ def features(evidence: Evidence) -> frozenset[str]:
 
 
 def _place(e: Evidence) -> set[str]:
-    """Where in the computation, and what else is wrong."""
+    """Statements about the position in the computation, and about which other tensors are wrong."""
     state, kind = e.stage(e.first_wrong or e.tensor), "stage"
     statements = {"a gradient" if e.tensor.endswith(".grad") else "a forward result"}
     if state is not None:
@@ -68,7 +68,7 @@ def _operators(e: Evidence) -> set[str]:
 
 
 def _facts(e: Evidence) -> set[str]:
-    """What was done to memory, what fits, what makes these numbers."""
+    """Statements about memory, fits and changed goldens."""
     statements = {f"memory {m.kind}" for m in e.memory}
     statements |= {f"term {f.reading}" for f in e.fits if f.r2 > 0.98}
     statements |= {f"ratio of a {r.scope}" for r in e.ratios if r.fraction > 0.9}
@@ -80,7 +80,7 @@ def _facts(e: Evidence) -> set[str]:
 
 
 def _runs(r: Reading) -> set[str]:
-    """What other runs of the same case say: right where, and whether they are wrong in the same way."""
+    """Statements about other runs: which are right, and whether the wrong ones are wrong in the same way."""
     statements = set() if r.plain_wrong else {"the first call is right"}
     for name in ("second call", "other inputs", "back", "repeat", "2 threads", "zeroed memory", "flat", "offset"):
         if r.plain_wrong and r.right(name):
@@ -98,7 +98,7 @@ def _runs(r: Reading) -> set[str]:
 
 
 def _influence(r: Reading) -> set[str]:
-    """Which slices of the inputs matter, and which do not."""
+    """Statements about which slices of the inputs matter."""
     statements = set()
     for i in r.influences:
         last = i.length - 1
@@ -129,7 +129,7 @@ def _influence(r: Reading) -> set[str]:
 
 
 def _shape(r: Reading, wrong: Tensor) -> set[str]:
-    """Which elements are wrong."""
+    """Statements about which elements are wrong."""
     share = r.share
     statements = {
         "all wrong" if share == 1 else "most wrong" if share > 0.8 else "many wrong" if share > 0.3 else "few wrong"
@@ -158,7 +158,7 @@ def _shape(r: Reading, wrong: Tensor) -> set[str]:
 
 
 def _numbers(r: Reading, y: Tensor, g: Tensor, wrong: Tensor) -> set[str]:
-    """How what came compares with what should have come, where it is wrong."""
+    """Statements that compare wrong elements with the golden's."""
     statements = set()
     if r.y is not None and not bool(torch.isfinite(r.y).all()):
         statements.add("holds NaN" if bool(torch.isnan(r.y).any()) else "holds Inf")
@@ -190,12 +190,12 @@ def _numbers(r: Reading, y: Tensor, g: Tensor, wrong: Tensor) -> set[str]:
 
 
 def _named(value: float, *steps: tuple[float, str]) -> str:
-    """The name of the first step that the value is below."""
+    """The name of the first step that exceeds the value."""
     return next((name for below, name in steps if value < below), steps[-1][1])
 
 
 def _axes(y: Tensor, g: Tensor) -> set[str]:
-    """Along which axes the error, or the ratio, is constant; of low rank; of no sum; rows of one place at another."""
+    """Statements about axes: constant error or ratio, low rank, zero sum, rows that belong to other places."""
     statements, error = set(), y - g
     scale = float(error.norm())
     for axis in range(g.dim()):
@@ -222,7 +222,7 @@ def _axes(y: Tensor, g: Tensor) -> set[str]:
 
 
 def _rows(y: Tensor, g: Tensor) -> set[str]:
-    """Whether wrong rows are the golden's rows of other places."""
+    """Statements about wrong rows that equal the golden's rows of other places."""
     near = torch.cdist(y, g) <= _ALIKE * y.norm(dim=1, keepdim=True)
     own = near.diagonal()
     moved = near.any(1) & ~own & (y.norm(dim=1) > 0)

@@ -1,8 +1,8 @@
-"""The wrong tensor held against everything that the golden knows: terms, ratios and patterns of one tensor.
+"""Explains the wrong tensor by what the golden knows: terms, ratios and patterns of one tensor.
 
-Terms are the golden's stages, inputs and output gradients that fit the tensor's shape, sums of larger ones over their
-leading axes, and for a gradient the contribution of the paths through each forward stage: what is lost of the
-golden's gradient when that stage's own gradient is zero.
+Terms are the golden's stages, inputs and output gradients that fit the tensor's shape, larger ones summed over their
+leading axes, and for a gradient the contribution of each forward stage: the part of the golden's gradient that
+disappears when that stage's own gradient is zero.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .patterns import patterns
 from .ratios import alone, ratios
 from .regression import regress
 
-_MOSTLY = 0.9  # of the rows: a ratio of fewer is one of the wrong part
-_PATHS = 32  # forward stages whose paths are followed, at most: one run of the golden each
+_MOSTLY = 0.9  # share of the rows: a ratio of fewer rows counts only for the wrong part
+_PATHS = 32  # forward stages whose paths are followed, at most; each costs one run of the golden
 
 
 @dataclass
 class Fitted:
-    """What was found of one tensor."""
+    """The explanations of one tensor."""
 
     fits: list[Fit] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
@@ -38,8 +38,10 @@ class Fitted:
 
 
 def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: bool = True) -> Fitted:
-    """Ratios and patterns of tensor `name`, as the candidate made it (in its own dtype), and with `terms` its terms,
-    which may take some runs of the golden. Of whole numbers there are ratios alone; of a mask there is nothing."""
+    """Ratios and patterns of tensor `name` as the candidate returned it, in its own dtype; with `terms` also its terms.
+
+    Terms may need several runs of the golden. Integers get only ratios, masks get nothing.
+    """
     ref = examination.ref
     against = ref.reference(name, kind, noise=False)
     if against is None or got.dtype == torch.bool or got.shape != against.bounded.value.shape:
@@ -55,7 +57,8 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
     y = got.detach().double()
     factors = {n: t for n, t in _everything(ref, name, golden).items() if 1 < t.numel() < golden.numel()}
     rows = {n: t for n, t in ref.values.items() if t.is_floating_point() and t.dim() and n != name}
-    rounded = torch.maximum(bound, torch.finfo(got.dtype).eps * golden.abs())  # as it is stored; a bound may be 0
+    # includes the rounding of the store, since a bound may be 0
+    rounded = torch.maximum(bound, torch.finfo(got.dtype).eps * golden.abs())
     out.ratios = ratios(name, y, golden, bound=rounded, segments=against.segments, numbers=names, factors=rows)
     if not out.ratios:
         out.ratios = alone(name, y, golden, rounded, _other_results(examination, name), names)
@@ -73,7 +76,7 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
 
 
 def _other_results(examination: Examination, name: str) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(got, golden, bound) of every other result that has the golden's shape."""
+    """(got, golden, bound) of every other result with the golden's shape."""
     for other, kind, got in examination.first.results():
         against = None if got is None or other == name else examination.ref.reference(other, kind, noise=False)
         if got is None or against is None or not got.is_floating_point() or got.shape != against.bounded.value.shape:
@@ -85,9 +88,10 @@ def _other_results(examination: Examination, name: str) -> Iterator[tuple[Tensor
 def _independent_equals(
     examination: Examination, name: str, y: Tensor, bound: Tensor, terms: dict[str, Tensor]
 ) -> list[str]:
-    """Stages that hold the very numbers of `y` and that the golden's tensor is not made of: they explain nothing.
+    """Stages that equal `y` although the golden's tensor does not depend on them: they explain nothing.
 
-    A golden may compute beside what it returns, as its explicit backward beside autograd's, with the same mistake.
+    A golden may also compute values that it does not return, such as its explicit backward beside autograd's, with the
+    same mistake.
     """
     equal = [
         n for n, t in terms.items()
@@ -101,7 +105,7 @@ def _ratios_in_block(
     out: Fitted, name: str, y: Tensor, against: GoldenTensor, terms: dict[str, Tensor], factors: dict[str, Tensor],
     names: dict[str, float], rows: dict[str, Tensor],
 ) -> None:  # fmt: skip
-    """The same on the block that is wrong, where that is a part of the tensor."""
+    """Ratios of the wrong block, if the wrong elements are only part of the tensor."""
     golden, bound = against.bounded.value, against.bounded.bound
     block = wrong_block(y, golden, bound)
     if block is None:
@@ -128,7 +132,9 @@ def _ratios_in_block(
 
 
 def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int, int]] | None:
-    """axis -> [lo, hi) of the smallest block that holds all wrong elements; None for the whole, or a scatter."""
+    """axis -> [lo, hi) of the smallest block with all wrong elements; None if it is the whole tensor or they are
+    scattered.
+    """
     wrong = ~((y - golden).abs() <= SLACK * bound) & torch.isfinite(golden)
     if not bool(wrong.any()) or not bool(torch.isfinite(y).all()):
         return None
@@ -165,7 +171,7 @@ def _by_segment(
 
 
 def _everything(ref: GoldenResults, name: str, like: Tensor) -> dict[str, Tensor]:
-    """Stages, results, inputs and output gradients, laid out so that they broadcast to the tensor."""
+    """Stages, results, inputs and output gradients, shaped so that they broadcast to the tensor."""
     terms: dict[str, Tensor] = {}
     for source in (ref.values, ref.leaves):
         for other, tensor in source.items():
@@ -182,7 +188,7 @@ def _everything(ref: GoldenResults, name: str, like: Tensor) -> dict[str, Tensor
 
 
 def aligned(tensor: Tensor, like: Tensor) -> Tensor | None:
-    """The tensor such that it broadcasts to `like`: as it is, or with axes of length 1 after those that it shares."""
+    """The tensor, shaped to broadcast to `like`: unchanged, or with axes of length 1 after those that they share."""
     for shape in (tensor.shape, (*tensor.shape, *[1] * (like.dim() - tensor.dim()))):
         try:
             torch.broadcast_to(tensor.reshape(shape), like.shape)
@@ -193,7 +199,7 @@ def aligned(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 def _summed(tensor: Tensor, like: Tensor) -> Tensor | None:
-    """Summed over its leading axes, where the others are the tensor's own."""
+    """The tensor summed over its leading axes, if the other axes are those of `like`."""
     extra = tensor.dim() - like.dim()
     if extra < 1 or tuple(tensor.shape[extra:]) != tuple(like.shape):
         return None
@@ -201,9 +207,9 @@ def _summed(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 def _paths(ref: GoldenResults, name: str) -> dict[str, Tensor]:
-    """For a gradient that autograd makes in the golden: what comes through each forward stage.
+    """For a gradient that autograd computes in the golden: the contribution that comes through each forward stage.
 
-    Where the golden has a backward of its own, it may be autograd's all the same; a stage that nothing passes says so.
+    A golden with its own backward may still use autograd; a stage without contribution then shows that it does not.
     """
     if not name.endswith(".grad"):
         return {}

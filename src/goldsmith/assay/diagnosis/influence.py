@@ -1,7 +1,7 @@
-"""Which slices of an input the candidate depends on, against the golden: where influence is missing, where it leaks.
+"""Compares on which slices of an input candidate and golden depend: finds missing and leaking influence.
 
-A slice is changed to a large finite number in candidate and golden; it has influence on a result where that moves.
-Groups of slices are halved: a group whose influence agrees everywhere it reaches needs no further run.
+Changes a slice to a large finite number in candidate and golden; the slice has influence on a result that moves.
+Bisects groups of slices: a group whose influence agrees everywhere needs no further run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .isolate import named
 PROBE = "influence"
 SAME, EXTRA, ELSEWHERE, MISSING = _STATES = ("same", "extra", "elsewhere", "missing")
 _BORDERS = 4
-_RUNS = 24  # per axis: two edges of 2^9 slices and some more
+_RUNS = 24  # per axis: enough for two edges among 2^9 slices
 
 
 def influence(
@@ -34,13 +34,12 @@ def influence(
     runs: int = _RUNS,
     right: list[tuple[str, int, int]] | None = None,
 ) -> dict[str, Influence]:
-    """By "input[axis]": the index ranges that have no influence and should, or have one and should not.
+    """By "input[axis]": the index ranges whose influence is missing, or that have influence and should not.
 
-    only: look at these "input[axis]" alone
-    wrong: the results and stages to look at, best the first wrong one alone: what follows is moved through it.
-    right: takes (input, axis, length) of those that the results should move with, and do throughout, each slice
-    everything that it should.
-    Each axis costs one run where all is as it should be, `runs` at most elsewhere.
+    only        examine only these "input[axis]"
+    wrong       the results and stages to examine, ideally only the first wrong one, since later ones move through it
+    right       receives (input, axis, length) of the axes on which every slice has the influence that it should have
+    An axis without differences costs one run, others at most `runs`.
     """
     out = {}
     for name, tensor in examination.material.inputs.items():
@@ -59,7 +58,7 @@ def influence(
 
 
 class _AxisInfluence:
-    """One axis of one input, searched by halving."""
+    """One axis of one input, searched by bisection."""
 
     def __init__(
         self, examination: Examination, name: str, axis: int, wrong: set[str], spent: Callable[[], bool], runs: int
@@ -72,14 +71,14 @@ class _AxisInfluence:
         self.missing: list[tuple[int, int]] = []
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
-        self.related = False  # whether the golden's results move with any slice
-        self.kept = False  # whether the candidate's move with any of those
-        self.touched: dict[str, Tensor] = {}  # what moves with slices that are not as they should be
-        self.at: int | None = None  # the slice that is looked at
-        self.partly = False  # whether some of what a slice moves in the golden stays as it is
+        self.related = False  # True if a slice moves the golden's results
+        self.kept = False  # True if one of those also moves the candidate's
+        self.touched: dict[str, Tensor] = {}  # elements that move with slices whose influence is wrong
+        self.at: int | None = None  # the current slice
+        self.partly = False  # True if part of what a slice moves in the golden stays still in the candidate
         self.steps: set[int] | None = (
             set()
-        )  # how far a slice leaks from the one row of the result that it is of; None: of more
+        )  # distance of a leak from the single row that the slice belongs to; None: it belongs to several
         self.rows = 0
 
     def find(self) -> Influence | None:
@@ -91,7 +90,7 @@ class _AxisInfluence:
             self._halve(*middle, states[0], states[1])
         self._note(ends[1], states[1])
         self._beside_borders()
-        if self.spent():  # what is not known counted as right: the ranges say nothing
+        if self.spent():  # slices that were not examined count as right, so the ranges would mean nothing
             return None
         if not self.missing and not self.extra:
             return None
@@ -104,7 +103,7 @@ class _AxisInfluence:
         )  # fmt: skip
 
     def _reached(self) -> float:
-        """The share of the wrong elements of what is looked at that moves with those slices."""
+        """The share of the examined wrong elements that moves with those slices."""
         count = moved = 0
         for name, where in self.touched.items():
             bounded, mine = self.examination.ref.bounded[name], self.first[name]
@@ -113,12 +112,13 @@ class _AxisInfluence:
         return moved / count if count else 1.0
 
     def _beside_borders(self) -> None:
-        """What lies on both sides of where a group begins, as far as an input says so: halving steps over it."""
+        """The slices on both sides of each group border, if an input gives the borders: bisection would skip them."""
         for border in _borders(self.examination, self.length):
             for place, step in ((border, 1), (border - 1, -1)):
                 while 0 <= place < self.length and not self._known(place):
                     state = self.state(place, place)
-                    if state not in (EXTRA, ELSEWHERE):  # what every group lacks is told by its first and last one
+                    # influence that every group lacks shows in the first and last group
+                    if state not in (EXTRA, ELSEWHERE):
                         break
                     self._note((place, place), state)
                     place += step
@@ -127,7 +127,9 @@ class _AxisInfluence:
         return any(lo <= place <= hi for lo, hi in (*self.missing, *self.extra))
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
-        """Between two known ends: where both agree a slice in the middle speaks for all, else the edge is searched."""
+        """Bisect between two known ends: if both agree, a slice in the middle decides for all; otherwise find the
+        edge.
+        """
         if lo > hi:
             return
         middle = (lo + hi) // 2
@@ -152,7 +154,7 @@ class _AxisInfluence:
             self.elsewhere.append(span)
 
     def state(self, lo: int, hi: int) -> str:
-        """Unknown counts as the same. Of several results the one that says most counts."""
+        """The state of these slices; unknown counts as agreeing, and of several results the most telling one counts."""
         if self.left <= 0 or self.spent():
             return SAME
         self.left -= 1
@@ -185,7 +187,7 @@ class _AxisInfluence:
         return worst
 
     def _may_move(self, name: str, tensor: Tensor, now: dict[str, Tensor]) -> bool:
-        """Whether `_moved` can find anything: mostly the golden's numbers, without their bounds, say no already."""
+        """True if `_moved` may find a difference: the golden's numbers without bounds usually rule it out cheaply."""
         after, before, mine = now.get(name), self.examination.ref.plain.get(name), self.first.get(name)
         bounded = self.examination.ref.bounded.get(name)
         if after is None or before is None or mine is None or bounded is None or after.shape != tensor.shape:
@@ -200,11 +202,14 @@ class _AxisInfluence:
         return bool((~goes & (step > 4 * SLACK * bounded.bound) & torch.isfinite(step)).any())
 
     def _moved(self, name: str, tensor: Tensor, ref: GoldenResults) -> tuple[str, Tensor]:
-        """MISSING: it moves in the golden, and nowhere in the candidate. EXTRA: some element moves in the candidate
-        alone. ELSEWHERE: so it does, and some of those that the golden moves stay.
+        """(state, mask of the elements that show it).
 
-        The golden counts as moved where it goes farther than rounding; the candidate as still where no bit changes.
-        With it comes where that moves which says so: the golden where something is missing, else the candidate.
+        MISSING: elements move in the golden, and none in the candidate. EXTRA: an element moves only in the candidate.
+        ELSEWHERE: the same, and some elements that the golden moves stay still. A golden's element moves if it changes
+        by
+        more than rounding; a candidate's if any bit changes. The mask is the golden's if influence is missing,
+        otherwise the
+        candidate's.
         """
         now, before, mine = ref.bounded.get(name), self.examination.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:
@@ -215,7 +220,7 @@ class _AxisInfluence:
         moves = change > SLACK * (now.bound + before.bound)
         step = (tensor.double() - mine.double()).abs()
         leaks = (change == 0) & (step > 4 * SLACK * (now.bound + before.bound)) & torch.isfinite(step)
-        # a transform over a whole axis moves every element by the rounding of the largest; whole numbers have none
+        # a transform over a whole axis moves every element by the rounding of the largest; integers have no rounding
         if bool(leaks.any()) and tensor.is_floating_point():
             leaks &= ~(step <= rounding(self.examination, name, ref))
         self._leaked(moves, leaks)
@@ -225,7 +230,7 @@ class _AxisInfluence:
         return ELSEWHERE if bool(still[moves].any()) else EXTRA, ~still
 
     def _leaked(self, moves: Tensor, leaks: Tensor) -> None:
-        """How far from a slice's own row of the result it leaks, where the golden has it in that row alone."""
+        """Distances of the leak from the slice's own row of the result, if the golden has only that row."""
         if self.at is None or self.steps is None or not bool(leaks.any()):
             return
         for axis, rows in enumerate(moves.shape):
@@ -242,7 +247,7 @@ def _places(where: Tensor, axis: int) -> set[int]:
 
 
 def _onto(steps: set[int], length: int) -> str:
-    """A name for the rows at these distances, of so many."""
+    """A name for rows at these distances, of this many rows."""
     if not steps:
         return ""
     if min(steps) > 0:
@@ -253,7 +258,7 @@ def _onto(steps: set[int], length: int) -> str:
 
 
 def _borders(examination: Examination, length: int) -> list[int]:
-    """Where groups of slices of an axis begin, of offsets among the inputs that end where the axis ends."""
+    """Where groups of slices of an axis begin: from offsets among the inputs that end where the axis ends."""
     borders: list[int] = []
     for t in examination.material.inputs.values():
         offsets = not t.is_floating_point() and t.dtype != torch.bool and t.dim() == 1 and len(t) > 2

@@ -1,9 +1,9 @@
-"""Which stage goes wrong first: every named stage on the golden's inputs (isolation) and on the candidate's own.
+"""Finds the first wrong stage: judges every named stage on the golden's inputs (isolated) and on the candidate's own.
 
-One run isolates all stages at once: each hands in what it made and goes on with the golden's value. A stage that is
-bad in it was wrong on right inputs. Every stage that is bad in the candidate's own run is then tried alone: does
-anything after it move (else its returned value is ignored), and does anything that was right go wrong (else it is
-only defined otherwise than in the golden).
+One run isolates all stages at once: each stage hands in its value and continues with the golden's. A stage that is
+wrong in this run is wrong on right inputs. Each stage that is wrong in the candidate's own run is then substituted
+alone. If nothing after it moves, the candidate ignores the returned value. If something right goes wrong, the stage
+is only defined differently from the golden's.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..probes import decisions
 from .evidence import CULPRIT, IGNORES, INHERITED, NOT_JUDGED, OBSERVED, OK, StageState
 
 PROBE = "isolation"
-_ALONE = 8  # stages that are tried alone, at most
-_FARTHER = 1.1  # times as far off as before
-_ROUNDS = 4  # isolation is repeated without stages that are defined otherwise, at most
+_ALONE = 8  # stages substituted alone, at most
+_FARTHER = 1.1  # factor by which an error must grow
+_ROUNDS = 4  # repetitions of the isolation without differently defined stages, at most
 
 
 @dataclass
 class Isolation:
-    """The stage table in golden order, the stage that is wrong first, and what it rests on.
+    """The stage table in the golden's order, the first wrong stage, and the runs behind them.
 
     ignored    stages whose returned value the candidate does not use
-    otherwise  stages that the candidate defines otherwise than the golden, and rightly
-    suspects   golden stages that the candidate does not name, any of which could make exactly these wrong elements
-    own, run   the candidate's own run with its stages, and the isolated one (None: it raised, or nothing to isolate)
+    otherwise  stages that the candidate defines differently from the golden, and correctly
+    suspects   golden stages that the candidate does not name, each of which could cause exactly these wrong elements
+    own, run   the candidate's own run with its stages, and the isolated run (None: it raised, or nothing to isolate)
     """
 
     stages: list[StageState] = field(default_factory=list)
@@ -51,8 +51,9 @@ class Isolation:
 def isolate(examination: Examination) -> Isolation:
     """The stage table of an examination whose probe `values` has run.
 
-    Costs one run of the candidate, one more for every wrong stage that it names (8 at most), and for stages that the
-    candidate does not name one run of the golden each.
+    Costs one run of the candidate, one more for each of at most 8 wrong stages, and one run of the golden for each
+    stage
+    that the candidate does not name.
     """
     own = examination.first
     if own.asked:
@@ -78,7 +79,7 @@ def isolate(examination: Examination) -> Isolation:
 
 
 def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
-    """Names as the golden makes them: stages, outputs, backward stages (autograd's in reverse), gradients."""
+    """Names in the order of the golden: stages, outputs, backward stages (autograd's in reverse), gradients."""
     wanted = [f"{n}.grad" for n in ref.material.target.wanted_grads(ref.material.inputs)]
     names = [n for n in ref.order if n not in wanted]
     seen = set(names)
@@ -86,7 +87,7 @@ def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
     after = max(outputs, default=len(names) - 1) + 1
     names[after:after] = [n for n in ref.bounded if n.startswith("saved.") and n not in seen]
     for name in [n for n in names if n.startswith("saved.") and n.removeprefix("saved.") in seen]:
-        names.remove(name)  # what is saved is made where the golden's stage of that name is
+        names.remove(name)  # a saved tensor stands where the golden computes the stage of that name
         names.insert(names.index(name.removeprefix("saved.")) + 1, name)
     hooked = [f"{n}.grad" for n in reversed(names) if f"{n}.grad" in ref.bounded and f"{n}.grad" not in seen]
     last = [n for n in wanted if n in ref.bounded]
@@ -95,14 +96,16 @@ def order(ref: GoldenResults, own: CandidateRun) -> list[str]:
 
 
 def named(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
-    """Everything of a run that has a name: results and stages, with their kind."""
+    """All named tensors of a run, results and stages, with their kinds."""
     tensors: dict[str, tuple[str, Tensor | None]] = {n: ("stage", t) for n, t in done.stages.items()}
     tensors.update({n: (k, t) for n, k, t in done.results()})
     return tensors
 
 
 def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
-    """The same, of an isolated run: a result that a stage is named after is what the stage made, not its substitute."""
+    """The same for an isolated run: of a result and a stage with one name, the value that the stage handed in
+    counts.
+    """
     return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
 
 
@@ -120,7 +123,7 @@ def _first(stages: list[StageState]) -> str | None:
 
 
 class _Work:
-    """The runs of one table and what they said."""
+    """The runs behind one table, and their verdicts."""
 
     def __init__(self, examination: Examination, own: CandidateRun):
         self.examination, self.own = examination, own
@@ -138,7 +141,7 @@ class _Work:
     def golden(
         self, ref: GoldenResults, run: CandidateRun, skip: frozenset[str] | set[str] = frozenset()
     ) -> dict[str, Tensor]:
-        """The golden's value for every name of the run that has its shape."""
+        """The golden's value for every name of the run with the same shape."""
         out = {}
         for name, (_, tensor) in named(run).items():
             bounded = ref.bounded.get(name)
@@ -159,7 +162,7 @@ class _Work:
     def judge(
         self, done: CandidateRun, names: list[str], skip: frozenset[str], *, isolated: bool
     ) -> dict[str, tuple[float, bool]]:
-        """name -> (worst error over bound, whether the ladder rejects it); decisions are judged elsewhere."""
+        """name -> (worst error / bound, True if the ladder rejects it); decisions are judged elsewhere."""
         out: dict[str, tuple[float, bool]] = {}
         mine = handed_in(done) if isolated else named(done)
         noise = "ensemble" in self.examination.selected
@@ -178,12 +181,12 @@ class _Work:
             ratio = finding.row.max_error if ratio is None else ratio
             if tensor is not None and tensor.is_floating_point() and tensor.shape == ref.bounded.value.shape:
                 if bool((~torch.isfinite(tensor) & torch.isfinite(ref.bounded.value)).any()):
-                    ratio = float("inf")  # no number can be compared there
+                    ratio = float("inf")  # no number can be compared
             out[name] = (ratio, not finding.ok)
         return out
 
     def _confirm(self, name: str, kind: str, skip: frozenset[str], isolated: bool) -> ladder.Confirm:
-        """The same tensor on a fresh seed; made only when an alarm asks for it."""
+        """The same tensor under a fresh seed; run only if an alarm needs it."""
 
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
             plain, ref = self.fresh()
@@ -193,7 +196,7 @@ class _Work:
             tensor = (handed_in(done) if isolated else named(done)).get(name, (kind, None))[1]
             reference = ref.reference(name, kind)
             if reference is None:
-                raise RuntimeError(f"{name}: the golden has it under one seed and not under another")
+                raise RuntimeError(f"{name}: the golden has it under one seed but not under another")
             return torch.zeros_like(reference.bounded.value) if tensor is None else tensor, reference
 
         return confirm
@@ -215,7 +218,9 @@ class _Work:
     # stages alone
 
     def try_alone(self, names: list[str], table: Isolation) -> set[str]:
-        """Each wrong stage alone on the golden's value: fills `ignored`; returns those only defined otherwise."""
+        """Substitute the golden's value for each wrong stage alone: fills `ignored`, returns those only defined
+        differently.
+        """
         otherwise = set()
         results = {n for n, _, _ in self.own.results()}
         for name in names:
@@ -224,7 +229,7 @@ class _Work:
                 continue
             bounded = self.examination.ref.bounded[name]
             substitute = {name: bounded.value}
-            if name.endswith(".grad"):  # autograd's own: replaced where its stage is
+            if name.endswith(".grad"):  # autograd's own: substituted with its stage
                 stage = name.removesuffix(".grad")
                 if stage in self.own.stages:
                     substitute[stage] = self.own.stages[stage]
@@ -250,8 +255,9 @@ class _Work:
         return False
 
     def _worse(self, name: str, names: list[str], done: CandidateRun) -> bool:
-        """Whether the golden's value harms what follows: something right goes wrong, or the nearest thing wrong goes
-        further off. Then what follows counts on the candidate's own value."""
+        """True if the golden's value makes a right tensor wrong, or the nearest wrong one worse: the candidate needs
+        its own.
+        """
         before, mine = named(self.own), named(done)
         nearest = True
         for other in names:
@@ -264,8 +270,8 @@ class _Work:
                 continue
             if not own[1] and not ladder.judge(other, tensor, ref, probe=PROBE).ok:
                 return True
-            # what is right with every stage's golden value reads this one as the golden defines it, however far off it
-            # is while the others are as wrong as this one was
+            # a tensor that is right with all stages on the golden's values reads this one as the golden defines it; its
+            # error while the others stay wrong proves nothing
             counts = nearest and self.isolated.get(other, (0.0, True))[1]
             if own[1] and counts and _off(tensor, ref) > _FARTHER * _off(before[other][1], ref):
                 return True
@@ -296,7 +302,7 @@ class _Work:
         if not own[1]:
             return OK, ""
         if name in table.otherwise:
-            return NOT_JUDGED, "defined otherwise than in the golden: with the golden's value what follows goes wrong"
+            return NOT_JUDGED, "defined differently from the golden: with the golden's value, later stages go wrong"
         if alone is None:
             return OBSERVED, "wrong; it could not be isolated" + ("" if table.run else ": the isolated run raised")
         if not alone[1]:
@@ -306,7 +312,7 @@ class _Work:
             return OBSERVED, f"wrong, and {IGNORES} {', '.join(before)}"
         return CULPRIT, "wrong on the golden's inputs" if self.substituted - {
             name
-        } else "wrong; nothing before it named"
+        } else "wrong; no earlier stage is named"
 
 
 def _kind(examination: Examination, name: str) -> str:
@@ -315,7 +321,7 @@ def _kind(examination: Examination, name: str) -> str:
 
 
 def _off(tensor: Tensor | None, ref: GoldenTensor) -> float:
-    """Root mean square of the error, over finite elements."""
+    """Root mean square of the error over finite elements."""
     golden = ref.bounded.value
     if tensor is None or tensor.shape != golden.shape:
         return float("inf")
@@ -335,9 +341,9 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
-    """Which elements of every golden result and stage depend on `stage`: NaN in its place, and where it arrives.
+    """The elements of every golden result and stage that depend on `stage`: those that NaN in its place reaches.
 
-    Nothing is known of a stage that the golden takes for indices: NaN is none.
+    Empty if the golden uses the stage as indices, since NaN is no index.
     """
     ref = examination.ref
     value = ref.values[stage]
@@ -357,8 +363,8 @@ def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
 def suspects(examination: Examination, own: CandidateRun, names: list[str], table: Isolation) -> list[str]:
     """Golden stages that the candidate does not name and that reach every wrong element, those that reach fewest first.
 
-    A stage that reaches a right stage's every element is no suspect unless it reaches the wrong ones by another way,
-    so only the reach over wrong and right results decides: the closer it fits the wrong elements, the earlier named.
+    A stage that reaches every element of a right stage may still be a suspect by another path, so only wrong and right
+    results decide: the closer its reach fits the wrong elements, the earlier it is listed.
     """
     mine = named(own)
     wrong: dict[str, Tensor] = {}

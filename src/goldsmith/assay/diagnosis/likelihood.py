@@ -1,10 +1,10 @@
-"""How likely each cause is, from what a case looks like and what the rules say of it. Learned, and short.
+"""The learned probability of each cause, from what a case looks like and what the rules say of it.
 
     p(cause) = softmax(base[cause] + sum over true statements of weight[statement][cause] + said[strength of its rule])
 
-The weights are fitted by `python -m benchmarks.kernelfault --fit` on faults that are known, as they were told when they
-were seen for the first time, and stored in likelihood.json beside this file. Scores are shares of right answers at that
-p on kernels that were left out of the fit.
+`python -m benchmarks.kernelfault --fit` fits the weights on known faults, with the answers from when each fault was
+first seen, and stores them in likelihood.json beside this file. A score is the share of right answers at that p on
+kernels left out of the fit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from .features import features
 from .rules.reading import Match, Reading
 
 FILE = Path(__file__).with_name("likelihood.json")
-SURE, LIKELY, BEHIND = 0.9, 0.45, 0.6  # raw scores from which on a rule speaks louder, in the first place and behind it
+# raw scores from which a rule counts as sure, as likely, and (behind the first place) as close behind
+SURE, LIKELY, BEHIND = 0.9, 0.45, 0.6
 ROUNDINGS = 64 * 2.0**-23  # of float32
 STRENGTHS = ("sure", "likely", "weak", "behind", "far behind")
 SILENT = "no rule says much"
-# what leaves a mark that is looked for in every run: where no rule saw it, it is no guess
+# Causes that leave a mark which every run looks for: without their rule they are not guessed.
 MARKED = frozenset(
     """never_written not_computed uninitialised_accumulator low_precision_accumulation scale_bias dtype_width
     layout_assumption expanded_gradient overrun stray_read aliased input_modified use_after_free stale_state stale_copy
@@ -35,7 +36,7 @@ MARKED = frozenset(
 
 
 def rule_strengths(matches: Mapping[str, float]) -> dict[str, str]:
-    """Cause -> how strongly its rule speaks, from the rules' raw scores."""
+    """Cause -> strength of its rule, from the rules' raw scores."""
     order = sorted(matches.items(), key=lambda item: -item[1])
     strengths = {id: "behind" if score >= BEHIND else "far behind" for id, score in order[1:]}
     for id, score in order[:1]:
@@ -44,13 +45,13 @@ def rule_strengths(matches: Mapping[str, float]) -> dict[str, str]:
 
 
 def statements(seen: frozenset[str], strengths: Mapping[str, str]) -> frozenset[str]:
-    """What the model reads: what the case looks like, and which cause the rules put first."""
+    """The input of the model: what the case looks like, and the cause that the rules put first."""
     first = next((f"first is {id}" for id, how in strengths.items() if how in ("sure", "likely")), SILENT)
     return seen | {first}
 
 
 def likelihoods(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, float]:
-    """Cause -> its probability, the likeliest first; empty where nothing was learned, or no numbers came."""
+    """Cause -> probability, the likeliest first; empty without a model or without numbers."""
     model = learned()
     if not model or evidence.got is None or _rounded(evidence):
         return {}
@@ -59,7 +60,7 @@ def likelihoods(evidence: Evidence, matches: Mapping[str, Match]) -> dict[str, f
 
 
 def _rounded(evidence: Evidence) -> bool:
-    """Whether nothing is off by more than some roundings of the largest number: no mask, index or factor does that."""
+    """True if no error exceeds some roundings of the largest number: no mask, index or factor does that."""
     r = Reading(evidence)
     if r.y is None or r.g is None or not r.plain_wrong or not bool((r.y.isfinite() & r.g.isfinite()).all()):
         return False
@@ -67,7 +68,7 @@ def _rounded(evidence: Evidence) -> bool:
 
 
 def chances(model: Mapping[str, Any], true: frozenset[str], strengths: Mapping[str, str]) -> dict[str, float]:
-    """The softmax above, the likeliest cause first; of those with a mark of their own only what a rule has seen."""
+    """The softmax above, the likeliest cause first; a cause with a mark of its own only if a rule saw it."""
     total = {id: value for id, value in model["base"].items() if id in strengths or id not in MARKED}
     for statement in true:
         for id, weight in model["weights"].get(statement, {}).items():
@@ -83,7 +84,7 @@ def chances(model: Mapping[str, Any], true: frozenset[str], strengths: Mapping[s
 
 
 def strongest_statements(true: frozenset[str], id: str, most: int = 3) -> list[str]:
-    """The statements that speak most for a cause."""
+    """The true statements with the largest weights for a cause."""
     weights = {s: learned().get("weights", {}).get(s, {}).get(id, 0.0) for s in true}
     order = sorted(weights, key=lambda s: -weights[s])
     return [s for s in order[:most] if weights[s] > 0.05 and s != SILENT and not s.startswith("first is ")]
@@ -91,5 +92,5 @@ def strongest_statements(true: frozenset[str], id: str, most: int = 3) -> list[s
 
 @cache
 def learned() -> dict[str, Any]:
-    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}, "points": ...}, or nothing."""
+    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}, "points": ...}, or {}."""
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}

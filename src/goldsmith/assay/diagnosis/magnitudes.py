@@ -1,8 +1,8 @@
-"""The same case at another magnitude, where what is wrong is too small in it to be told from rounding.
+"""Searches changed goldens at another magnitude of the inputs, if the error is too close to rounding in this one.
 
-A constant that does not scale with the inputs, such as an epsilon, is a part in a million of them at one magnitude, and
-a hundredth at another: there a change of the golden makes the candidate's numbers or does not, and rounding hides
-nothing. What is found has to lead towards the numbers of the case as it is, too.
+A constant that does not scale with the inputs, such as an epsilon, may be a millionth of them at one magnitude and a
+hundredth at another. There rounding hides nothing, and a changed golden either gives the candidate's numbers or does
+not. The change must also reduce the error of the case as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .whatif.engine import SMALL
 
 PROBE = "magnified"
 _EXPONENTS = (12, -12, 6, -6)
-_GAIN = 8.0  # so many times as large, in units of the bound, it must be
+_GAIN = 8.0  # factor by which the error must be larger, in units of the bound
 
 
 def search_magnitudes(
@@ -36,9 +36,9 @@ def search_magnitudes(
     own_search: Search,
     spent: Callable[[], bool] = lambda: False,
 ) -> Search | None:
-    """A search at the magnitude where the error is largest; None where it is large as it is, or no larger elsewhere.
+    """The search at the magnitude with the largest error; None if the error is already large, or nowhere larger.
 
-    found  the search at the case's own magnitude
+    own_search  the search at the case's own magnitude
     """
     if own_search.judge.worst > SMALL or examination.case.salt:
         return None
@@ -61,13 +61,15 @@ def _searched(
         got = named(done).get(tensor, ("", None))[1]
         tried = None if got is None else search(other, tensor, got, done, causes=own_search.causes)
         if tried is not None and bool(tried.judge.finite.all()):
-            tried.seen = f", with inputs times 2^{exponent}: there {tensor} errs by {tried.judge.worst:.3g} bounds, as "
-            tried.seen += f"they are by {own_search.judge.worst:.3g}"
+            tried.seen = (
+                f", with inputs times 2^{exponent}: there the error of {tensor} is {tried.judge.worst:.3g} bounds, "
+            )
+            tried.seen += f"and {own_search.judge.worst:.3g} with the inputs as they are"
             yield tried
 
 
 def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple[Examination, CandidateRun]]:
-    """An examination of the case with its numbers scaled, and its first run; none where it cannot be judged."""
+    """An examination of the case with scaled inputs, and its first run; yields nothing if it cannot be judged."""
     case = replace(examination.case, draw=_scaled(examination.case, 2.0**exponent))
     label = f"{examination.label} times 2^{exponent}"
     other = Examination(

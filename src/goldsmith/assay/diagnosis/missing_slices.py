@@ -1,9 +1,9 @@
-"""A closer look at slices that have no influence and should: three questions that tell a cut sum from a wrong place.
+"""Examines slices that should have influence and have none: is a sum cut short, or is a wrong place read?
 
-absent   is the result the golden's with zeros in those slices? Then what they stand for is not there at all
-summed   do two slices move one and the same element of the golden? If none do, nothing is summed along that axis
-beside   which other inputs are summed along an axis as long, and are read throughout? A loop that is cut short reads
-         less of all of them; where one alone lacks a part, another part of it is read in its place
+absent   the result equals the golden's with zeros in those slices: their contribution is missing altogether
+summed   two slices move the same element of the golden; if none do, nothing is summed along that axis
+beside   other inputs that are summed along an axis of the same length and are read throughout. A loop that is cut
+         short reads less of all of them; if only one lacks a part, the kernel reads another part of it instead
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..probes.slices import far, taken
 from .evidence import Influence
 from .whatif.judge import Judge
 
-_MOST = 6  # influences that are looked at
+_MOST = 6  # influences to examine
 
 
 def examine_missing(
@@ -32,9 +32,9 @@ def examine_missing(
     *,
     spent: Callable[[], bool] = lambda: False,
 ) -> dict[str, Influence]:
-    """The same influences, with what was found out about those that miss something; up to four runs of the golden each.
+    """The same influences, with `absent`, `summed` and `beside` filled in; runs the golden up to four times for each.
 
-    throughout  (input, axis, length) of what has the influence that it should have
+    throughout  (input, axis, length) of the axes whose slices all have the influence that they should have
     """
     out = dict(influences)
     known, summed = list(throughout), {}
@@ -54,7 +54,7 @@ def examine_missing(
 
 
 def _absent(examination: Examination, tensor: str, got: Tensor | None, i: Influence) -> bool | None:
-    """Whether zeros in the missing slices make the candidate's numbers; None where that cannot be asked."""
+    """True if zeros in the missing slices give the candidate's numbers; None if this cannot be tested."""
     bounded = examination.ref.bounded.get(tensor)
     if bounded is None or got is None or got.shape != bounded.value.shape or not got.is_floating_point():
         return None
@@ -68,10 +68,11 @@ def _absent(examination: Examination, tensor: str, got: Tensor | None, i: Influe
 
 
 def _summed(examination: Examination, tensor: str, i: Influence) -> bool | None:
-    """Whether what the first slice moves in the golden is moved by another of those that are missing as well."""
+    """True if another missing slice moves an element of the golden that the first one also moves; None if unknown."""
     before = examination.ref.plain.get(tensor)
     (lo, hi), last = i.missing[0], i.length - 1
-    others = dict.fromkeys((hi, lo + 1)) if lo < hi else [0 if lo else last]  # of one slice, one that is read
+    # a single slice is compared with one that is read
+    others = dict.fromkeys((hi, lo + 1)) if lo < hi else [0 if lo else last]
     if before is None or not i.length:
         return None
     moved = [m for at in (lo, *others) if (m := _moved(examination, tensor, before, i, at)) is not None]
@@ -81,7 +82,7 @@ def _summed(examination: Examination, tensor: str, i: Influence) -> bool | None:
 
 
 def _moved(examination: Examination, tensor: str, before: Tensor, i: Influence, at: int) -> Tensor | None:
-    """The elements of the golden that a large number in one slice moves."""
+    """Mask of the golden's elements that move when one slice holds a large number."""
     copy = examination.material.inputs[i.input].clone(memory_format=torch.contiguous_format)
     copy.select(i.axis, at).fill_(far(copy))
     golden = _golden(examination, i.input, copy)

@@ -1,4 +1,4 @@
-"""Where NaN of an input first arrives that should not: of a kernel whose plain run is right, the stage that leaks."""
+"""Finds the first stage that NaN of an input reaches and should not, for a kernel whose plain run is right."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..probes import slices as parts
 from .isolate import named, order
 
 _LEAKS = ("reaches ", "is not finite where the golden is")
-_MOST = 4  # planted slices that are tried
+_MOST = 4  # planted slices to try
 
 
 def first_nan_leak(examination: Examination) -> str:
-    """The first stage or result, in the golden's order, that holds NaN where the golden has none; "" without any.
+    """The first stage or result in the golden's order that holds NaN where the golden has none; "" if there is none.
 
-    The NaN is planted where a finding of `taint` says that it leaks from, else into the first slices of the inputs.
+    Plants NaN in the slices that findings of `taint` name, otherwise in the first slices of the inputs.
     """
     probes = (parts.NAME, scaling.NAME)
     leaks = [f.text for f in examination.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
@@ -35,7 +35,7 @@ def first_nan_leak(examination: Examination) -> str:
             continue
         try:
             golden = examination.references(material, done, parts.taken(examination, done))
-            values = golden.values  # known before the order is: it is that in which they were made
+            values = golden.values  # must come before order(), which uses the order in which they were computed
         except GoldenError:
             continue
         mine = named(done)

@@ -1,4 +1,4 @@
-"""What a measured number may be called: a small integer, a size, a scalar, their squares, reciprocals and products."""
+"""Names for measured numbers: small integers, sizes, scalars, their squares, reciprocals and products."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 _SMALL = {0.0: "0", 1.0: "1", -1.0: "-1", 2.0: "2", -2.0: "-2", 0.5: "1/2", -0.5: "-1/2"}
 _CONSTANTS = {"ln 2": math.log(2.0), "sqrt(2)": math.sqrt(2.0), "pi": math.pi}
-_ELEMENTS = 8  # inputs of at most so many elements may name a number, one by one
+_ELEMENTS = 8  # elements of an input, at most, that may name a number one by one
 _LARGEST = 1 << 20
-_LENGTHS = 4  # of axes, where no size is known
+_LENGTHS = 4  # axis lengths, if no size is known
 
 
 @dataclass(frozen=True)
 class NamedNumber:
-    """The simplest name of a number, its exact value, and every other name that fits as well."""
+    """The simplest name of a number, its exact value, and every other name that fits equally well."""
 
     value: float
     name: str
@@ -26,7 +26,9 @@ class NamedNumber:
 
 
 def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, float]:
-    """Names and values of a case's sizes, scalars and the elements of its small inputs; 0, 1 and -1 explain nothing."""
+    """Names and values of a case's sizes, scalars and elements of small inputs; without 0, 1 and -1, which explain
+    nothing.
+    """
     table: dict[str, float] = {}
     for name, value in [*scalars.items(), *sizes.items()]:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -36,14 +38,14 @@ def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[
             values = tensor.detach().double().flatten().tolist()
             single = len(values) == 1
             table.update({name if single else f"{name}[{i}]": v for i, v in enumerate(values)})
-    if not sizes:  # of tensors that were given only the axes have lengths
+    if not sizes:  # a case of plain tensors has only the lengths of its axes
         lengths = {n: f"{name}.shape[{i}]" for name, t in reversed(list(inputs.items())) for i, n in enumerate(t.shape)}
         table.update({label: float(n) for n, label in list(lengths.items())[:_LENGTHS] if n not in table.values()})
     return {n: v for n, v in table.items() if math.isfinite(v) and v not in (0.0, 1.0, -1.0)}
 
 
 def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> NamedNumber | None:
-    """What `value`, known to +- tolerance, is; None when nothing simple lies within. Simpler names come first."""
+    """The name of `value`, known to +- tolerance; simpler names come first. None if nothing simple lies within."""
     fitting: dict[str, float] = {}
     best: float | None = None
     for label, number in _candidates(value, numbers):
@@ -74,7 +76,7 @@ def _candidates(value: float, numbers: Mapping[str, float]) -> Iterator[tuple[st
         yield f"1-{n}", 1 - v
         yield f"sqrt({n})", math.sqrt(v) if v > 0 else math.inf
         yield f"1/sqrt({n})", 1 / math.sqrt(v) if v > 0 else math.inf
-        if v == round(v) and v > 2:  # a mean, and a deviation, with one number less
+        if v == round(v) and v > 2:  # means and standard deviations over one number less
             for label, number in ((f"({n}-1)/{n}", (v - 1) / v), (f"{n}/({n}-1)", v / (v - 1))):
                 yield label, number
                 yield f"sqrt({label})", math.sqrt(number)

@@ -1,4 +1,4 @@
-"""What the evidence cannot tell, in sentences, each with what would tell it."""
+"""Sentences about what the evidence leaves open, each with an experiment that would decide it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from .evidence import IGNORES, NO_TIME, OBSERVED, Carried, Evidence
 
 
 def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
-    """Ends of the evidence that a reader should know of; empty where nothing is open."""
+    """The open questions that a reader should know; empty if there are none."""
     sentences = []
     table = {s.name: s for s in evidence.stages}
     first = table.get(evidence.first_wrong or "")
     if first is not None and first.state == OBSERVED:
-        goes_on = " Let the kernel go on with what assay.stage returns." if IGNORES in first.text else ""
-        sentences.append(f"{first.name} could not be isolated ({first.text}): an earlier stage may be the one at fault."
+        goes_on = " Let the kernel continue with the value that assay.stage returns." if IGNORES in first.text else ""
+        sentences.append(f"{first.name} could not be isolated ({first.text}): an earlier stage may be at fault."
                     + goes_on)  # fmt: skip
     if suspects and first is not None:
         names = ", ".join(suspects[:4])
         sentences.append(
-            f"Between the last right stage and {first.name} the kernel names nothing: {names} could be wrong, "
-            "too. Name them with assay.stage to tell."
+            f"The kernel names no stage between the last right one and {first.name}: {names} could be wrong, "
+            "too. Name them with assay.stage to find out."
         )
     exact = [w for w in evidence.whatif if w.exact]
     others = sorted({w.cause for w in exact})
     if len(others) > 1:
         sentences.append(
             f"These explain the numbers equally well in this case: {', '.join(others)}. A case of other sizes "
-            "may tell them apart."
+            "may distinguish them."
         )
     for fit in evidence.fits:
         if fit.condition > 1e6:
@@ -38,9 +38,9 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             break
     for name, share in evidence.deaf.items():
         sentences.append(
-            f"With all inputs times 2^-12 a small change of {name} leaves {share:.0%} of what it moves in the "
-            "golden as it is, bit for bit: small numbers are flushed to zero, rounded to fixed steps, or a "
-            "result is kept."
+            f"With all inputs times 2^-12 and a small change of {name}, {share:.0%} of the elements that move in the "
+            "golden stay the same, bit for bit: small numbers are flushed to zero or rounded to fixed steps, or a "
+            "result is cached."
         )
     sentences += _gradient_sentences(evidence.carried)
     for name, why in evidence.left_out.items():
@@ -56,19 +56,18 @@ def _gradient_sentences(fact: Carried | None) -> list[str]:
     text = ""
     if len(fact.outputs) > 1:
         text = (
-            f"The gradients of {' and '.join(fact.outputs)} each make {fact.tensor} wrong: whether it is one "
-            "fault, in what they share, or one in each cannot be told. Name backward stages with assay.stage to "
-            "tell."
+            f"The gradients of {' and '.join(fact.outputs)} each make {fact.tensor} wrong. It is open whether that is "
+            "one fault in what they share or one fault in each. Name backward stages with assay.stage to find out."
         )
     elif not fact.outputs and len(fact.quiet) > 1:
         text = (
-            f"No output's gradient alone makes {fact.tensor} wrong: it takes several at once, and where they meet "
-            "cannot be told."
+            f"No output's gradient alone makes {fact.tensor} wrong: it takes several at once. It is open where they "
+            "meet."
         )
     elif fact.together:
         axes = " or ".join(str(a) for a in fact.together)
         text = (
             f"No slice of grad_{fact.outputs[0]} along axis {axes} alone makes {fact.tensor} wrong: it takes "
-            "several at once, as in a sum of them; which cannot be told."
+            "several at once, as in a sum of them. It is open which ones."
         )
     return [text] if text else []

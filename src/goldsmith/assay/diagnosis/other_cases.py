@@ -1,7 +1,7 @@
-"""Another case of the same target, where the first one leaves no rule sure: sizes that tell what these sizes hide.
+"""Finds another case of the target in which a rule is sure, if no rule is sure in the first one.
 
-Of two blocks the last is also all but the first, and of two rows each is an end. What a rule is sure of in another case
-counts where the same stage goes wrong first there.
+Small sizes hide differences: of two blocks, "the last" is also "all but the first"; of two rows, each is an end. A
+cause from another case counts only if the same stage goes wrong first there.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from .evidence import Evidence
 from .likelihood import SURE
 from .rank import Cause, rank, strength
 
-_CASES, _LOOKED_AT = 2, 6  # that fail; altogether
+_CASES, _LOOKED_AT = 2, 6  # failing cases, and cases in all
 
 
 def find_sure_case(
     target: Target, examination: Examination, evidence: Evidence, least: float, seed: int, selected: frozenset[str],
     spent: Callable[[float], bool], share: float | None,
 ) -> tuple[Case, list[Cause]] | None:  # fmt: skip
-    """A case in which a rule is sure, and the causes there; None where there is none, or no time for it.
+    """A case in which a rule is sure, with its causes; None if there is none, or no time for it.
 
-    least  the score that its first cause must have and more
-    spent  says whether time is over, or would be so many seconds later; share: seconds for a case's check
+    least  the first cause must score more than this
+    spent  spent(more) is True if the budget is over, or would be after `more` seconds
+    share  seconds for the check of one case
     """
     quick, failed = selected & frozenset(catalogue.QUICK), 0
     others = sorted((c for c in target.cases if c.name != examination.case.name), key=_empty)
@@ -53,12 +54,12 @@ def find_sure_case(
 
 
 def _empty(case: Case) -> bool:
-    """Whether a size is 0: what has no elements shows nothing."""
+    """True if a size is 0: such a case has no elements that could be wrong."""
     return any(n == 0 for n in case.sizes.values() if isinstance(n, int))
 
 
 def joined(mine: Sequence[Cause], theirs: Sequence[Cause], case: Case) -> list[Cause]:
-    """The best cause of the other case, said to be of it, before those of this one."""
+    """The best cause of the other case, with its case named in each sentence, before the causes of this case."""
     best = theirs[0]
     best_there = replace(best, evidence=[f"in {case.name}: {text}" for text in best.evidence])
     rest = [replace(c, score=min(c.score, best_there.score)) for c in mine if c.id != best.id]

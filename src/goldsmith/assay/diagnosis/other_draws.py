@@ -1,7 +1,7 @@
-"""A kernel that is right at the first draw and wrong at another one: there the fault shows, and there it is examined.
+"""If a kernel is right for the first draw of inputs and wrong for another, examines the other draw.
 
-Two indices that meet, a token that is dropped, an empty group: a draw may hold none. What fails on other inputs, called
-first and with nothing kept from before, is wrong by itself, and no state is to blame.
+A draw may lack two equal indices, a dropped token or an empty group. A kernel that fails on other inputs in its first
+call, without state from earlier calls, is wrong by itself: no state is to blame.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .candidate_state import CandidateState
 from .rules.reading import plain, run_named
 from .runs import OTHERS, facts
 
-SALT = 1  # of the draw that a check calls with other inputs
+SALT = 1  # of the draw that a check uses for other inputs
 Examined = tuple[Report, list[Examination]]
 
 
 def only_other_inputs_fail(failing: Examination, report: Report) -> bool:
-    """Whether only a run of other inputs is wrong."""
+    """True if only a run with other inputs is wrong."""
     findings = [f for f in report.findings if f.rung != QUALITY]
     others = all(plain(run_named(f.text)) == OTHERS for f in findings)
     return bool(findings) and others and failing._first is not None
@@ -30,9 +30,9 @@ def only_other_inputs_fail(failing: Examination, report: Report) -> bool:
 def failing_draw(
     failing: Examination, report: Report, state: CandidateState, examine: Callable[[Case], Examined]
 ) -> tuple[Examination, Report]:
-    """The examination, and the report, of the draw at which the first call is wrong; else what was given.
+    """The examination and report of the draw whose first call fails; otherwise the arguments unchanged.
 
-    It must be one that `asks`.  examine  checks a case and gives the first examination that fails
+    Requires only_other_inputs_fail(). examine: checks a case and returns the first failing examination
     """
     findings = [f for f in report.findings if f.rung != QUALITY]
     fact = facts(failing, only=(OTHERS,))[0].get(OTHERS)

@@ -1,4 +1,4 @@
-"""Is the candidate the golden rearranged, half filled, or stored in another dtype's width?"""
+"""Recognises a candidate that is the golden rearranged, half filled, or stored in another dtype's width."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .evidence import ErrorPattern
 
-_MATCH = 0.99  # share of the error's squares that a pattern has to explain
-_FEW, _MOST = 6, 1 << 22  # numbers that are followed one by one
-_ROWS = 512  # slices of an axis that are matched with one another at most
+_MATCH = 0.99  # share of the error's squares that a pattern must explain
+_FEW, _MOST = 6, 1 << 22  # elements, at least and at most, that are followed one by one
+_ROWS = 512  # slices of an axis that are matched with each other, at most
 _FLOATS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9, torch.float32: 2.0**-18, torch.float64: 2.0**-18}
 
 
@@ -25,10 +25,10 @@ def patterns(
     bound: Tensor | None = None,
     others: Mapping[str, Tensor] | None = None,
 ) -> list[ErrorPattern]:
-    """Patterns that explain 99 % of the error, the best and simplest first; nothing where there is no error.
+    """Patterns that explain 99 % of the error, the best and simplest first; empty if there is no error.
 
-    got     as the candidate stored it: its dtype's bytes are read, too
-    golden  float64; others: the golden's other results, which might have been exchanged with this one
+    got     as the candidate stored it, since its bytes are read as well
+    golden  float64; others: the golden's other results, which may have been exchanged with this one
     """
     if got.shape != golden.shape or golden.numel() < 2:
         return []
@@ -39,13 +39,13 @@ def patterns(
     wrong = torch.where(finite, y - golden, 0.0)
     if bool(finite.all()) and not bool((wrong.abs() > 1.02 * allowed).any()):
         return []
-    whole = bool(finite.all()) and bool(torch.isfinite(golden).all())  # from an infinity any other number is as far
+    whole = bool(finite.all()) and bool(torch.isfinite(golden).all())  # every number is equally far from an infinity
     matches = [] if not whole else _rearrangements(tensor, y, golden, allowed, others or {})
     return [*matches, *_half_filled(tensor, y, golden, allowed), *_widths(tensor, got, golden)]
 
 
 def _match(y: Tensor, golden: Tensor, other: Tensor) -> float:
-    """Share of the error of y that is gone when it is held to `other` instead of the golden."""
+    """Share of y's error that disappears when y is compared with `other` instead of the golden."""
     wrong = float((y - golden).square().sum())
     return 1 - float((y - other).square().sum()) / wrong if wrong else 0.0
 
@@ -96,7 +96,9 @@ def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
 
 
 def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
-    """Every axis, and the memory as a whole (axis None); the step that correlates best is tried, round or cut off."""
+    """Shifts along every axis and in memory (axis None); tries the step with the best correlation, circular or cut
+    off.
+    """
     views = [(axis, y.movedim(axis, -1), g.movedim(axis, -1)) for axis in range(g.dim())]
     tries: list[tuple[int | None, Tensor, Tensor]] = [*views] if g.dim() > 0 else []
     if g.dim() > 1:
@@ -108,7 +110,7 @@ def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
             continue
         rolled = b.roll(step, -1)
         match = _match(a, b, rolled)
-        # cut off: the overlap alone has to fit, and to be most of the axis
+        # cut off: only the overlap must fit, and it must be most of the axis
         lo, hi = max(step, 0), n + min(step, 0)
         inner = _match(a[..., lo:hi], b[..., lo:hi], rolled[..., lo:hi]) if hi - lo >= max(2, n // 2) else 0.0
         if max(match, inner) < _MATCH:
@@ -129,7 +131,7 @@ def _best_step(a: Tensor, b: Tensor) -> int:
 
 
 def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[ErrorPattern]:
-    """Slices of an axis in another order, or each taken from somewhere else."""
+    """Slices of an axis in another order, or each copied from another place."""
     for axis in range(g.dim()):
         rows, own = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (y, g))
         n, width = own.shape
@@ -142,7 +144,7 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
         other = own[index]
         match = _match(rows, own, other)
         bijective = len(set(index.tolist())) == n
-        few = width < 3  # a number finds a near one by chance
+        few = width < 3  # a single number is close to another by chance
         if match < _MATCH or few and not bijective or not _close(rows, other, allowed if few else None):
             continue
         moved = int((index != torch.arange(n, device=index.device)).sum())
@@ -155,7 +157,7 @@ def _permutations(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterato
 
 
 def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
-    """The golden's very numbers in another order: split into shorter axes, and these exchanged, where that makes it.
+    """The golden's exact numbers in another order: finds a split into shorter axes and their exchange, if one exists.
 
     Numbers that occur twice cannot be followed.
     """
@@ -176,7 +178,7 @@ def _elements(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
 
 
 def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(shape, order) with arange(n).view(shape).permute(order).flatten() = index; None where there are none."""
+    """(shape, order) with arange(n).view(shape).permute(order).flatten() = index; None if there is none."""
     left, digits = index, []  # (length, stride), the innermost axis first
     while len(left) > 1:
         n, step = len(left), int(left[1] - left[0])
@@ -196,13 +198,13 @@ def factors(index: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def _close(a: Tensor, b: Tensor, allowed: Tensor | None) -> bool:
-    """Nearest slices are always near; these have to be equal but for rounding."""
+    """Nearest slices are always similar; these must be equal except for rounding."""
     tolerance = 2e-2 * float(b.abs().max()) if allowed is None else 4 * float(allowed.max())
     return bool((a - b).abs().max() <= tolerance)
 
 
 def _with_alternatives(matches: list[ErrorPattern]) -> list[ErrorPattern]:
-    """Patterns that explain the same name one another."""
+    """The patterns; those that explain the same elements name each other in `also`."""
     labels = [p.text for p in matches]
     return [
         ErrorPattern(p.tensor, p.kind, p.match, p.params, tuple(t for t in labels if t != p.text), p.text)
@@ -214,7 +216,7 @@ def _with_alternatives(matches: list[ErrorPattern]) -> list[ErrorPattern]:
 
 
 def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator[ErrorPattern]:
-    """Right up to some point and empty (zero or NaN) after it: in memory, or along one axis."""
+    """Right up to some point, and zero or NaN after it: in memory, or along one axis."""
     matters = (g.abs() > 4 * allowed).flatten()
     empty = ((y == 0) | torch.isnan(y)).flatten() | ~matters
     if not bool((empty & matters).any()) or bool(empty.all()):
@@ -240,7 +242,7 @@ def _half_filled(tensor: str, y: Tensor, g: Tensor, allowed: Tensor) -> Iterator
 
 
 def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
-    """The bytes, read as another dtype, are the golden: as many elements of it as the bytes hold."""
+    """The bytes, read as another dtype, equal the golden, up to the number of elements that they hold."""
     if got.dtype not in _FLOATS:
         return
     raw = got.contiguous().flatten()
@@ -248,10 +250,10 @@ def _widths(tensor: str, got: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
     for dtype, precision in _FLOATS.items():
         if dtype == got.dtype or (raw.numel() * raw.element_size()) % dtype.itemsize:
             continue
-        # of a wider dtype written into this one's buffer only the first elements fit
+        # a wider dtype written into this buffer: only the first elements fit
         read = raw.view(torch.uint8).view(dtype).double()
         count = min(len(read), len(flat))
-        # a narrower dtype fills the first part of the buffer; what follows belongs to nobody
+        # a narrower dtype fills the first part of the buffer; the rest is unused
         a, b = read[:count], flat[:count]
         scale = float(b.square().mean()) ** 0.5
         if count < 2 or not 0 < scale < torch.inf or not bool(torch.isfinite(a).all()):

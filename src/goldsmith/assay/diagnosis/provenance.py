@@ -1,8 +1,8 @@
-"""Where a value that is finite in the golden first becomes NaN or Inf in the candidate: at which stage, by what.
+"""Finds where a value that is finite in the golden first becomes NaN or Inf in the candidate: stage and operation.
 
-Memory starts as zeros here, so that poison left over is not taken for a number that left its range. The operations are
-listened to as `assay.watch` does. A kernel that torch's dispatcher does not see is asked through the golden: which of
-the golden's operations passes the largest number of a dtype, and does NaN there arrive at exactly the same elements?
+Memory starts as zeros here, so that leftover poison does not look like an overflow. Listens to operations as
+`assay.watch` does. A kernel that torch's dispatcher does not see is judged through the golden: which of its operations
+exceeds the largest number of a dtype, and does NaN there reach exactly the same elements?
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_
 
 
 def provenance(examination: Examination, own: CandidateRun) -> Born | None:
-    """None where every finite value of the golden is finite in the candidate, or is no more with zeroed memory."""
+    """None if all finite values of the golden are finite in the candidate, at least with zeroed memory."""
     if _first(examination, own) is None:
         return None
     watching, freed = watch(norms=False), _Freed()
@@ -50,10 +50,10 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     event = _maker(watching.events)
     if event is not None:
         at = f", at {event.stack[0]}" if event.stack else ""
-        why = "its argument is too large, in float64, too" if _exponential(event) else event.likely.evidence
+        why = "its argument is too large in float64 as well" if _exponential(event) else event.likely.evidence
         why = event.likely.evidence if event.likely.id != "unknown" else why
         sentences.append(
-            f"the first operation that makes one of finite values is {event.op}{at}: {why}".removesuffix(": ")
+            f"the first operation that makes one from finite values is {event.op}{at}: {why}".removesuffix(": ")
         )
     passed = _passed(examination, stage, got, mask)
     if passed is not None:
@@ -66,9 +66,9 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     if event is None and nan and freed.read:
         freed_text = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"
         sentences.append(
-            f"{freed_text} adds to it afterwards: it was handed out again, and not set to zero"
+            f"{freed_text} adds to it afterwards: the buffer was reused without being set to zero"
             if freed.added
-            else f"{freed_text} reads it afterwards: it had been given back"
+            else f"{freed_text} reads it afterwards: the memory had been freed"
         )
         cause = "uninitialised_accumulator" if freed.added else "use_after_free"
     cause = "overflow" if passed is not None else cause
@@ -76,9 +76,9 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
 
 
 class _Freed(DispatchMode):
-    """Hears memory that the candidate fills with NaN, as a pool does with what is given back, and who reads it then.
+    """Records memory that the candidate fills with NaN, as a pool does on free, and the first operation that reads it.
 
-    added: who reads it first adds to it in place, as to a sum that begins there.
+    added: that operation adds to it in place, as to a sum that begins there.
     """
 
     def __init__(self) -> None:
@@ -112,17 +112,17 @@ def _view(func: Any) -> bool:
 
 
 def _by_the_assay() -> bool:
-    """Whether the nearest frame outside of torch is the assay's own: it fills memory, too."""
+    """True if the nearest frame outside torch is the assay's own, which also fills memory."""
     frame = sys._getframe(2)
     while frame is not None and (
         f"{os.sep}torch{os.sep}" in frame.f_code.co_filename or frame.f_code.co_name == "__torch_dispatch__"
-    ):  # what a mode of ours only passes on is not its own
+    ):  # skips frames of our dispatch modes, which only pass calls on
         frame = frame.f_back  # type: ignore[assignment]
     return frame is None or f"{os.sep}goldsmith{os.sep}assay{os.sep}" in frame.f_code.co_filename
 
 
 def _first(examination: Examination, done: CandidateRun) -> tuple[str, Tensor, Tensor] | None:
-    """(name, tensor, where it alone is not finite) of the first in the golden's order."""
+    """(name, tensor, mask of its unexpected non-finite elements) of the first such tensor in the golden's order."""
     mine = named(done)
     for name in order(examination.ref, done):
         got, golden = mine.get(name, ("", None))[1], examination.ref.bounded[name].value
@@ -135,13 +135,13 @@ def _first(examination: Examination, done: CandidateRun) -> tuple[str, Tensor, T
 
 
 def _maker(events: list[Event]) -> Event | None:
-    """The first that was made of finite values, and not written as a constant."""
+    """The first event that makes such a value from finite ones, and not by writing a constant."""
     born = [e for e in events if e.born and not any(f in e.op.split("::")[-1] for f in _FILLS)]
     return next((e for e in born if e.likely.id != "unknown"), born[0] if born else None)
 
 
 def _cause(event: Event) -> str:
-    """The golden is finite there: an exponential that is not was taken of too large a number."""
+    """The cause of an event; the golden is finite there, so an exponential that overflows had too large an argument."""
     if event.kind == "inf" and _exponential(event):
         return "missing_max_shift"
     return event.likely.id if event.likely.id in ("overflow", "missing_sync") else ""
@@ -152,7 +152,7 @@ def _exponential(event: Event) -> bool:
 
 
 def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> tuple[OperatorCall, float, str] | None:
-    """The golden's operation whose result passes a dtype's maximum where it makes exactly the wrong elements."""
+    """The golden's operation that exceeds a dtype's maximum in exactly the wrong elements."""
     golden = Golden(examination.ref)
     mode = Listening().record()
     golden.run_under(mode, examination.ref.leaves, stage)

@@ -1,7 +1,7 @@
-"""Causes in order: what the rules say, and what faults that look like this one were; nothing where nothing is wrong.
+"""Ranks causes by the rules and by known faults that look similar; empty if nothing is wrong.
 
-A rule that is sure stays first. All else goes by how likely it is (`likely`), rules being part of what that reads: so
-the neighbours of a cause stand behind it, and where no rule says anything there is still a weak guess.
+A sure rule stays first. All other causes are ordered by their likelihood, to which the rules contribute. So related
+causes follow, and if no rule matches there is still a weak guess.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from .rules.reading import Match, Reading
 
 FILE = Path(__file__).with_name("calibration.json")
 WEAK = 0.3
-LEAST = 0.05  # causes below are not named
-MOST = 6  # causes are named
-FIRST, OTHER = "first", "other"  # places of a cause, each with a calibration of its own
+LEAST = 0.05  # causes below this score are not listed
+MOST = 6  # causes listed, at most
+FIRST, OTHER = "first", "other"  # positions of a cause, each with its own calibration
 Calibration = Mapping[str, Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One explanation of what is wrong.
+    """One explanation of the fault.
 
     id        of the catalogue
-    score     in [0, 1]: how often a cause in its place was right, at such a chance, on kernels left out of the fit
+    score     in [0, 1]: share of causes in this position, with this likelihood, that were right on kernels left out of
+              the fit
     tensor    the first wrong tensor
     evidence  sentences with numbers
-    params    what the rule found: {"input": "x", "axis": 1, "missing": [32, 128]}
-    text      the sentence; mend: the likely mend, or the next experiment
+    params    data of the rule: {"input": "x", "axis": 1, "missing": [32, 128]}
+    text      the sentence; mend: the likely repair, or the next experiment
     """
 
     id: str
@@ -54,15 +55,15 @@ class Cause:
 
     @property
     def guessed(self) -> bool:
-        """Whether no rule shows it: it only is what faults that look like this one were."""
+        """True if no rule shows this cause, and only similar known faults suggest it."""
         return bool(self.params.get("learned"))
 
 
 def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cause]:
-    """Causes, the best first. Empty when nothing is wrong: ties and other notes are nobody's fault.
+    """Causes, the best first. Empty if nothing is wrong: ties and other notes are no faults.
 
-    A golden at fault is the only cause there is then. `unknown` stands alone, with the evidence, where no rule fires
-    and nothing is to be seen. With a calibration the rules alone order the causes, and it alone makes the scores.
+    If the golden is at fault, that is the only cause. If no rule matches and there are no numbers, the only cause is
+    `unknown`, with the evidence. With a calibration, only the rules order the causes, and only it gives the scores.
     """
     report = evidence.report
     if report.verdict == REFERENCE_FAULT:
@@ -90,13 +91,13 @@ def by_rules(evidence: Evidence) -> str:
 
 
 def ordered(matches: Mapping[str, float], chances: Mapping[str, float]) -> list[str]:
-    """Causes, the best first: a rule's that is sure, then by their chances. matches: raw scores."""
+    """Causes, the best first: one whose rule is sure, then by likelihood. matches: raw scores."""
     best = max(matches, key=lambda id: matches[id], default="")
     return sorted(chances, key=lambda id: (id != best or matches[id] < SURE, -chances[id]))
 
 
 def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[str, float]) -> list[Cause]:
-    """Causes by rules and chances, with scores that are shares of right answers at such a chance."""
+    """Causes from rules and likelihoods; a score is the share of right answers at that likelihood."""
     points, causes, highest = learned()["points"], [], 1.0
     tensor = evidence.first_wrong or evidence.tensor
     for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
@@ -107,21 +108,21 @@ def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[
 
 
 def _guessed(evidence: Evidence, id: str) -> Match:
-    """No rule shows it: what speaks for it is what such faults look like."""
+    """A match for a cause that no rule shows: its evidence is what similar faults have in common."""
     seen = strongest_statements(features(evidence), id)
-    text = f"no rule shows this; known faults that look like this one were often it ({'; '.join(seen)})" if seen else \
-        "no rule shows this; known faults are often it"  # fmt: skip
+    text = f"no rule shows this; it is a guess from similar known faults ({'; '.join(seen)})" if seen else \
+        "no rule shows this; it is a guess from known faults"  # fmt: skip
     findings = [f.text for f in evidence.report.findings if f.rung != QUALITY][:3]
     return Match(0.0, (text, *findings), {"learned": True})
 
 
 def strength(evidence: Evidence | None) -> float:
-    """Of the strongest match, before calibration; 0 without one."""
+    """Score of the strongest match before calibration; 0 without a match."""
     return 0.0 if evidence is None else max((m.score for m in rules.matches(evidence).values()), default=0.0)
 
 
 def calibrated(place: str, raw: float, table: Calibration) -> float:
-    """The share of right answers at that raw score, in the first place or in another one: linear between the points.
+    """The share of right answers at that raw score and position, interpolated linearly between the points.
 
     Without points, the raw score.
     """
@@ -143,7 +144,7 @@ def calibrated(place: str, raw: float, table: Calibration) -> float:
 
 @cache
 def _calibration() -> Calibration:
-    """{FIRST or OTHER: [[raw score, share of right answers], ...]}, ascending; empty where it was never measured."""
+    """{FIRST or OTHER: [[raw score, share of right answers], ...]}, ascending; empty if it was never measured."""
     return json.loads(FILE.read_text(encoding="utf-8"))["points"] if FILE.exists() else {}
 
 
@@ -154,7 +155,7 @@ def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
 
 
 def shown(causes: Sequence[Cause]) -> list[Cause]:
-    """Those that a reader is shown: behind a cause that a rule shows one guess is enough, and all are kept as data."""
+    """The causes to display: behind a cause that a rule shows, only one guess. The data keep all."""
     if not causes or causes[0].guessed:
         return list(causes)
     guesses = [c for c in causes if c.guessed]

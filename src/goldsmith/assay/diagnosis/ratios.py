@@ -1,4 +1,4 @@
-"""Is the candidate a constant times the golden: in the whole tensor, in a segment, or in every row?"""
+"""Recognises a candidate that is a constant times the golden: in the whole tensor, a segment, or every row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from .evidence import Ratio
 from .numbers import NamedNumber, name
 
-_EXPLAINED = 1e-3  # of the error's squares may be left over
-_FLOOR = 1e-6  # relative: no ratio is known better
+_EXPLAINED = 1e-3  # share of the error's squares that may remain
+_FLOOR = 1e-6  # relative; ratios are not measured more precisely
 Segments = Mapping[str, tuple[int, int, int]]
 
 
@@ -25,11 +25,11 @@ def ratios(
     numbers: Mapping[str, float] | None = None,
     factors: Mapping[str, Tensor] | None = None,
 ) -> list[Ratio]:
-    """Constant ratios of `got` to `golden` (float64), for the widest groups that have one; nothing where both agree.
+    """Constant ratios of `got` to `golden` (float64), for the widest groups that have one; empty if both agree.
 
     bound     rounding bound of every element; without it 1e-6 of the element
     segments  name -> (axis, lo, hi)
-    numbers   what a ratio may be called; factors: per-row tensors that row-wise ratios may be
+    numbers   names for a ratio; factors: per-row tensors that may equal row-wise ratios
     """
     numbers = numbers or {}
     if got.shape != golden.shape or not golden.numel():
@@ -50,7 +50,7 @@ def alone(
     tensor: str, got: Tensor, golden: Tensor, bound: Tensor, others: Iterable[tuple[Tensor, Tensor, Tensor]],
     numbers: Mapping[str, float],
 ) -> list[Ratio]:  # fmt: skip
-    """The ratio of a tensor with one number alone, where that is the ratio of another result: (got, golden, bound)."""
+    """The ratio of a single-element tensor, if another result (got, golden, bound) has the same ratio."""
     mine = _constant(got, golden, _bound(golden, bound), least=1)
     for y, g, e in others if mine is not None else ():
         theirs = _constant(y, g, _bound(g, e))
@@ -65,12 +65,12 @@ def _bound(golden: Tensor, bound: Tensor | None) -> Tensor:
 
 
 def _constant(y: Tensor, g: Tensor, e: Tensor, *, least: int = 2) -> tuple[float, float, float] | None:
-    """(ratio, its error, relative spread) when y = ratio * g, ratio != 1; None otherwise.
+    """(ratio, its error, relative spread) if y = ratio * g and ratio != 1; otherwise None.
 
-    Two nonzero elements at least (`least`): one alone is a constant times anything.
+    Needs at least `least` nonzero elements: a single one is a constant times anything.
     """
     both = torch.isfinite(y) & torch.isfinite(g)
-    if not bool(both.all()):  # NaN and infinities of the case's own, in both at the same places, say nothing
+    if not bool(both.all()):  # NaN and infinities of the case itself, at the same places in both, say nothing
         if not bool((both | (y == g) | torch.isnan(y) & torch.isnan(g)).all()):
             return None
         y, g, e = y[both], g[both], e[both]
@@ -103,7 +103,7 @@ def _ratio(
 def _rows(
     tensor: str, y: Tensor, g: Tensor, e: Tensor, numbers: Mapping[str, float], factors: Mapping[str, Tensor]
 ) -> Iterator[Ratio]:
-    """Slices along one axis, or along all axes but the last, each with a ratio of its own."""
+    """Slices along one axis, or along all axes but the last, each with its own ratio."""
     views = [(f"axis {axis}", axis) for axis in range(g.dim())] if g.dim() > 1 else []
     for group, axis in views:
         rows = [t.movedim(axis, 0).flatten(1) for t in (y, g, e)]
@@ -131,7 +131,7 @@ def _rows(
 def _row_factor(
     fitted: Mapping[int, tuple[float, float, float]], count: int, factors: Mapping[str, Tensor]
 ) -> NamedNumber | None:
-    """The factor whose elements, or their reciprocals, are the rows' ratios."""
+    """The factor whose elements, or their reciprocals, equal the rows' ratios."""
     fits = []
     index = sorted(fitted)
     values = torch.tensor([fitted[i][0] for i in index], dtype=torch.float64)

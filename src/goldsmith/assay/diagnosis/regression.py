@@ -1,8 +1,8 @@
-"""The residual y - g as a sum of golden intermediates: which term is missing, repeated, flipped or scaled.
+"""Fits the residual y - g as a sum of golden intermediates: which term is missing, repeated, flipped or scaled?
 
-Columns are term x factor, broadcast to the tensor and divided by the rounding bound, so that rows of another scale
-weigh alike and what rounding may do has unit size. Greedy forward selection, then backward elimination, then least
-squares. The golden is fitted on the same columns first: a residual of -1 times its own coefficient is a missing term.
+Columns are term x factor, broadcast to the tensor and divided by the rounding bound, so that rows of different scale
+weigh equally and rounding has unit size. Uses greedy forward selection, backward elimination, then least squares. The
+golden is fitted on the same columns first: a residual of -1 times its own coefficient is a missing term.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 from .evidence import Fit
 from .numbers import name
 
-_SAMPLE = 20_000  # elements at most; more are drawn with a fixed seed
+_SAMPLE = 20_000  # elements at most, sampled with a fixed seed
 _COLUMNS = 600
 _TERMS = 6  # a mistake in one line changes few terms
-_EXPLAINED = 0.9999  # share of the residual below which a fit says nothing: many columns explain much of anything
-_ALIKE = 1.02  # another explanation whose squares left over are at most so many times the best one's
-_COLLINEAR = 1e-9  # 1 - |cos| of two columns that are one explanation
-_FLOOR = 1e-6  # relative to the golden: without a bound nothing smaller is an error
+_EXPLAINED = 0.9999  # share of the residual that a fit must explain: many columns explain much of anything
+_ALIKE = 1.02  # an alternative may leave at most this factor more squares than the best
+_COLLINEAR = 1e-9  # 1 - |cos| below which two columns count as one
+_FLOOR = 1e-6  # relative to the golden; without a bound, smaller differences are no error
 CONDITION = 1e6
 
 
@@ -40,7 +40,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class _Solved:
-    """Least squares on chosen columns: coefficients, their errors, what is left over, condition of the columns."""
+    """Least squares on chosen columns: coefficients, their errors, the squares that remain, and the condition."""
 
     chosen: tuple[int, ...]
     coefficients: tuple[float, ...]
@@ -60,11 +60,11 @@ def regress(
     numbers: Mapping[str, float] | None = None,
     where: str = "",
 ) -> list[Fit]:
-    """What the error of `got` is made of, or nothing when no few terms explain 99.99 % of it (or there is no error).
+    """The terms of `got`'s error; empty if few terms do not explain 99.99 % of it, or there is no error.
 
     terms    tensors that broadcast to the golden's shape (stages, inputs, output gradients, contributions of paths)
-    factors  tensors that a term may be multiplied by (per row, per column); their pairs are tried as well
-    numbers  what a coefficient may be called
+    factors  tensors that may multiply a term (per row, per column), and their pairs
+    numbers  names for a coefficient
     """
     if got.shape != golden.shape or not golden.numel():
         return []
@@ -81,7 +81,7 @@ def regress(
     matrix = torch.stack([c.value for c in columns], 1)
     r, g = residual.flatten()[pick], golden.flatten()[pick] * weighted
     total = float(r.square().sum())
-    noise = float(len(pick))  # every element at its bound
+    noise = float(len(pick))  # as if every element were at its bound
     solved = _select(matrix, r, noise)
     if solved is None or solved.left > (1 - _EXPLAINED) * total:
         return []
@@ -94,7 +94,7 @@ def _weight(golden: Tensor, bound: Tensor | None) -> Tensor:
     scale = float(golden.square().mean()) ** 0.5 or 1.0
     floor = _FLOOR * (golden.abs() + 1e-3 * scale)
     allowed = floor if bound is None else torch.where(torch.isfinite(bound), bound, floor)
-    # an element that is a mere copy has no bound: the others must count beside it
+    # an exact copy has bound 0, and the other elements must still count
     least = 1e-12 * scale
     return 1.0 / torch.where(allowed > least, allowed, max(least, float(allowed.median())))
 
@@ -113,7 +113,7 @@ def _columns(
     pick: Tensor,
     weight: Tensor,
 ) -> list[_Column]:
-    """The golden itself, then the terms, then terms times factors; what is collinear with an earlier one joins it."""
+    """The golden, the terms, then terms times factors; a column that is collinear with an earlier one joins it."""
     columns: list[_Column] = []
     directions = torch.empty(_COLUMNS, len(pick), dtype=torch.float64)  # of the columns, each of length 1
 
@@ -172,7 +172,7 @@ def _spread(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 def _select(matrix: Tensor, r: Tensor, noise: float) -> _Solved | None:
-    """Forward until rounding explains the rest, then backward: what is not needed goes."""
+    """Add columns until rounding explains the rest, then drop those that are not needed."""
     chosen: list[int] = []
     best: _Solved | None = None
     basis = matrix / matrix.square().sum(0).sqrt()
@@ -223,7 +223,7 @@ def _prune(matrix: Tensor, r: Tensor, solved: _Solved, noise: float) -> _Solved:
 
 
 def _golden_coefficients(matrix: Tensor, g: Tensor, columns: list[_Column], tensor: str) -> dict[int, float]:
-    """The golden's own coefficients, where the columns make it exactly; else that of itself alone."""
+    """The golden's own coefficients if the columns give it exactly; otherwise only its coefficient for itself."""
     mine = [i for i, c in enumerate(columns) if c.term != tensor]
     own = {i: 1.0 for i, c in enumerate(columns) if c.term == tensor}
     if not mine:
@@ -266,11 +266,11 @@ def _fits(
 def _reading(
     coefficient: float, error: float, golden: float | None, numbers: Mapping[str, float]
 ) -> tuple[str, float | None, str]:
-    """(reading, the exact coefficient, its name); for a factor the name is that of what the golden's term was
-    multiplied by.
+    """(reading, exact coefficient, its name); for a factor, the name of what multiplied the golden's term.
 
-    A term that the golden is not known to be made of is read as if its own coefficient were 1, where that gives a
-    plain reading (missing, repeated, flipped); otherwise it is an addend that should not be there.
+    A term whose coefficient in the golden is unknown is read as if that coefficient were 1, if this gives a plain
+    reading
+    (missing, repeated, flipped); otherwise it is an addend that should not be there.
     """
     unit = golden if golden else 1.0
     relative, tolerance = coefficient / unit, 4 * abs(error / unit) + _FLOOR * abs(coefficient / unit)
@@ -280,7 +280,8 @@ def _reading(
     times, whole = name(1 + relative, tolerance, numbers), round(1 + relative)
     if golden is not None and whole > 1 and abs(1 + relative - whole) <= tolerance:
         label = times.name if times is not None and times.value == whole else str(whole)
-        return "repeated", (whole - 1) * unit, label  # a rank or block may add it that the case has no number of
+        # ranks or blocks may each add it, and the case has no number for them
+        return "repeated", (whole - 1) * unit, label
     if golden is not None:
         exact = None if times is None else (times.value - 1) * unit
         return "factor", exact, "" if times is None else times.name
@@ -309,7 +310,9 @@ def _alternatives(
 
 
 def _changed_factors(fits: list[Fit]) -> list[Fit]:
-    """A term gone with one factor and there with another is one mistake: the factor; `named` is new over old."""
+    """A term that is missing with one factor and present with another is one mistake, a factor; `named` is new over
+    old.
+    """
     gone = [f for f in fits if f.reading == "missing"]
     merged: dict[int, Fit] = {}
     used: set[int] = set()

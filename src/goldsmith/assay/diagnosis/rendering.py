@@ -1,4 +1,4 @@
-"""Diagnosis: what `diagnose` returns, with its rendering as text, page and bundle."""
+"""Diagnosis: the result of `diagnose`, with its rendering as text, page and bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = "diagnosis.html"
 
 
 class Diagnosis(DiagnosisFacts):
-    """What is wrong, where, and why; empty where nothing is wrong. `print(diagnosis)` shows it in 80 columns."""
+    """The fault, its place and its cause; empty if nothing is wrong. `print(diagnosis)` shows it in 80 columns."""
 
     def to_html(self, path: str | os.PathLike) -> None:
         """Write one self-contained HTML page."""
@@ -21,9 +21,10 @@ class Diagnosis(DiagnosisFacts):
         diagnosis_page.write(self, path)
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle, and the page into it, into `folder`; returns the bundle's own.
+        """Write the smallest failing case as a bundle, with a page in it, into `folder`; returns the bundle's own
+        folder.
 
-        Raises ValueError when there is no failing case to write.
+        Raises ValueError if there is no failing case to write.
         """
         if self.write_bundle is None:
             raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")

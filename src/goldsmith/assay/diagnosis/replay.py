@@ -1,4 +1,4 @@
-"""Replays a bundle: the same inputs, on the same number of threads, held to the target's golden once more."""
+"""Replays a bundle: runs the same inputs on the same number of threads and checks them against the target's golden."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ REPRODUCED, NOT_REPRODUCED, DIFFERS = "reproduced", "not reproduced", "differs"
 def replay(path: str | os.PathLike, target: Target) -> Report:
     """The report of a bundle's inputs on this machine, with the answer in `report.environment["replay"]`:
 
-    "reproduced"      the verdict is the bundle's, and the same results have the same bits
-    "differs"         it fails here too, but otherwise (or passes too, with other bits)
-    "not reproduced"  the verdict is another one
+    "reproduced"      same verdict, and the same results have the same bits
+    "differs"         it fails here too, but differently (or passes too, with other bits)
+    "not reproduced"  another verdict
 
-    Versions that differ stand side by side. An interrupt goes on as KeyboardInterrupt, whose `.report` has what was
-    found. Raises ValueError for a bundle that cannot be read, or does not fit.
+    Lists versions that differ. On an interrupt, raises KeyboardInterrupt whose `.report` has the findings so far.
+    Raises
+    ValueError if the bundle cannot be read or does not fit the target.
     """
     bundle = load_bundle(path)
     if not isinstance(target, Target):
@@ -76,7 +77,7 @@ def _message(answer: str, meta: dict, report: Report, other: list[str], apart: d
     if other:
         words.append(f"other bits in {', '.join(other)}")
     if "outputs" in meta["left_out"]:
-        words.append("the bundle holds no outputs, so that bits were not compared")
+        words.append("the bundle holds no outputs, so bits were not compared")
     words += [f"{name} was {was}, here {here}" for name, (was, here) in sorted(apart.items())]
     return "; ".join(words + [remark for remark in remarks if remark])
 
@@ -88,7 +89,7 @@ def _another(bundle_target: str, name: str | None) -> str:
 
 
 def _other_bits(bundle: Bundle, mine: dict[str, Tensor]) -> list[str]:
-    """Results of the bundle that came otherwise here, or not at all."""
+    """Results of the bundle that differ here or are missing."""
     return [n for n, was in bundle.outputs.items() if n in mine or "." not in n if not _same(was, mine.get(n))]
 
 
@@ -102,7 +103,7 @@ def _same(was: Tensor, now: Tensor | None) -> bool:
 def _device(wanted: str) -> tuple[torch.device, str]:
     if wanted.startswith("cuda") and torch.cuda.is_available():
         return torch.device("cuda"), ""
-    return torch.device("cpu"), f"it ran on {wanted}, which is not here" if not wanted.startswith("cpu") else ""
+    return torch.device("cpu"), f"it ran on {wanted}, not available here" if not wanted.startswith("cpu") else ""
 
 
 def _on(tensor: Tensor, device: torch.device) -> Tensor:

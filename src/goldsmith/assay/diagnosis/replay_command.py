@@ -1,4 +1,4 @@
-"""The line that diagnoses a bundle again: a command where the target has an importable name, Python where not."""
+"""The line that replays a bundle: a command if the target has an importable name, otherwise a Python call."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def command_line(diagnosis: DiagnosisFacts) -> str:
 
 
 def importable(target: Target) -> str | None:
-    """package.module:name of a target that a module holds, alone or in a list (#2 is its second); None where none does.
+    """`package.module:name` of a target that a module holds, directly or in a list (`name#2` is its second entry), or
+    None.
 
-    The module must be one that the command can import from the current folder: not the program itself under its name
-    "__main__", and not one that somebody loaded from a file elsewhere.
+    Another process must be able to import that module in the current folder. The program itself counts under the name
+    of its file, not as "__main__"; modules that were loaded from a file elsewhere do not count.
     """
-    modules = sorted(sys.modules.items(), key=lambda item: item[0] == "__main__")  # importing a program runs it again
+    # "__main__" comes last, because importing a program runs it again
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] == "__main__")
     for module_name, module in modules:
         for name, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
             index = _index(value, target)
@@ -41,17 +43,19 @@ def importable(target: Target) -> str | None:
 
 
 def _index(value: Any, target: Target) -> int | None:
-    """0: it is the target; else its number in a list of them, from 1 (and 0 in a list of one)."""
+    """0 if `value` is the target (or a list with only the target), its position from 1 in a longer list, otherwise
+    None.
+    """
     if value is target:
         return 0
     if type(value) not in (list, tuple) or not all(type(v) is Target for v in value):
-        return None  # by its type alone: what torch has deprecated warns when it is asked for its class
+        return None  # compares exact types: deprecated torch objects warn when asked for __class__
     at = next((n for n, v in enumerate(value, 1) if v is target), None)
     return at if at is None or len(value) > 1 else 0
 
 
 def _from_here(name: str, module: ModuleType) -> str | None:
-    """The name under which a module can be imported in the current folder, by another process."""
+    """The name under which another process can import the module from the current folder, or None."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None

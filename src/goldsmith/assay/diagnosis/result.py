@@ -1,4 +1,4 @@
-"""The result of a diagnosis as plain data, except the evidence, which holds tensors."""
+"""The result of a diagnosis as plain data, except for the evidence, which holds tensors."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _TABLES = ("fits", "ratios", "permutations", "memory")
 
 @dataclass
 class DiagnosisFacts:
-    """What is wrong, where and why, as data; `Diagnosis` adds the rendering.
+    """The fault, its place and its cause, as data; `Diagnosis` adds the rendering.
 
-    first_wrong_stage  None when the target passes, or when the golden is at fault
-    location, map      where in that stage, in words and as a small picture
+    first_wrong_stage  None if the target passes, or if the golden is at fault
+    location, map      place in that stage, in words and as a small picture
     causes             the best first
     stages             the table: propagated error, isolated error, state
-    suspects           golden stages that the candidate does not name, which could make exactly what is wrong
+    suspects           golden stages that the candidate does not name and that could cause exactly this error
     traced             sentences: where NaN and Inf begin, which output gradient carries the fault
-    undecided          sentences: what could not be told apart, and what would tell it
+    undecided          sentences: what the evidence leaves open, and what would decide it
     case               the smallest failing case: name, sizes, seed, dtype, device, threads, strides, layouts, steps
-    examined           the case that stages, location and causes were found in
-    bundle             folder of the bundle, where one was written
-    partial            why there is less than there could be: the budget, or an interrupt
-    evidence           everything that the causes rest on (None when nothing is wrong)
-    target             what was diagnosed, as the caller named it (None where that is in another process)
+    examined           the case in which stages, location and causes were found
+    bundle             folder of the bundle, if one was written
+    partial            why the diagnosis is incomplete: the budget, or an interrupt
+    evidence           the evidence behind the causes (None if nothing is wrong)
+    target             the diagnosed target, as the caller gave it (None if it is in another process)
     """
 
     verdict: str
@@ -61,7 +61,7 @@ class DiagnosisFacts:
         return self.verdict == PASS
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, the report among them; tensors are left to the bundle."""
+        """Plain JSON values, including the report; tensors are only in the bundle."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,

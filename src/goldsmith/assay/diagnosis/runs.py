@@ -1,8 +1,8 @@
-"""The same case run otherwise: again, on other memory, with other threads, layouts and magnitudes.
+"""Runs the same case in other ways: again, on other memory, with other threads, layouts and magnitudes.
 
-`check` asks whether a run agrees with the first one, and looks past tensors that the first run has wrong already. A
-diagnosis asks of every run whether each result is right: what is right in one run and wrong in another tells races,
-stale state, layouts and scales apart.
+`check` tests whether a run agrees with the first one, and skips tensors that are already wrong there. A diagnosis
+tests in every run whether each result is right: which runs are right and which are wrong distinguishes races, stale
+state, layouts and scales.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .isolate import named, order
 PROBE = "runs"
 LINGERING, _LINGER = "watched afterwards", 0.2  # seconds
 ZEROED, OTHERS = "zeroed memory", "other inputs"
-FRESH = "fresh start"  # only where it is asked for: its caller has had the candidate forget what it kept
-NUDGED = "nudged"  # inputs a little off: rounding is then another, and what a formula gets wrong is the same
+FRESH = "fresh start"  # only on request: the caller must have cleared the candidate's state
+NUDGED = "nudged"  # slightly changed inputs: errors of rounding change, errors of a formula stay
 _NUDGE = 2.0**-6
-NUMBERS = "numbers beside"  # the buffers, where NaN lay before: tried where a result holds NaN
-_OPEN = 0.1  # share of open bounds beyond which "right" would only mean "not judged"
-GOLDEN_SAVED = "golden saved"  # the gradients alone are judged: what was saved is as wrong as before
+NUMBERS = "numbers beside"  # buffers are surrounded by numbers instead of NaN; used if a result holds NaN
+_OPEN = 0.1  # share of undecidable bounds above which "right" would only mean "not judged"
+GOLDEN_SAVED = "golden saved"  # judges only the gradients, since the saved tensors are as wrong as before
 
 
 def facts(
@@ -41,12 +41,12 @@ def facts(
     into: dict[str, RunFact] | None = None,
     spent: Callable[[], bool] = lambda: False,
 ) -> tuple[dict[str, RunFact], int]:
-    """What came of each other run, by name, and how many were left out because `spent()` said so.
+    """The result of each other run by name, and the number of runs that `spent()` left out.
 
-    Names: "zeroed memory", "numbers beside" (the buffers; where the first run holds NaN), "second call", "other
-    inputs", "back", "repeat 1".., "1 thread" (or "2 threads"), "layout transposed".., "layout stride0", "golden
-    saved", "scale 2^12", "scale 2^-12", "offset", "flat"; with `only` those that begin so. `into` is filled as they
-    come, so that an interrupt leaves what is known.
+    Names: "zeroed memory", "numbers beside" (around the buffers; if the first run holds NaN), "second call", "other
+    inputs", "back", "repeat 1".., "1 thread" (or "2 threads"), "layout transposed".., "layout stride0", "golden saved",
+    "scale 2^12", "scale 2^-12", "offset", "flat". `only` selects by prefix. `into` is filled run by run, so that an
+    interrupt keeps the known ones.
     """
     out = {} if into is None else into
     left = 0
@@ -65,7 +65,7 @@ def facts(
 def _plan(
     examination: Examination, repeats: int, only: tuple[str, ...] | None
 ) -> Iterator[tuple[str, RunSettings, Material]]:
-    """Runs in order of what they usually tell; those that leave state behind come where that is meant."""
+    """The runs, most telling first; runs that leave state behind come where that is intended."""
     first, same = examination.first, examination.material
     if only is not None and FRESH in only:
         yield FRESH, RunSettings(), same
@@ -114,7 +114,7 @@ def nudge(t: Tensor) -> Tensor:
 
 
 def _fact(examination: Examination, name: str, how: RunSettings, material: Material) -> RunFact | None:
-    """What came of one run; None where it can say nothing: wrong tensors that no bound judges at these values."""
+    """The result of one run; None if it says nothing, because no bound judges its wrong tensors at these values."""
     done = examination.execute(PROBE, name, how, material, look=False)
     if done.error is not None:
         lines = str(done.error).strip().splitlines() or [""]
@@ -126,7 +126,7 @@ def _fact(examination: Examination, name: str, how: RunSettings, material: Mater
     else:
         try:
             ref = decisions.settle(examination, done, examination.references(material, done))
-        except GoldenError:  # it has no answer at these values
+        except GoldenError:  # the golden has no answer at these values
             return None
     wrong, silent = [], False
     for tensor, kind, got in done.results():
@@ -158,7 +158,7 @@ def _fact(examination: Examination, name: str, how: RunSettings, material: Mater
 
 
 def _alike(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> dict[str, float]:
-    """Of each wrong tensor the correlation of its errors with those of the first run."""
+    """Correlation of each wrong tensor's errors with those of the first run."""
     correlations = {}
     for tensor in wrong:
         a, b = _error(examination.first, examination.ref, tensor), _error(done, ref, tensor)
@@ -175,14 +175,14 @@ def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None
 
 
 def _stale(examination: Examination, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
-    """The input which, as it was in the first run, makes the golden give what came; several where only those do."""
+    """The input whose old values make the golden give this result; several if only together."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
     for names in _together(examination.material.inputs) if wrong else ():
         old = material.with_inputs({n: examination.material.inputs[n] for n in names})
         try:
             ref = examination.references(old, done)
             against = {n: ref.reference(n, k, noise=False) for n, (k, _) in got.items()}
-        except GoldenError:  # lengths of one draw need not go with the offsets of another
+        except GoldenError:  # lengths of one draw may not fit the offsets of another
             continue
         if all(a is not None and ladder.judge(n, got[n][1], a, probe=PROBE).ok for n, a in against.items()):
             return names
@@ -190,7 +190,7 @@ def _stale(examination: Examination, done: CandidateRun, material: Material, wro
 
 
 def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
-    """Inputs that a copy may be kept of: each alone, all numbers, all indices and masks, all."""
+    """Groups of inputs that a candidate may have copied: each alone, all numbers, all indices and masks, all."""
     floating = tuple(n for n, t in inputs.items() if t.is_floating_point())
     others = tuple(n for n in inputs if n not in floating)
     tries = [*((n,) for n in inputs), floating, others, tuple(inputs)]
@@ -198,7 +198,7 @@ def _together(inputs: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
 
 
 def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
-    """Results that hold a number other than 0 wherever the first run holds NaN and the golden none."""
+    """Results that hold a number other than 0 wherever the first run holds NaN and the golden does not."""
     now, names = named(done), []
     for name in _nan_in(examination.first, examination.ref):
         first, got = named(examination.first)[name][1], now.get(name, ("", None))[1]
@@ -209,7 +209,7 @@ def _computed(examination: Examination, done: CandidateRun) -> tuple[str, ...]:
 
 
 def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
-    """Results and stages that hold NaN where the golden has none."""
+    """Results and stages that hold NaN where the golden does not."""
     names = []
     for name, (_, got) in named(done).items():
         golden = ref.values.get(name)
@@ -221,7 +221,7 @@ def _nan_in(done: CandidateRun, ref: GoldenResults) -> tuple[str, ...]:
 
 
 def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, wrong: list[str]) -> str:
-    """The first in the golden's order that is wrong in this run, stages among them."""
+    """The first wrong tensor of this run in the golden's order, stages included."""
     for name in order(ref, done):
         if name in wrong:
             return name
@@ -235,7 +235,7 @@ def first_in(examination: Examination, done: CandidateRun, ref: GoldenResults, w
 
 
 def _compared(first: CandidateRun, done: CandidateRun) -> tuple[bool, float]:
-    """Whether all results are equal bit for bit (NaN equals NaN), and how far they are apart at most."""
+    """(True if all results are bit-equal, counting NaN as equal to NaN; their largest difference)."""
     mine = {n: t for n, _, t in first.results()}
     same, apart = True, 0.0
     for name, _, tensor in done.results():

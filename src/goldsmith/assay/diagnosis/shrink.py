@@ -1,8 +1,8 @@
-"""The smallest case that still fails in the same way: first its sizes, then its values, then its layout.
+"""Finds the smallest case that still fails in the same way: first smaller sizes, then simpler values and layouts.
 
-What "in the same way" means the caller says: `keeps(trial)` runs the trial and compares stage and cause. Sizes need not
-be monotone (a mask is wrong at 33 and at 100, and right at 64), so each is tried from below before the gap to the
-largest value that does not keep the failure is bisected.
+The caller defines "in the same way": `keeps(trial)` runs the trial and compares stage and cause. Failure need not be
+monotone in a size (a mask may be wrong at 33 and 100, and right at 64). So sizes are tried from below first, and then
+the gap to the largest value that does not fail is bisected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALLEST = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Trial:
-    """A case to try, and the layouts (input or "grad_<output>" -> name) that it is tried in."""
+    """A case to try, and its layouts (input or "grad_<output>" -> name)."""
 
     case: Case
     layouts: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The smallest trial that was found, how many runs that took, and what was done, in words.
+    """The smallest trial, the number of runs it took, and the steps in words.
 
     partial  the runs ended before everything was tried
     """
@@ -53,7 +53,7 @@ class _Spent(Exception):
 
 
 class _Search:
-    """The best trial so far, and the runs that are left."""
+    """The best trial so far, and the number of runs that are left."""
 
     def __init__(
         self, trial: Trial, keeps: Callable[[Trial], bool], runs: int, spent: Callable[[float], bool],
@@ -61,7 +61,7 @@ class _Search:
     ):  # fmt: skip
         self.best, self.keeps, self.most, self.spent, self.costs = trial, keeps, runs, spent, costs
         self.runs = 0
-        self.took: list[tuple[float, float]] = []  # of every trial: seconds that were foretold, and seconds
+        self.took: list[tuple[float, float]] = []  # (predicted, measured) seconds of every trial
         self.steps: list[str] = []
         self.kept: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
 
@@ -70,7 +70,9 @@ class _Search:
         self.kept.append((self.best, tuple(self.steps)))
 
     def tried(self, trial: Trial) -> bool:
-        """Whether a trial keeps the failure; then it is the best. What cannot be drawn or judged does not keep it."""
+        """True if a trial keeps the failure, which makes it the best. A trial that cannot be drawn or judged does
+        not.
+        """
         foretold = self.costs(trial)
         longest = max((seconds for other, seconds in self.took if other <= foretold), default=0.0)
         if self.runs >= self.most or self.spent(max(longest, foretold)):
@@ -100,13 +102,16 @@ def shrink(
     costs: Callable[[Trial], float] = lambda trial: 0.0,
     tells: Callable[[Trial], bool] = lambda trial: True,
 ) -> Shrunk:
-    """The smallest trial for which `keeps` says yes, within so many calls of it and until `spent(more)`, which says
-    whether time is over, or would be so many seconds later; `costs` says how many a trial takes. `case` itself is taken
-    to be kept. No size goes below `least`. `tells` says whether a case is still large enough to tell what is wrong from
-    all else: of the steps the last ones are taken back until it is, some five calls of it for a hundred steps.
+    """The smallest trial for which `keeps` is True.
 
-    Sizes of a drawn case are walked down; of given tensors, axes of equal length are cut together. Then every input in
-    turn becomes zeros, ones, or whole numbers, and lies densely.
+    keeps  called at most `runs` times; `case` itself is assumed to fail
+    spent  spent(more) is True if the budget is over, or would be after `more` seconds; costs: seconds of a trial
+    least  lower limits of sizes
+    tells  True if a case is still large enough to show the cause. The last steps are undone until it is, with about
+           five calls for a hundred steps.
+
+    Sizes of a drawn case are lowered; for given tensors, axes of equal length are cut together. Then each input in turn
+    becomes zeros, ones, or whole numbers, and contiguous.
     """
     search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent, costs)
     partial = False
@@ -116,7 +121,7 @@ def shrink(
         _layouts(search, dtype, seed)
     except _Spent:
         partial = True
-    if search.best is not search.kept[-1][0]:  # time was over in the middle of a step
+    if search.best is not search.kept[-1][0]:  # the time ended within a step
         search.kept.append((search.best, tuple(search.steps)))
     best, steps = _telling(search.kept, tells)
     return Shrunk(best, search.runs, steps, partial)
@@ -125,7 +130,7 @@ def shrink(
 def _telling(
     steps: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
 ) -> tuple[Trial, tuple[str, ...]]:
-    """The last of these that tells, as a search by halves finds it; the smallest where not even the first does."""
+    """The last of these steps for which `tells` is True, by bisection; the smallest if not even the first one tells."""
     low, high = 0, len(steps) - 1
     middle = high
     while low < high:
@@ -168,7 +173,7 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
 
 
 def _smaller(value: int, keeps: Callable[[int], bool]) -> int:
-    """The smallest value found that keeps the failure: rungs from below, then the gap below the first is bisected."""
+    """The smallest value that keeps the failure: tries rungs from below, then bisects the gap below the first hit."""
     rungs = sorted({n for n in (*SMALLEST, value // 8, value // 4, value // 2, value - 1) if n < value})
     low = -1
     for rung in rungs:
@@ -186,14 +191,14 @@ def _smaller(value: int, keeps: Callable[[int], bool]) -> int:
 
 
 def resized(case: Case, sizes: Mapping[str, Any]) -> Case:
-    """The same case with other sizes, and a name that says them."""
+    """The same case with other sizes, and a name that states them."""
     now = {**case.sizes, **sizes}
     label = ",".join(f"{k}={v}" for k, v in now.items())
     return replace(case, sizes=now, name=f"{case.name.split('[')[0]}[{label}]" if label else case.name)
 
 
 class _CutCase:
-    """A given case with its axes cut: axes of one length, in whatever input, are taken to be the same axis."""
+    """A given case with cut axes; axes of equal length in any input count as the same axis."""
 
     def __init__(self, case: Case, inputs: Mapping[str, Any]):
         self.case = case
@@ -239,7 +244,7 @@ def _values(search: _Search, dtype: torch.dtype, seed: int) -> None:
             if not tensor.is_floating_point() and what != "zeros":
                 continue
             if torch.equal(simpler(tensor), tensor):
-                break  # it is as simple as that already
+                break  # it is already this simple
             case = _changed(search.best.case, name, simpler)
             if search.tried(replace(search.best, case=case)):
                 search.did(f"{name}: {what}")
@@ -264,7 +269,7 @@ def _tensors(search: _Search, dtype: torch.dtype, seed: int) -> Iterator[tuple[s
 
 
 def _changed(case: Case, name: str, change: Callable[[Tensor], Tensor]) -> Case:
-    """The case with one input changed; its name stays, for the draws depend on it."""
+    """The case with one input changed. Its name stays, because draws depend on it."""
     drawn = case.draw
 
     def draw(make: Make, **sizes: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The failing case made small: every trial is checked, and its stage and best cause compared with what is known.
+"""Makes the failing case small: checks every trial and compares its stage and best cause with the known ones.
 
-A trial runs no more than what the cause rests on: where terms or ratios alone name it, no other run is repeated.
+A trial runs only what the cause rests on: if terms or ratios name the cause, no other run is repeated.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .evidence import NO_TIME, Evidence
 from .rank import by_rules, rank
 from .shrink import Shrunk, Trial, shrink
 
-_CHECKS = 2.0  # a trial is checked, and asked for its cause: as the first probe's time once more
-_AGAIN, _LEAST = 2.0, 1.0  # a check once more may take so often what the first took, and so many seconds at least
+_CHECKS = 2.0  # cost of a trial (check and cause), in units of the first probe's time
+_AGAIN, _LEAST = 2.0, 1.0  # limits of a repeated check: factor of the first one's time, and seconds at least
 _ALWAYS = ("values", "decisions", "poison", "guard", "alias")
 _GROUPS = (
     ("zeroed memory",), ("second call", "other inputs", "back"), ("repeat",), ("1 thread", "2 threads"),
@@ -35,11 +35,12 @@ def smallest_case(
     examination: Examination, evidence: Evidence, stage: str | None, cause: str, *, spent: Callable[[float], bool],
     cause_shown: str = "", over: Callable[[float], bool] = lambda more: False,
 ) -> tuple[Shrunk, Examination]:  # fmt: skip
-    """The smallest case with the same stage and the same best cause by rules; at worst the examined one.
+    """The smallest case with the same stage and the same best cause by rules; at worst the examined case.
 
-    On the way down what was learned has no say: a smaller case looks otherwise, whatever its fault is. Of what is left
-    in the end it has: diagnosed again, the case must be told as `shown`, the best cause of all, or it is too small to
-    tell causes apart. over: whether there is no time for that.
+    While shrinking, only the rules decide: the learned ranking depends on what the case looks like. At the end it
+    counts:
+    a full diagnosis of the small case must give `cause_shown`, otherwise the case is too small to tell causes apart.
+    over: True if there is no time for that.
     """
     same = _Same(examination, evidence, stage, cause, spent)
     costs = _Costs(examination, _CHECKS * examination.seconds.get("values", 0.0))
@@ -56,7 +57,7 @@ def smallest_case(
 
 
 def _least(examination: Examination) -> dict[str, int]:
-    """No size becomes 0 that is 0 in no case; of tensors that were given, no axis does."""
+    """Lower limits: 0 only for sizes that are 0 in some case, otherwise 1; axes of given tensors never become empty."""
     if examination.case.given:
         return {str(n): 1 for t in examination.material.inputs.values() for n in t.shape}
     asked = [c.sizes for c in examination.target.cases]
@@ -65,10 +66,11 @@ def _least(examination: Examination) -> dict[str, int]:
 
 
 class _Same:
-    """Whether a trial fails at the same stage for the same reason; keeps the examination of the last that did.
+    """Tests whether a trial fails at the same stage for the same reason; keeps the last such examination.
 
-    That of a large case is many times as large as its inputs: of the others only the trial is kept, which draws it
-    again.
+    An examination of a large case takes many times the memory of its inputs. Of earlier ones only the trial is kept,
+    from
+    which it can be drawn again.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class _Same:
         return True
 
     def _examined(self, trial: Trial) -> tuple[Examination, Report] | None:
-        """A trial's examination and report, where it fails."""
+        """A trial's examination and report, if it fails."""
         s = self.whole
         try:
             report, examinations = examine(
@@ -113,7 +115,7 @@ class _Same:
         return (examinations[0], report) if examinations and report.verdict == FAIL else None
 
     def examination(self, trial: Trial) -> Examination | None:
-        """Of a trial that did; None where it does not fail once more."""
+        """The examination of a trial that failed before; None if it does not fail again."""
         if trial.case is self.whole.case:
             return self.whole
         if self.last is not None and self.last[0] is trial:
@@ -123,9 +125,10 @@ class _Same:
 
 
 class _Tells:
-    """Whether a case, given as a bundle gives it, is told as having this cause at that stage; yes without time for it.
+    """Tests whether a case, saved as a bundle would, is diagnosed with this cause at that stage; True if there is no
+    time.
 
-    shown  the cause; "" where it is not asked
+    cause_shown  the cause; "" skips the test
     """
 
     def __init__(self, same: _Same, cause_shown: str, over: Callable[[float], bool]):
@@ -160,7 +163,7 @@ class _Tells:
 
 
 class _Costs:
-    """How many seconds a trial takes: those of the whole case, as one run of the golden takes less or more of them."""
+    """Predicts the seconds of a trial: those of the whole case, scaled by the time of one golden run."""
 
     def __init__(self, examination: Examination, whole: float):
         self.examination, self.whole = examination, whole
@@ -181,14 +184,14 @@ class _Costs:
 
 
 def _owner(finding: Finding | None) -> frozenset[str]:
-    """The probe that found it, with what it leans on."""
+    """The probe that found the failure, and those that it needs."""
     if finding is None or finding.probe == "float32":
         return frozenset()
     return frozenset([finding.probe, "ensemble"] if finding.probe == "statistics" else [finding.probe])
 
 
 def depth(evidence: Evidence, cause: str) -> Depth:
-    """The least that still gives this cause, among what has been found."""
+    """The least evidence that still gives this cause."""
 
     def enough(**less: object) -> bool:
         return by_rules(replace(evidence, **less)) == cause  # type: ignore[arg-type]

@@ -1,11 +1,10 @@
-"""Does the candidate hear that an input has changed? A copy that is kept by address, sum or first element does not.
+"""Tests whether the candidate notices a changed input. A copy cached by address, sum or first element is stale then.
 
-reordered   the numbers of one input in another order, written into the same tensor between two calls: its address, its
-            shape, its first and last element, its sum and its largest number stay what they were; or written into a new
-            tensor that has the id of the one before it; indices and masks are another draw's, since in another order
-            they may point anywhere
-small       with all inputs times 2^-12, one of them moved a little: what is flushed to zero or rounded to fixed steps
-            stays where it is, bit for bit; what an epsilon is added to moves
+reordered   one input's numbers in another order, written into the same tensor between two calls: address, shape, first
+            and last element, sum and maximum stay the same. Or written into a new tensor with the id of the old one.
+            Indices and masks get the values of another draw, since reordered ones may be invalid
+small       all inputs times 2^-12, and one of them moved a little: values that are flushed to zero or rounded to fixed
+            steps stay bit-identical, values with an epsilon move
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from .runs import changed, nudge
 
 PROBE = "kept inputs"
 _SMALL = 2.0**-12
-_MOST = 4  # inputs that are looked at
-_TRIES = 16  # tensors that are made until one has a given id
-_HALF = 0.5  # of what the golden moves: as much stays where it is
+_MOST = 4  # inputs to examine
+_TRIES = 16  # tensors to allocate until one has the wanted id
+_HALF = 0.5  # share of the elements that the golden moves and the candidate does not
 
 
 def examine_stale_inputs(
     examination: Examination, evidence: Evidence, spent: Callable[[], bool] = lambda: False
 ) -> None:
-    """Asks both of a case, where its evidence gives a reason to."""
+    """Run both tests on a case if its evidence gives a reason to."""
     r = Reading(evidence)
     if not r.plain_wrong or any(not fact.same for fact in r.runs("repeat")) or r.right("second call"):
         evidence.kept = stale_inputs(examination, spent)
@@ -45,10 +44,11 @@ def examine_stale_inputs(
 
 
 def stale_inputs(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, str]:
-    """Input -> a sentence, of those whose other numbers at the same address give the first result, bit for bit.
+    """Input -> a sentence, if other numbers at the same address give the first result bit for bit.
 
-    Four runs of the candidate's forward for every floating input, and for all others at once, which may only go with
-    one another; one more for each result that stays as it was and is wrong, and one of the golden.
+    Costs four runs of the candidate's forward for every floating input, and for all other inputs together, which may
+    only
+    be valid together. Each wrong result that stays the same costs one more, and one run of the golden.
     """
     sentences: dict[str, str] = {}
     for other in _others(examination):
@@ -62,7 +62,7 @@ def stale_inputs(examination: Examination, spent: Callable[[], bool] = lambda: F
 
 
 def _others(examination: Examination) -> Iterator[dict[str, Tensor]]:
-    """Other numbers of one input, or of several: floating ones in another order, indices and masks of another draw."""
+    """Other numbers for the inputs: floating ones reordered, indices and masks from another draw."""
     for name, tensor in _inputs(examination):
         yield {name: reordered(tensor)}
     mine = {n: t for n, t in examination.material.inputs.items() if not t.is_floating_point() and t.numel()}
@@ -72,9 +72,9 @@ def _others(examination: Examination) -> Iterator[dict[str, Tensor]]:
 
 
 def unmoved_shares(examination: Examination, spent: Callable[[], bool] = lambda: False) -> dict[str, float]:
-    """Input -> of the elements that the golden moves with it, where all inputs are small, the share that stays.
+    """Input -> share of the elements that it moves in the golden and not in the candidate, with all inputs small.
 
-    One run of the candidate and one of the golden for every floating input, and one of each more.
+    Costs one run of candidate and golden, and one of each for every floating input.
     """
     small = changed(examination.material, lambda t: t * _SMALL)
     unmoved = {}
@@ -90,7 +90,7 @@ def unmoved_shares(examination: Examination, spent: Callable[[], bool] = lambda:
 
 
 def reordered(tensor: Tensor) -> Tensor:
-    """All numbers but the first and the last moved on by one place."""
+    """All numbers except the first and last, moved on by one place."""
     flat = tensor.detach().flatten().clone()
     if len(flat) > 3:
         flat[1:-1] = flat[1:-1].roll(1)
@@ -118,7 +118,7 @@ Again = Callable[[Arena, str, Tensor], bool]
 
 
 def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
-    """Other numbers in the same tensor."""
+    """Run with other numbers in the same tensor."""
     buffer = arena.inputs[name]
     buffer.tensor.copy_(other)
     buffer.before = buffer.raw.clone()
@@ -126,11 +126,13 @@ def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
 
 
 def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
-    """Another tensor with the id of one that is gone; False where something holds that one, or the id is not given."""
+    """Run with another tensor that has a freed one's id; False if that one is still referenced or the id is not
+    reused.
+    """
     before = arena.inputs[name]
     now = arena.place(name, other)
     wanted, tried = id(before.tensor), []
-    before.tensor = before.tensor.detach()  # for its bands; the one that the candidate was given is gone
+    before.tensor = before.tensor.detach()  # keeps the guard bands; the tensor that the candidate received is freed
     for _ in range(_TRIES):
         tried.append(now.detach())
         if id(tried[-1]) == wanted:
@@ -152,17 +154,17 @@ def _stays(
         if result not in first or not _same(got, first[result]) or not _moves(examination, ref, result):
             continue
         how = "in the same memory" if again is _written_over else "in a tensor of the same id"
-        sentence = f"other numbers of {' and '.join(names)} {how} give {result} as before, bit for bit"
+        sentence = f"with other numbers in {' and '.join(names)} {how}, {result} stays as before, bit for bit"
         if _right(examination, result, first[result]):
             return sentence
         fresh = _forward(examination, moved, Arena(ZERO_FILL)).get(result)
         if fresh is not None and not _same(got, fresh):
-            return f"{sentence}, and in a tensor of its own they do not"
+            return f"{sentence}, and with them in a tensor of its own it does not"
     return None
 
 
 def _forward(examination: Examination, material: Material, arena: Arena) -> dict[str, Tensor]:
-    """What the forward returns of the inputs that lie in an arena, or are placed there, between guard bands as ever."""
+    """The forward's result for inputs in an arena, or placed there, between the usual guard bands."""
     done = examination.execute(
         PROBE, PROBE, RunSettings(fresh=False, backward=False, arena=arena), material, look=False
     )

@@ -1,4 +1,4 @@
-"""Which operators of the golden a tensor is made of, where no search among changed goldens has listened to it."""
+"""The golden's operators that a tensor is made of, if no search among changed goldens has recorded them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .whatif.golden import Golden
 
 
 def tensor_operators(examination: Examination, evidence: Evidence) -> frozenset[str]:
-    """Their names; one run of the golden, and none where no rule asks."""
+    """Their names, from one run of the golden; empty if no rule needs them."""
     if evidence.operators:
         return evidence.operators
     lowered = any(plain(label(f)) == "offset" for f in evidence.report.findings)

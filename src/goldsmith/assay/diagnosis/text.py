@@ -1,4 +1,4 @@
-"""A diagnosis for a terminal: one sentence first, then evidence, stage table, where, other causes, the case."""
+"""A diagnosis as text for a terminal: a headline, evidence, stage table, place, other causes, the case."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 ROWS, COLUMNS = 8, 64  # of the map
-SMALLEST = "It looks at the smallest case alone, which shows less: causes may stand in another order there."
+SMALLEST = "It examines only the smallest case, which shows less: causes may be in another order there."
 
-WITHIN = ";\n a culprit below 1 is told by the noise of honest implementations, or by what has no number)"
+WITHIN = ";\n a culprit below 1 was found by comparison with honest implementations, or has no number)"
 
 
 def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
-    """The whole diagnosis as text; the report itself is printed by `report`. command: what replays the bundle."""
+    """The whole diagnosis as text; the report itself is printed by `report`. command: replays the bundle."""
     parts = [_wrapped(headline(diagnosis), 6)]
     if diagnosis.causes:
         best = diagnosis.causes[0]
@@ -88,7 +88,7 @@ def _table(stages: list[StageState]) -> str:
 
 
 def _drawn(m: ErrorMap) -> str:
-    """The map in characters: `#` wrong, `.` right; each stands for a block, whose worst element counts."""
+    """The map in characters: `#` wrong, `.` right; each stands for a block and shows its worst element."""
     rows = _folded([_folded(row, COLUMNS, max) for row in m.error_over_limit], ROWS, _worst)
     lines = ["       " + "".join("#" if not v <= SLACK else "." for v in row) for row in rows]
     shape = f"{m.shape[0]} x {m.shape[1]}"

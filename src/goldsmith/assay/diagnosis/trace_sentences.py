@@ -1,4 +1,4 @@
-"""What was followed, in sentences: where NaN and Inf begin, and which output gradient carries the fault."""
+"""Sentences about traces: where NaN and Inf begin, and which output gradient carries the fault."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .evidence import Carried, Evidence
 
 
 def trace_sentences(evidence: Evidence) -> list[str]:
-    """Of the first NaN or Inf, then of output gradients; empty where neither has anything to tell."""
+    """Sentences about the first NaN or Inf, then about output gradients; empty if there is nothing to report."""
     sentences = [f"{s}." for s in evidence.born.sentences] if evidence.born is not None else []
     return sentences + (_gradient_sentences(evidence.carried) if evidence.carried is not None else [])
 

@@ -1,4 +1,6 @@
-"""What the changed goldens say: the strongest evidence that there is, since a change makes the very numbers."""
+"""Merges the changed goldens into the rules' matches: the strongest evidence, since a change gives the exact
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from ..evidence import Evidence, WhatIf
 from .reading import EXACT, SEEN, Match
 
 _BEST, _PART, _NEAR = 0.97, 0.85, 0.75
-_SURE = 0.985  # two kinds of evidence say the same
-_CAP = 0.8  # of what rests on the look of the numbers alone, beside a change that makes them
+_SURE = 0.985  # two kinds of evidence agree
+_CAP = 0.8  # limit for rules that only look at numbers, if a change gives these numbers
 _MOVED = "shifted"
 _LOOKS = frozenset(
     """truncated_reduction off_by_one wrong_mask wrong_axis overwritten_accumulator lost_update missing_rescale
@@ -18,7 +20,9 @@ _LOOKS = frozenset(
 
 
 def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
-    """The rules' matches with those of the changes: a change that makes every number outranks a look at them."""
+    """The rules' matches merged with those of the changes: a change that gives all numbers outranks a rule about
+    them.
+    """
     if not evidence.whatif:
         return matches
     best = evidence.whatif[0]
@@ -37,7 +41,7 @@ def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
     if evidence.tensor.startswith("saved.") and not saved and "wrong_saved_tensor" in out:
         rule_match = out["wrong_saved_tensor"]
         out["wrong_saved_tensor"] = Match(min(rule_match.score, _CAP), rule_match.sentences, rule_match.params)
-    most = _PART if saved else 1.0  # how what was saved came about matters less than that it is another tensor
+    most = _PART if saved else 1.0  # that another tensor was saved matters more than how it was computed
     for what in reversed(evidence.whatif):
         match = _match(what, best, evidence.whatif, most)
         before = out.get(what.cause)
@@ -52,10 +56,10 @@ def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
         match = _match(what, best, evidence.whatif, most)
         for place, id in enumerate(what.also):
             if what.exact and (id not in out or out[id].score < _CAP):
-                text = f"the same change, called otherwise: {match.sentences[0]}"
+                text = f"the same change, under another name: {match.sentences[0]}"
                 out[id] = Match(match.score - 0.1 - 0.02 * place, (text,), match.params)
             elif what.exact and what.whole and id == _MOVED and id in matches and matches[id].score >= EXACT:
-                # the whole tensor is seen to be the golden's, moved on: which bound or index did it is a guess
+                # the whole tensor is visibly the golden's, shifted: which bound or index did it is a guess
                 rule_match = matches[id]
                 score = min(_SURE, max(match.score, rule_match.score) + 0.01)
                 out[id] = Match(
@@ -72,7 +76,7 @@ _DRAWS = frozenset("rand rand_like randn bernoulli bernoulli_ uniform uniform_ n
 
 
 def _redrawn(evidence: Evidence, matches: dict[str, Match], best: WhatIf) -> bool:
-    """Whether a gradient has another mask of random numbers: a seed that is one more is no bound that is off by one."""
+    """True if a gradient has another random mask: a seed that is off by one is not an off-by-one bound."""
     mask = matches.get("dropout_mismatch")
     drawn = evidence.tensor.endswith(".grad") and bool(evidence.operators & _DRAWS)
     return drawn and best.exact and best.whole and mask is not None and mask.score >= SEEN
@@ -82,20 +86,20 @@ _REARRANGED = frozenset("permuted shifted transposed swapped_results wrong_saved
 
 
 def _computed(evidence: Evidence, best: WhatIf) -> bool:
-    """Whether what was saved is no other tensor, and not in another order, but its own formula with a mistake in it."""
+    """True if the saved tensor is neither another one nor reordered, but its own formula with a mistake."""
     formula = best.cause not in _REARRANGED and "function" not in best.params
     return best.exact and best.whole and formula and not evidence.alike
 
 
 def _simple(evidence: Evidence, id: str, match: Match) -> bool:
-    """A rearrangement or a ratio of the whole tensor is as exact, and simpler than a change inside."""
+    """True for a rearrangement or ratio of the whole tensor: as exact as a change inside, and simpler."""
     if id == "repeated_term" and not _counted(evidence, match):
         return False
     return match.score >= 0.95 and id in ("transposed", "permuted", "shifted", "swapped_results", "repeated_term")
 
 
 def _counted(evidence: Evidence, match: Match) -> bool:
-    """Whether something is there as often as a term is said to come in: twice, or as often as a size, or two, say."""
+    """True if a count in the case (2, or a size) equals the number of times that the term occurs."""
     golden, coefficient = match.params.get("golden"), match.params.get("coefficient")
     times = match.params.get("times", (golden or 0) + (coefficient or 0))
     lengths = () if evidence.golden is None else evidence.golden.shape

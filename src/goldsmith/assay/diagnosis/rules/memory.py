@@ -1,4 +1,4 @@
-"""What is done to memory that is not the result's own."""
+"""Rules about memory outside the result: overruns, stray reads, aliasing, freed memory, invalid indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from ..evidence import INHERITED, OK
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, plain, run_named, say
 
-# what libraries with guards of their own, and sanitizers, say
+# messages of sanitizers, and of libraries with guards of their own
 _BEYOND = re.compile(
     r"written \d+ bytes? (beyond|past|behind)|buffer.overflow|guard \w+ (was|were) (changed|overwritten)|"
     r"out.of.bounds (write|store)",
@@ -31,7 +31,7 @@ def overrun(r: Reading) -> Match | None:
 
 
 def stray_read(r: Reading) -> Match | None:
-    """What lies outside a buffer shows in a result."""
+    """Memory outside a buffer shows in a result."""
     fact = r.memory("stray_read")
     finding = r.finding("a stray read", "guard")
     if fact is not None or finding is not None:
@@ -43,12 +43,12 @@ def stray_read(r: Reading) -> Match | None:
     numbers_run = r.nan_gone("numbers beside")
     if numbers_run is None:
         return None
-    text = f"{r.e.tensor} holds NaN while NaN lies outside of the buffers, and none when numbers lie there"
+    text = f"{r.e.tensor} holds NaN if NaN lies outside the buffers, and none if numbers lie there"
     return Match(EXACT, (text,), {"tensor": r.e.tensor})
 
 
 def input_modified(r: Reading) -> Match | None:
-    """An input, or an output gradient, holds other bytes after the run."""
+    """An input, or an output gradient, holds different bytes after the run."""
     fact = r.memory("input_modified")
     finding = r.finding(" was modified: ", "alias")
     if fact is None and finding is None:
@@ -62,7 +62,7 @@ def input_modified(r: Reading) -> Match | None:
 
 
 def aliased(r: Reading) -> Match | None:
-    """Two results, or a result and an input, share memory; or the backward writes over a result."""
+    """Two results, or a result and an input, share memory; or the backward overwrites a result."""
     fact = r.memory("aliased", "output_modified")
     finding = r.finding(" shares memory with ", "alias") or r.finding(", which the forward returned", "alias")
     if fact is not None or finding is not None:
@@ -73,11 +73,11 @@ def aliased(r: Reading) -> Match | None:
     if shared is not None:
         return shared
     over = r.finding("a later call overwrote what the first returned")
-    return Match(LIKELY, (over.text, "a buffer that is used again was handed out"), {}) if over is not None else None
+    return Match(LIKELY, (over.text, "a buffer was returned and then used again"), {}) if over is not None else None
 
 
 def _one_buffer(r: Reading) -> Match | None:
-    """Two results with the same numbers, which are the sum of what each should hold: both are added up in one place."""
+    """Two results hold the same numbers, the sum of what each should hold: both are accumulated in one buffer."""
     if r.y is None or r.g is None or not r.wrong_count:
         return None
     for name, (got, golden) in r.e.other.items():
@@ -86,12 +86,12 @@ def _one_buffer(r: Reading) -> Match | None:
         small = min(float(golden.norm()), float(r.g.norm())) <= 1e-3 * float((golden + r.g).norm())
         if not small and close(r.y, got, r.unit) and close(r.y, golden + r.g, r.unit):
             text = f"{r.e.tensor} and {name} hold the same numbers, the sum of what each of them should hold"
-            return Match(EXACT + 0.03, (text, "both are added up in one buffer"), {"tensor": name, "with": name})
+            return Match(EXACT + 0.03, (text, "both are accumulated in one buffer"), {"tensor": name, "with": name})
     return None
 
 
 def _written_into(r: Reading) -> Match | None:
-    """A stage lies in an earlier one's memory, and what comes is wrong, although it is right on values of its own."""
+    """A stage is written into an earlier one's memory, and the result is wrong although the stage itself is right."""
     state = r.e.stage(r.e.first_wrong or "")
     if state is None or state.state != INHERITED or not r.e.reused:
         return None
@@ -99,14 +99,14 @@ def _written_into(r: Reading) -> Match | None:
     right = {s.name for s in before if s.state == OK}
     for name, by in r.e.reused.items():
         if name in right:
-            text = f"{name} is right as it is made, and {by} is written into its memory"
+            text = f"{name} is right when it is computed, and {by} is then written into its memory"
             wrong = f"{state.name} is wrong, and right as soon as each has memory of its own"
             return Match(EXACT + 0.03, (text, wrong), {"tensor": name, "with": by})
     return None
 
 
 def use_after_free(r: Reading) -> Match | None:
-    """Memory that had been given back is read."""
+    """Freed memory is read."""
     fact = r.memory("use_after_free")
     if fact is not None:
         return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
@@ -130,18 +130,20 @@ _COUNT = re.compile(
 
 
 def too_many(error: str) -> bool:
-    """Whether more of an axis was asked for than there is, such as the best 4 of the 3 in a last tile: no index."""
+    """True if more entries were requested than an axis has, such as the best 4 of 3 in a last tile: no index is
+    wrong.
+    """
     return _COUNT.search(error) is not None
 
 
 def one_beyond(r: Reading) -> bool:
-    """Whether an index was refused that is one beyond the last."""
+    """True if the index just after the last one was refused."""
     match = _OUT.search(r.e.error or "")
     return match is not None and int(match[1]) == int(match[2])
 
 
 def invalid_index(r: Reading) -> Match | None:
-    """An index outside its range: refused, chosen, or wrapped to the neighbour's place."""
+    """An index outside its range was refused, was chosen, or wrapped to a neighbour's place."""
     chosen = r.finding("an index out of range", "decisions")
     if chosen is not None:
         return Match(EXACT, (chosen.text,), {})
@@ -170,10 +172,10 @@ def invalid_index(r: Reading) -> Match | None:
 
 
 def _instead(r: Reading) -> Match | None:
-    """A part of one input is not read, while all of what it is summed with is: another part is read in its place."""
+    """Part of one input is not read, while all inputs summed with it are: the kernel reads another part instead."""
     for i in r.influences:
         if i.missing and i.beside and i.absent is False and not i.extra and i.summed is not False:
-            text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
+            text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, but has some in the golden"
             summed_alike = (
                 f"{' and '.join(i.beside[:2])} is read throughout: another part of {i.input} is read in its place"
             )

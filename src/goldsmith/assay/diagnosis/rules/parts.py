@@ -1,4 +1,4 @@
-"""Choices, what the backward was given, ranks, groups and masks; and what could not run at all."""
+"""Rules about choices, saved tensors, ranks, groups and masks; and about kernels that could not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..evidence import CULPRIT
 from .memory import too_many
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, close, half_open, say
 
-_PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing of the error
+_PLACE = re.compile(r" \([^()]*:\d+\)$")  # file and line: their names say nothing about the error
 _CONFIG = re.compile(
     r"zerodivision|division by zero|modulo by zero|floating.point exception|sigfpe|out of resource|shared memory|"
     r"must be (a )?(power|multiple|divisible|positive)|not divisible|invalid (launch|config|argument)|num_warps|"
@@ -28,20 +28,20 @@ def wrong_decision(r: Reading) -> Match | None:
     for f in r.findings("decisions"):
         if "not a legal choice" in f.text or "wrong side" in f.text or "drops" in f.text:
             if r.chosen_right(f):
-                text = "the choice is right as it is: what it is made of goes wrong in another run"
+                text = "the choice is right in the first run: the values behind it go wrong in another run"
                 return Match(FAINT, (f.text, text), {"decision": f.tensor})
             explained = any(w.exact and w.tensor == f.tensor and w.cause != "wrong_decision" for w in r.e.whatif)
             score = LIKELY if "out of range" in f.text or explained else EXACT + 0.03
             if _inherited(r, f.tensor):
                 return Match(
-                    FAINT, (f.text, f"it is made of {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
+                    FAINT, (f.text, f"it is made from {r.e.first_wrong}, which is wrong"), {"decision": f.tensor}
                 )
             return Match(score, (f.text,), {"decision": f.tensor})
     return None
 
 
 def _inherited(r: Reading, decision: str) -> bool:
-    """Whether something before the choice is wrong on right inputs: the choice may be right for what it was given."""
+    """True if something before the choice is wrong on right inputs: the choice may be right for its own inputs."""
     first = r.e.stage(r.e.first_wrong or "")
     names = [s.name for s in r.e.stages]
     if first is None or first.state != CULPRIT or first.kind != "stage" or decision not in names:
@@ -50,14 +50,14 @@ def _inherited(r: Reading, decision: str) -> bool:
 
 
 def wrong_saved_tensor(r: Reading) -> Match | None:
-    """The outputs are right, and the backward works on other tensors than the golden's."""
+    """The outputs are right, but the backward uses other saved tensors than the golden's."""
     grads = r.e.tensor.endswith(".grad")
-    if grads and r.right("golden saved") and r.plain_wrong:  # else it is right on its own ones, too
+    if grads and r.right("golden saved") and r.plain_wrong:  # otherwise it is also right on its own saved tensors
         return Match(EXACT + 0.02, ("on the golden's saved tensors the backward is right",), {})
     saved = [s for s in r.e.stages if s.kind == "saved" and s.state == CULPRIT]
     outputs = [s for s in r.e.stages if s.kind == "output" and s.state not in ("ok", "not judged")]
     named = r.e.tensor if r.e.tensor.startswith("saved.") else saved[0].name if saved else ""
-    if named and not outputs and r.plain_wrong:  # else a later call has written over it
+    if named and not outputs and r.plain_wrong:  # otherwise a later call has overwritten it
         rearranged = any(p.kind in ("permuted", "shifted", "reversed", "transposed") for p in r.e.permutations)
         text = f"{named} is wrong, while the outputs are right"
         return Match(LIKELY if rearranged else EXACT + 0.01, (text,), {"saved": named})
@@ -72,7 +72,7 @@ def wrong_saved_tensor(r: Reading) -> Match | None:
 
 
 def missing_partition(r: Reading) -> Match | None:
-    """Every rank did the whole, or all of them the first one's part."""
+    """Every rank did all the work, or all ranks did the first one's part."""
     ratio = r.ratio()
     names = [n for n in (ratio.named, *ratio.also) if _of_ranks(n)] if ratio is not None else []
     names += [k for k, v in r.e.sizes.items() if ratio is not None and _of_ranks(k) and v == round(ratio.ratio)]
@@ -90,7 +90,7 @@ def missing_partition(r: Reading) -> Match | None:
 
 
 def _whole_sum(r: Reading) -> bool:
-    """Whether every slice along the first axis is the sum of all the golden's."""
+    """True if every slice along the first axis is the sum of all the golden's slices."""
     return r.y is not None and r.g is not None and close(r.y, r.g.sum(0, keepdim=True).expand_as(r.g), r.unit)
 
 
@@ -99,7 +99,7 @@ def _of_ranks(name: str) -> bool:
 
 
 def _parts(r: Reading) -> Iterator[tuple[str, int]]:
-    """Stages whose slices along the first axis are all equal though the golden's are not."""
+    """Stages whose slices along the first axis are all equal although the golden's are not."""
     own = {r.e.tensor: (r.y, r.g)} if r.y is not None and r.g is not None else {}
     for name, (got, golden) in {**own, **r.e.other}.items():
         if got is None or golden is None or got.dim() < 2 or got.shape != golden.shape or not got.numel():
@@ -112,7 +112,7 @@ def _parts(r: Reading) -> Iterator[tuple[str, int]]:
 
 
 def _halves(r: Reading) -> Match | None:
-    """One of k equal blocks is filled, with another block or with the sum of all; the others are zero."""
+    """One of k equal blocks holds another block or the sum of all; the others are zero."""
     if r.pair is None or not 0.3 < r.zeros < 1:
         return None
     y, g = r.pair
@@ -127,7 +127,7 @@ def _halves(r: Reading) -> Match | None:
             wanted = g.chunk(k, axis)
             sums: list[Tensor] = [torch.stack(wanted).sum(0), *(w for i, w in enumerate(wanted) if i != full[0])]
             if any(close(blocks[full[0]], w, r.unit) for w in sums):
-                text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, with what belongs to others"
+                text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, with the values of others"
                 return Match(EXACT, (text, "each rank wrote at the first one's offset"), {"axis": axis, "parts": k})
             if close(blocks[full[0]], wanted[full[0]], r.unit):
                 text = f"of {k} equal parts of axis {axis} only part {full[0]} is filled, the others are zero"
@@ -136,7 +136,7 @@ def _halves(r: Reading) -> Match | None:
 
 
 def mask_shift(r: Reading) -> Match | None:
-    """A triangular mask that lies one further: every row but the one at the end is wrong."""
+    """A triangular mask that is shifted by one: every row except the one at the end is wrong."""
     axis = _all_but_an_end(r)
     for i in r.influences:
         if i.extra or i.missing:
@@ -160,7 +160,7 @@ def _all_but_an_end(r: Reading) -> int | None:
 
 
 def dropout_mismatch(r: Reading) -> Match | None:
-    """Forward and backward drop different elements: zeros and numbers in each other's place."""
+    """Forward and backward drop different elements: zeros and numbers are in each other's place."""
     if r.y is None or r.g is None or r.pair is None:
         return None
     y, g = r.pair
@@ -171,13 +171,13 @@ def dropout_mismatch(r: Reading) -> Match | None:
         return None
     both = ~ours & ~theirs
     agree = float(((y - g).abs() <= 1e-2 * g.abs())[both].double().mean()) if bool(both.any()) else 0.0
-    text = f"{lost} elements are zero that should not be, {gained} are not that should: another mask"
-    score = SEEN if agree > 0.9 else HINT + 0.1 if agree > 0.1 else FAINT  # other numbers altogether: no mask's doing
-    return Match(score, (text, f"{agree:.0%} of what both keep agrees"), {})
+    text = f"{lost} elements are zero and should not be, {gained} are not zero and should be: another mask"
+    score = SEEN if agree > 0.9 else HINT + 0.1 if agree > 0.1 else FAINT  # unrelated numbers: no mask does that
+    return Match(score, (text, f"{agree:.0%} of the elements that both keep agree"), {})
 
 
 def empty_group(r: Reading) -> Match | None:
-    """Only a case with an empty group, or with no elements, is wrong."""
+    """Only a case with an empty group, or without elements, is wrong."""
     empty = [k for k, v in r.e.sizes.items() if isinstance(v, int) and not isinstance(v, bool) and v == 0]
     counts = [k for k, (_, g) in r.e.other.items() if g is not None and _is_counts(g)]
     if empty:
@@ -188,7 +188,7 @@ def empty_group(r: Reading) -> Match | None:
     if r.e.error and r.e.unused and "out of" in r.e.error:
         name, left = next(iter(r.e.unused.items()))
         last = any(n == max(left) + 1 for n in r.e.sizes.values() if isinstance(n, int))
-        text = f"{name} leaves out {', '.join(map(str, left[:4]))}" + (", the last one among them" if last else "")
+        text = f"{name} leaves out {', '.join(map(str, left[:4]))}" + (", including the last one" if last else "")
         return Match(SEEN + 0.02 if last else LIKELY, (r.e.error, text), {"unused": left})
     if r.y is None or r.g is None or r.wrong is None or not r.wrong_count:
         return None
@@ -197,16 +197,16 @@ def empty_group(r: Reading) -> Match | None:
     dead = bool((r.g[r.wrong] == 0).all()) and r.block and bool(rows)
     if (nan or dead) and (r.e.grouped or counts):
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
-        text = f"only where the golden is exactly zero: {place}, a group with nothing in it"
-        if nan and not _whole_slices(r):  # a group is a row: what is left out here and there was not chosen
-            return Match(FAINT, (f"only where the golden is exactly zero: {place}, but no whole slice",), {})
+        text = f"only elements where the golden is exactly zero: {place}, a group without members"
+        if nan and not _whole_slices(r):  # a group is a whole row: single elements at various places are no group
+            return Match(FAINT, (f"only elements where the golden is exactly zero: {place}, but no whole slice",), {})
         unread = nan and r.nothing_there and r.right("zeroed memory")
         return Match(SEEN + 0.02 if unread else LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})
     return None
 
 
 def _whole_slices(r: Reading) -> bool:
-    """Whether some axis has an index of which all is wrong, and one of which nothing is."""
+    """True if some axis has an index that is entirely wrong and one that is entirely right."""
     if r.wrong is None:
         return False
     for axis in range(r.wrong.dim()):
@@ -226,7 +226,7 @@ def _is_counts(g: Tensor) -> bool:
     )
 
 
-# what could not run
+# kernels that could not run
 
 
 def exception(r: Reading) -> Match | None:
@@ -243,7 +243,7 @@ def _error(r: Reading) -> str:
 
 
 def bad_config(r: Reading) -> Match | None:
-    """The error speaks of sizes, divisions or launches."""
+    """The error message mentions sizes, divisions or launches."""
     text = _error(r)
     if text and (_CONFIG.search(_PLACE.sub("", text)) or too_many(text)):
         return Match(SEEN, (text,), {})
@@ -251,7 +251,7 @@ def bad_config(r: Reading) -> Match | None:
 
 
 def reference_fault(r: Reading) -> Match | None:
-    """The golden failed its own check: nothing is said of the candidate."""
+    """The golden failed its own check, so nothing is said about the candidate."""
     if r.e.report.verdict != REFERENCE_FAULT:
         return None
     sentences = tuple(f.text for f in r.e.report.findings if f.probe == "golden")

@@ -1,4 +1,4 @@
-"""Right numbers in the wrong place, or in the wrong form."""
+"""Rules about right numbers in the wrong place or in the wrong form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ...report.results import CERTAIN
 from ..evidence import ErrorPattern
 from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, WEAK, Match, Reading, close, label, plain, say
 
-_PLAIN = EXACT + 0.035  # the whole result is the golden's: whatever in the golden were exchanged says less plainly so
+# the whole result is the golden's: an exchange inside the golden would be a less direct explanation
+_PLAIN = EXACT + 0.035
 
 
 def _pattern(r: Reading, pattern: ErrorPattern, score: float = EXACT) -> Match:
@@ -56,13 +57,13 @@ def permuted(r: Reading) -> Match | None:
 
 
 def _other_places(r: Reading) -> Match | None:
-    """What enters rows of an input comes out at other places than in the golden, and not at all of its own."""
+    """Values in rows of an input arrive at other places than in the golden, and miss some of their own."""
     for i in r.influences:
         rows = sum(hi - lo + 1 for lo, hi in i.elsewhere)
         if rows > 1 and not i.missing:
             text = (
-                f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden, "
-                "and not all of those that it should: it is read in another order"
+                f"{i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden, "
+                "and misses some that it should reach: it is read in another order"
             )
             return Match(WEAK + 0.02, (text,), {"input": i.input, "axis": i.axis})
     return None
@@ -81,7 +82,7 @@ def shifted(r: Reading) -> Match | None:
 
 
 def _shift(index: Tensor) -> int | None:
-    """The step by which rows moved, when all but one or two of them moved alike."""
+    """The step by which rows moved, if all except one or two moved alike."""
     n = len(index)
     step = (torch.arange(n, device=index.device) - index) % n
     usual = int(step.mode().values)
@@ -89,7 +90,9 @@ def _shift(index: Tensor) -> int | None:
 
 
 def _rows(r: Reading) -> Iterator[tuple[int, Tensor]]:
-    """(axis, which of the golden's rows each row is), for axes along which every row is one of the golden's."""
+    """(axis, index of the golden's row that each row equals), for axes along which every row equals one of the
+    golden's.
+    """
     if r.pair is None:
         return
     y, g = r.pair
@@ -106,7 +109,7 @@ def _rows(r: Reading) -> Iterator[tuple[int, Tensor]]:
 
 
 def wrong_stride(r: Reading) -> Match | None:
-    """Read with other strides: of another order, or of a partition's size."""
+    """Read with other strides: those of another axis order, or of another partition's size."""
     pattern = r.pattern("transposed")
     if pattern is not None and _oblong(r, pattern):
         return _pattern(r, pattern, EXACT + 0.01)
@@ -131,17 +134,15 @@ def wrong_stride(r: Reading) -> Match | None:
             sentence = f"{i.input}, axis {i.axis}: {say(i.missing)} has no influence, {say(i.extra)} has too much"
             return Match(HINT - 0.05, (sentence, "another place is read"), {"input": i.input, "axis": i.axis})
         if not i.missing and sum(hi - lo + 1 for lo, hi in i.elsewhere) > 1:
-            sentence = (
-                f"what enters {i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
-            )
+            sentence = f"{i.input}[axis {i.axis}: {say(i.elsewhere)}] reaches other places than in the golden"
             return Match(WEAK - 0.03, (sentence,), {"input": i.input, "axis": i.axis})
     if pattern is None:
         return None
-    return Match(HINT, ("a transposition is also a stride that was exchanged",), dict(pattern.params))
+    return Match(HINT, ("a transposition may also be two exchanged strides",), dict(pattern.params))
 
 
 def _oblong(r: Reading, pattern: ErrorPattern) -> bool:
-    """Whether the exchanged axes have different lengths: the tensor's shape is kept, so its strides are exchanged."""
+    """True if the exchanged axes have different lengths: the tensor keeps its shape, so its strides were exchanged."""
     axes = pattern.params.get("axes", ())
     return r.g is not None and len({r.g.shape[a] for a in axes}) > 1
 
@@ -170,15 +171,13 @@ def swapped_results(r: Reading) -> Match | None:
     if blocks is not None:
         return blocks
     if r.foreign:
-        text = (
-            f"{r.foreign} has influence, and the golden makes {r.e.tensor} without it: it is read in place of another"
-        )
+        text = f"{r.foreign} has influence, and the golden makes {r.e.tensor} without it: it is read instead of another"
         return Match(HINT + 0.1, (text,), {"with": r.foreign})
     return None
 
 
 def _blocks_exchanged(r: Reading) -> Match | None:
-    """Of what lies packed along an axis two parts hold each other's: a shift's gradient and a scale's, say."""
+    """Of parts packed along an axis, two hold each other's numbers, such as the gradients of shift and scale."""
     for axis, index in _rows(r):
         moved = [(i, j) for i, j in enumerate(index.tolist()) if i != j]
         half = len(moved) // 2
@@ -191,18 +190,18 @@ def _blocks_exchanged(r: Reading) -> Match | None:
         if first != along or second != [(j, i) for i, j in along]:
             continue
         spans = " and ".join(f"{b}..{b + half - 1}" for b in begins)
-        text = f"along axis {axis} {spans} hold each other's numbers; what else there is lies where it should"
+        text = f"along axis {axis} {spans} hold each other's numbers; all others are in their place"
         packed = r.e.tensor.endswith(".grad")
         return Match(EXACT + 0.03 if packed else EXACT - 0.02, (text,), {"axis": axis, "parts": list(begins)})
     return None
 
 
 def dtype_width(r: Reading) -> Match | None:
-    """Written in another width: the first half is full, and holds two numbers for one."""
+    """Written with another width: the first half is full, and holds two numbers in the place of one."""
     width, half = r.pattern("dtype_width"), r.pattern("half_filled")
     if width is not None:
         return _pattern(r, replace(width, also=()), EXACT + 0.02)
-    if half is not None:  # what is filled is right: it is not another width
+    if half is not None:  # the filled part is right, so the width is right
         return _pattern(r, half, SEEN + 0.03 if r.share > 0.6 else FAINT)
     if r.y is None or r.g is None or r.y.numel() < 4 or r.e.dtype not in ("float32", "float64"):
         return None
@@ -228,7 +227,7 @@ def dtype_width(r: Reading) -> Match | None:
 
 
 def wrong_format(r: Reading) -> Match | None:
-    """Numbers of another size altogether that have nothing to do with the golden's."""
+    """Numbers of a very different size that do not correlate with the golden's."""
     if r.y is None or r.g is None or r.e.permutations or r.pair is None:
         return None
     y, g = r.pair
@@ -251,15 +250,15 @@ def wrong_format(r: Reading) -> Match | None:
 
 
 def _exponents(t: Tensor) -> float:
-    """How widely the magnitudes of nonzero elements spread, in powers of two."""
+    """Spread of the magnitudes of nonzero elements, in powers of two."""
     logs = t[t != 0].abs().log2()
     return float(logs.std()) if logs.numel() > 3 else 0.0
 
 
 def _layouts(r: Reading) -> tuple[list[str], list[str]]:
-    """(layouts that fail, among them those with stride 0), when the case's own layouts are right.
+    """(failing layouts, those among them with stride 0), if the case's own layouts are right.
 
-    A bias at the edge of what can be seen shows in one layout and not in another: it must be beyond a bound.
+    The errors must exceed a bound: a bias at the edge of detection shows in one layout and not in another.
     """
     if r.plain_wrong or r.unsteady:
         return [], []
@@ -270,7 +269,7 @@ def _layouts(r: Reading) -> tuple[list[str], list[str]]:
 
 
 def layout_assumption(r: Reading) -> Match | None:
-    """Right on contiguous tensors, wrong on the same values laid out otherwise."""
+    """Right on contiguous tensors, wrong on the same values in another layout."""
     names, expanded = _layouts(r)
     if not names:
         return None
@@ -280,7 +279,7 @@ def layout_assumption(r: Reading) -> Match | None:
 
 
 def expanded_gradient(r: Reading) -> Match | None:
-    """Wrong where the output gradient has stride 0, as `y.sum().backward()` sends it."""
+    """Wrong if the output gradient has stride 0, as `y.sum().backward()` passes it."""
     names, expanded = _layouts(r)
     sent = [n for n in expanded if "grad" in n or "(" not in n]
     if not sent:

@@ -1,4 +1,4 @@
-"""What the rules share: evidence read once, with the figures that several of them ask for."""
+"""Reading: the evidence of one case with the derived values that several rules need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...report.results import CERTAIN, QUALITY, SYSTEMATIC, Finding
 from ..evidence import ErrorPattern, Evidence, Fit, Influence, MemoryFact, Ratio, RunFact
 
 EXACT, SEEN, LIKELY, HINT, FAINT = 0.95, 0.9, 0.75, 0.5, 0.3
-WEAK = 0.4  # it fits, and so do other stories: the most that is no claim
+WEAK = 0.4  # the highest score that makes no claim: it fits, and so do other explanations
 PLAIN = ("values", "ensemble", "statistics", "decisions", "poison", "guard", "alias", "float32")
 _LABEL = re.compile(r"\(((?:[^()]|\([^()]*\))*)\)")
 _ELEMENTWISE = frozenset(
@@ -28,12 +28,12 @@ _ELEMENTWISE = frozenset(
 _OF_SUMS = frozenset("truncated_reduction overwritten_accumulator uninitialised_accumulator lost_update".split())
 _RUNS = ("second", "back", "other", "layout", "scale", "offset", "flat", "nan", "inf", "repeat", "debug")
 _ALL = 0.9  # of the wrong elements
-_NOISE = 16.0  # in units of the dtype's rounding: less is not looked at
+_NOISE = 16.0  # in units of the dtype's rounding; smaller errors are ignored
 
 
 @dataclass(frozen=True)
 class Match:
-    """A rule's answer: how well the evidence fits (raw, before calibration), in sentences, with parameters."""
+    """A rule's answer: how well the evidence fits (raw, before calibration), its sentences and parameters."""
 
     score: float
     sentences: tuple[str, ...]
@@ -41,7 +41,7 @@ class Match:
 
 
 class Reading:
-    """One failing case's evidence, with what is computed from it at most once."""
+    """One failing case's evidence, with derived values computed at most once."""
 
     def __init__(self, evidence: Evidence):
         self.e = evidence
@@ -53,7 +53,7 @@ class Reading:
 
     @cached_property
     def pair(self) -> tuple[Tensor, Tensor] | None:
-        """(got, golden) without NaN and Inf, when the tensor is wrong and has at least two elements."""
+        """(got, golden) without NaN and Inf, if the tensor is wrong and has at least two elements."""
         if self.y is None or self.g is None or self.y.numel() < 2 or not self.wrong_count:
             return None
         finite = torch.isfinite(self.y) & torch.isfinite(self.g)
@@ -70,7 +70,7 @@ class Reading:
 
     @cached_property
     def wrong(self) -> Tensor | None:
-        """Elements that are wrong by more than rounding. Small errors beside large ones count as right."""
+        """Elements that are wrong by more than rounding. Small errors next to large ones count as right."""
         if self.y is None or self.g is None or not self.y.numel():
             return None
         special = ~torch.isfinite(self.y) & ~((self.y == self.g) | (self.y != self.y) & (self.g != self.g))
@@ -86,7 +86,7 @@ class Reading:
 
     @cached_property
     def share(self) -> float:
-        """Of the elements, how many are wrong."""
+        """The share of wrong elements."""
         return self.wrong_count / self.wrong.numel() if self.wrong is not None and self.wrong.numel() else 0.0
 
     @cached_property
@@ -109,7 +109,7 @@ class Reading:
 
     @cached_property
     def zeros(self) -> float:
-        """Of the golden's nonzero elements, how many the candidate has as exact zeros."""
+        """Of the golden's nonzero elements, how many are exactly zero in the candidate."""
         if self.y is None or self.g is None:
             return 0.0
         nonzero = (self.g != 0) & torch.isfinite(self.g)
@@ -118,7 +118,7 @@ class Reading:
 
     @cached_property
     def spans(self) -> dict[int, list[tuple[int, int]]]:
-        """Per axis, the inclusive ranges that hold wrong elements; axes that are wrong throughout are left out."""
+        """Per axis, the inclusive ranges that hold wrong elements; without axes that are wrong throughout."""
         if self.wrong is None or not self.wrong_count:
             return {}
         out = {}
@@ -131,7 +131,7 @@ class Reading:
 
     @cached_property
     def block(self) -> bool:
-        """Whether the wrong elements fill the product of their ranges: a block, not a scatter."""
+        """True if the wrong elements fill the product of their ranges: a block, not a scatter."""
         if self.wrong is None or not self.spans:
             return False
         inside = torch.ones_like(self.wrong)
@@ -147,19 +147,19 @@ class Reading:
     def length(self, axis: int) -> int:
         return self.wrong.shape[axis] if self.wrong is not None else 0
 
-    # what the report says
+    # the report
 
     def findings(self, probe: str) -> list[Finding]:
         return [f for f in self.e.report.findings if f.probe == probe and f.rung != QUALITY]
 
     def finding(self, text: str, probe: str | None = None) -> Finding | None:
-        """The first finding that says so."""
+        """The first finding whose text contains this, of one probe or of any."""
         matching = (f for f in self.e.report.findings if probe in (None, f.probe) and text in f.text)
         return next(matching, None)
 
     @cached_property
     def plain_wrong(self) -> bool:
-        """Whether the first call is wrong, on the case's own inputs, layouts and magnitudes."""
+        """True if the first call is wrong, on the case's own inputs, layouts and magnitudes."""
         if self.e.error:
             return True
         for f in self.e.report.findings:
@@ -169,7 +169,7 @@ class Reading:
         return not self.e.report.findings and bool(self.wrong_count)
 
     def chosen_right(self, f: Finding) -> bool:
-        """Whether a choice that is found fault with is the golden's as it is: it is wrong in another run alone."""
+        """True if a decision with findings equals the golden's in the first run: it is wrong only in another run."""
         if f.probe != "decisions":
             return False
         got, golden = self.e.other.get(f.tensor, (None, None)) if f.tensor != self.e.tensor else (self.y, self.g)
@@ -177,18 +177,18 @@ class Reading:
 
     @cached_property
     def numbers_wrong(self) -> bool:
-        """Whether the first call's own numbers are certainly wrong: other runs can then be compared with it."""
+        """True if the first call's own numbers are certainly wrong, so that other runs can be compared with it."""
         findings = [f for f in self.e.report.findings if f.probe == "values" and f.rung == CERTAIN]
         return any(label(f) in ("", "values", "debug outputs") for f in findings)
 
     @cached_property
     def made_of_nothing(self) -> bool:
-        """Whether what holds NaN was written, with what was made of memory that nobody wrote."""
+        """True if elements with NaN were written, but computed from unwritten memory."""
         return any(self.e.tensor in run.computed for run in self.runs("zeroed memory"))
 
     @cached_property
     def nothing_there(self) -> bool:
-        """Whether what nobody wrote is where the golden is 0, and all that is not 0 was written."""
+        """True if the golden is 0 in all unwritten elements, and all its nonzero elements were written."""
         if self.y is None or self.g is None:
             return False
         left = torch.isnan(self.y) & ~torch.isnan(self.g)
@@ -196,12 +196,12 @@ class Reading:
 
     @cached_property
     def explained(self) -> bool:
-        """Whether terms, a ratio or a rearrangement make up the whole error."""
+        """True if terms, a ratio or a rearrangement give the whole error."""
         return any(f.r2 > 0.98 for f in self.e.fits) or self.ratio() is not None or bool(self.e.permutations)
 
     @cached_property
     def unsteady(self) -> bool:
-        """Whether the same call again is wrong although the first is right: nothing can be said of other runs then."""
+        """True if a repeated call is wrong although the first is right: then other runs say nothing."""
         again = [r for name in ("second call", "repeat", "layout contiguous") for r in self.runs(name)]
         return not self.plain_wrong and any(not r.right for r in again)
 
@@ -212,7 +212,7 @@ class Reading:
     # runs
 
     def runs(self, prefix: str) -> Iterator[RunFact]:
-        """Facts of the runs whose name begins so; a finding with such a label counts as one."""
+        """Results of the runs whose names begin with this; a finding with such a label also counts."""
         known = set()
         for name, fact in self.e.runs.items():
             known.add(plain(name))
@@ -229,14 +229,14 @@ class Reading:
         return next((r for r in self.runs(prefix) if not r.right), None)
 
     def right(self, prefix: str) -> bool:
-        """Whether there is a run of that name, and all such are right."""
+        """True if there is a run of that name and all such runs are right."""
         facts = list(self.runs(prefix))
         return bool(facts) and all(r.right for r in facts)
 
     def nan_gone(self, name: str) -> RunFact | None:
-        """The run of that name, where the wrong tensor holds no NaN in it, and in every plain run.
+        """The run of that name, if the wrong tensor holds no NaN in it but holds some in every plain run.
 
-        Compiled arithmetic keeps no NaN's bits: what other memory makes of it then says where it came from.
+        Compiled arithmetic does not preserve a NaN's bits; a run with other memory shows where the NaN came from.
         """
         if self.y is None or self.g is None or self.memory("never_written", "stray_read") is not None:
             return None
@@ -248,13 +248,13 @@ class Reading:
 
     @cached_property
     def sums_nothing(self) -> bool:
-        """Whether the golden makes the tensor element by element, as far as its operators are known."""
+        """True if the golden computes the tensor element by element, as far as its operators are known."""
         operators = self.e.operators or self.e.made_of
         return bool(operators) and operators <= _ELEMENTWISE
 
     @cached_property
     def ruled_out(self) -> frozenset[str]:
-        """Causes that cannot be: sums of what sums nothing, counts in a mask, an epsilon where nothing moves."""
+        """Causes that are impossible: sums without a sum, counts in a mask, an epsilon although nothing moves."""
         causes = _OF_SUMS if self.sums_nothing or self.e.stored == "bool" else frozenset()
         return causes | {"absolute_eps"} if self.e.kept or self.e.deaf else causes
 
@@ -266,9 +266,9 @@ class Reading:
         return facts[0] if facts else None
 
     def fit(self, reading: str) -> Fit | None:
-        """The strongest term of that reading.
+        """The strongest term with that reading.
 
-        None where all of the tensor is missing: then it is another one, and what stands there instead is no term of it.
+        None if all of the tensor is missing: it is then a different tensor, and its values are no terms.
         """
         if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
             return None
@@ -276,11 +276,11 @@ class Reading:
         return max(fits, key=lambda f: f.gain, default=None)
 
     def _nothing_left(self, f: Fit) -> bool:
-        """Whether all of the tensor is gone in a part of an axis: that part is not made, and no term is missing."""
+        """True if the whole tensor is missing in part of an axis: that part is not computed, so no term is missing."""
         return f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and f.where.startswith("axis")
 
     def ratio(self) -> Ratio | None:
-        """A constant ratio, of the whole tensor before a segment's before a row's."""
+        """A constant ratio: of the whole tensor before a segment's, and that before a row's."""
         order = {"tensor": 0, "segment": 1, "row": 2}
         ratios = [r for r in self.e.ratios if r.fraction > 0.9 and abs(r.ratio - 1) > 4 * max(r.spread, 1e-12)]
         return min(ratios, key=lambda r: (order.get(r.scope, 3), r.spread), default=None)
@@ -291,32 +291,34 @@ class Reading:
 
     @property
     def influences(self) -> list[Influence]:
-        """Without inputs that have no influence at all: no reduction over a part of them is to blame."""
+        """Influences, without inputs that have none at all: no partial reduction explains those."""
         return [i for i in self.e.influence.values() if not self.absent(i)]
 
     @cached_property
     def left_to_the_next(self) -> str:
-        """A sentence, where rows of the result that are made of their own inputs alone hold what came before them."""
+        """A sentence, if rows of the result that depend only on their own inputs hold values of earlier rows;
+        otherwise "".
+        """
         first = any(spans[0][0] > 0 for spans in self.spans.values())
         leak = next((i for i in self.influences if i.onto == "later" and not i.missing and i.reached > _ALL), None)
         if leak is None or not first:
-            return ""  # what no earlier row moves is wrong for another reason
+            return ""  # no earlier row moves it, so it is wrong for another reason
         return (
-            f"what enters {leak.input}[axis {leak.axis}: {say(leak.extra)}] goes on into later rows, each of which the "
-            "golden makes by itself; the first one is right"
+            f"{leak.input}[axis {leak.axis}: {say(leak.extra)}] reaches later rows, each of which the "
+            "golden computes independently; the first row is right"
         )
 
     @property
     def foreign(self) -> str:
-        """An input that the golden makes the wrong tensor without, and the candidate with; "" where none is."""
+        """An input on which the wrong tensor depends in the candidate, but not in the golden; "" if there is none."""
         return next((i.input for i in self.influences if i.foreign and i.extra), "")
 
     def reached_by(self, i: Influence) -> bool:
-        """Whether an input's missing slices are those of the result's own wrong ones: nothing is summed over them."""
+        """True if an input's missing slices are the result's wrong ones: then nothing is summed over them."""
         return bool(i.missing) and any(list(i.missing) == spans for spans in self.spans.values())
 
     def absent(self, i: Influence) -> bool:
-        """Whether the input has no influence along its whole axis."""
+        """True if the input has no influence along its whole axis."""
         if i.none:
             return True
         if len(i.missing) != 1 or i.missing[0][0] or not i.missing[0][1]:
@@ -329,7 +331,7 @@ class Reading:
 
 
 def once(texts: list[str]) -> list[str]:
-    """Sentences without what one repeats of another: an opening with other numbers, the advice at the end."""
+    """The sentences without repetitions: the same opening with other numbers, or the same advice at the end."""
     sentences: list[str] = []
     for text in texts:
         opening, advice = text.partition(": ")[0], text.rpartition("; ")[2]
@@ -340,17 +342,17 @@ def once(texts: list[str]) -> list[str]:
 
 
 def plain(name: str) -> str:
-    """A run's name, however it is written: `values:offset` and `offset` are the same."""
+    """A run's name in one spelling: `values:offset` and `offset` are the same."""
     return name.lower().replace("_", " ").replace(":", " ").removeprefix("values ").strip()
 
 
 def label(finding: Finding) -> str:
-    """The run that a finding is of: what stands in brackets, where that names a run."""
+    """The run of a finding: the text in its brackets, if that names a run."""
     return run_named(finding.text) or _leading(finding)
 
 
 def run_named(sentence: str) -> str:
-    """The last bracket of a sentence that names a run; "" where none does."""
+    """The last bracket of a sentence that names a run; "" if none does."""
     for name in reversed(_LABEL.findall(sentence)):
         text = name.split(", by the")[0]
         first = plain(text).split(" ")[0].split("(")[0]
@@ -360,7 +362,7 @@ def run_named(sentence: str) -> str:
 
 
 def _leading(finding: Finding) -> str:
-    """`values:nan is swallowed: ...` and `layout:stride0(grad_y) is refused: ...` begin with their run."""
+    """The run at the beginning, as in `values:nan is swallowed: ...` and `layout:stride0(grad_y) is refused: ...`."""
     for head in ("values:nan", "values:inf", "values:offset", "values:flat", "scale:2^", "layout:"):
         if finding.text.startswith(head):
             return finding.text.split(" is ")[0].split(": ")[0]
@@ -390,6 +392,6 @@ def half_open(spans: tuple[tuple[int, int], ...]) -> list[list[int]]:
 
 
 def close(a: Tensor, b: Tensor, unit: float, tolerance: float = 1e-3) -> bool:
-    """Whether two tensors are the same but for a thousandth of their size (more where rounding is coarser)."""
+    """True if two tensors agree within a thousandth of their size (more if rounding is coarser)."""
     size = float(b.norm())
     return a.shape == b.shape and 0 < size < torch.inf and float((a - b).norm()) <= max(tolerance, 8 * unit) * size

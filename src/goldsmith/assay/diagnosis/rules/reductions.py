@@ -1,4 +1,4 @@
-"""Sums that leave something out, or keep too little of it."""
+"""Rules about sums that leave something out, or keep too little precision."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FROM_ROW = re.compile(r"\[axis [^\]]*= (\d+)\] reaches ")
 
 
 def _missing(r: Reading) -> list[Influence]:
-    """Influences that miss something, the largest missing range first; none where NaN and Inf hide what moves."""
+    """Influences that miss something, the largest missing range first; empty if NaN and Inf hide what moves."""
     hidden = r.y is not None and r.g is not None and bool((~torch.isfinite(r.y) & torch.isfinite(r.g)).any())
     influences = [i for i in r.influences if i.missing and not hidden]
     return sorted(influences, key=lambda i: -sum(hi - lo + 1 for lo, hi in i.missing))
 
 
 def truncated_reduction(r: Reading) -> Match | None:
-    """A contiguous part of an input has no influence, in the golden it has."""
+    """A contiguous part of an input has no influence, although it has some in the golden."""
     for i in _missing(r):
         lo, hi = i.missing[0]
-        text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, in the golden it has"
+        text = f"{i.input}[axis {i.axis}: {say(i.missing)}] has no influence, but has some in the golden"
         params = {"input": i.input, "axis": i.axis, "missing": [lo, hi + 1]}
         if len(i.missing) > 1 or r.zeros > 0 and r.reached_by(i):
             return Match(HINT, (text,), {**params, "missing": half_open(i.missing)})
@@ -41,7 +41,8 @@ def truncated_reduction(r: Reading) -> Match | None:
             return Match(WEAK, (text, "but nothing is summed along that axis"), params)
         if i.beside and i.absent is False:
             return Match(WEAK, (text, f"but {' and '.join(i.beside[:2])}, summed alike, is read throughout"), params)
-        if i.extra or i.reached < _HALF and not r.reached_by(i):  # another place is read, or it is one mistake of many
+        # another place is read, or this is one mistake of several
+        if i.extra or i.reached < _HALF and not r.reached_by(i):
             return Match(WEAK, (text,), params)
         if lo == 0:
             return Match(LIKELY - 0.05, (text, "what is missing is the beginning"), params)
@@ -51,12 +52,12 @@ def truncated_reduction(r: Reading) -> Match | None:
 
 
 def overwritten_accumulator(r: Reading) -> Match | None:
-    """Only the last part of a reduction has influence: every block replaces the one before."""
+    """Only the last part of a reduction has influence: every block replaces the previous one."""
     for i in _missing(r):
         lo, hi = i.missing[0]
-        of_two = hi == 0 and i.length == 2  # a loop of two turns that begins late is rare
+        of_two = hi == 0 and i.length == 2  # a loop of two iterations that starts late is rare
         if len(i.missing) == 1 and lo == 0 and (hi > 0 or of_two):
-            text = f"of {i.input} on axis {i.axis} only what comes after {hi} has influence"
+            text = f"of {i.input} on axis {i.axis} only the part after {hi} has influence"
             sentences = (text, "the last block replaces the sum")
             elsewhere = i.extra or i.summed is False or i.beside and i.absent is False
             return Match(
@@ -74,13 +75,13 @@ def off_by_one(r: Reading) -> Match | None:
             if len(at) == 1 and at[0][0] == at[0][1]:
                 text = f"{i.input}[axis {i.axis} = {at[0][0]}], one index, has influence {kind}"
                 score = HINT if kind == "extra" and r.explained else SEEN
-                score = score if i.reached > _MOST else WEAK  # what else is wrong does not come of that index
+                score = score if i.reached > _MOST else WEAK  # that index does not explain the other wrong elements
                 return Match(score, (text,), {"input": i.input, "axis": i.axis, kind: [at[0][0], at[0][0] + 1]})
     beyond = _next_row(r)
     if beyond is not None:
         return beyond
     if one_beyond(r):
-        return Match(SEEN, (r.e.error or "", "it is the place behind the last one"), {})
+        return Match(SEEN, (r.e.error or "", "it is the place after the last one"), {})
     if "list index out of range" in (r.e.error or "") or _one_apart(r.e.error or ""):
         return Match(HINT + 0.1, (r.e.error or "",), {})
     fact = r.memory("overrun")
@@ -90,27 +91,27 @@ def off_by_one(r: Reading) -> Match | None:
         n = r.length(axis)
         if len(r.spans) == 1 and len(spans) == 1 and n > 2 and spans[0] in ((0, 0), (n - 1, n - 1)) and r.block:
             which = "first" if spans[0][0] == 0 else "last"
-            score = HINT if n > _FEW else WEAK  # one of a few is an end by chance
+            score = HINT if n > _FEW else WEAK  # of a few indices, the wrong one is at an end by chance
             text = f"only the {which} index of axis {axis} is wrong"
             return Match(score, (text,), {"axis": axis, "index": spans[0][0]})
     return None
 
 
 def _one_apart(error: str) -> bool:
-    """Whether two sizes that should be one are one apart."""
+    """True if two sizes that should be equal differ by one."""
     match = _SIZES.search(error)
     return match is not None and abs(int(match[1]) - int(match[2])) == 1
 
 
 def _next_row(r: Reading) -> Match | None:
-    """What enters a row reaches the first element of the next one, and no other: a store one past the row's end."""
+    """Values in a row reach the first element of the next row and no other: a store one past the row's end."""
     for f in r.findings("taint"):
         at = list(f.location.axes.values()) if f.location is not None else []
         row = _FROM_ROW.search(f.text)
         if row is None or len(at) < 2 or any(len(spans) != 1 or spans[0][0] != spans[0][1] for spans in at):
             continue
         if at[-1][0][0] == 0 and at[-2][0][0] == int(row[1]) + 1:
-            return Match(SEEN - 0.05, (f.text, "that is the place behind the end of the row"), {"tensor": f.tensor})
+            return Match(SEEN - 0.05, (f.text, "that is the place after the end of the row"), {"tensor": f.tensor})
     return None
 
 
@@ -133,10 +134,10 @@ def wrong_mask(r: Reading) -> Match | None:
         right = r.g[~r.wrong] != 0
         finite = bool(torch.isfinite(got).all())
         if r.wrong_count > 2 and finite and not bool(wanted.any()) and int(right.sum()) > 2:
-            text = f"only places that the golden leaves 0 are wrong, {r.wrong_count} of them; what it fills is right"
+            text = f"only places where the golden is 0 are wrong, {r.wrong_count} of them; all others are right"
             return Match(SEEN, (text,), {})
     for i in sorted((i for i in r.influences if i.extra), key=lambda i: bool(i.elsewhere)):
-        there = " where it has none in the golden" if i.elsewhere or i.throughout else ", in the golden it has none"
+        there = ", but has none in the golden" if i.elsewhere or i.throughout else ", but has some in the golden"
         text = f"{i.input}[axis {i.axis}: {say(i.extra)}] has influence{there}"
         score = FAINT if i.elsewhere else WEAK if i.throughout or i.reached < _HALF else LIKELY
         return Match(score, (text,), {"input": i.input, "axis": i.axis, "extra": half_open(i.extra)})
@@ -150,9 +151,7 @@ def wrong_mask(r: Reading) -> Match | None:
         return Match(LIKELY, (text, zeros.text), {})
     nan = next((f for f in offset if "has NaN where" in f.text), None)
     if not r.plain_wrong and nan is not None and raised is not None and raised.right:
-        text = (
-            "right with inputs raised, NaN with inputs lowered: something larger, such as a padded 0, enters a maximum"
-        )
+        text = "right with raised inputs, NaN with lowered ones: something larger, such as a padded 0, enters a maximum"
         return Match(LIKELY, (text, nan.text), {})
     finding = r.finding("a wrong mask, or a stray read", "taint")
     return Match(HINT if r.plain_wrong else FAINT, (finding.text,), {}) if finding is not None else None
@@ -163,21 +162,21 @@ def wrong_axis(r: Reading) -> Match | None:
     for i in r.influences:
         for j in r.influences:
             if i.input == j.input and i.axis != j.axis and i.missing and j.extra and not (i.extra or j.missing):
-                text = f"{i.input}: influence is missing along axis {i.axis} and too much along axis {j.axis}"
+                text = f"{i.input}: influence is missing along axis {i.axis} and too large along axis {j.axis}"
                 return Match(SEEN, (text,), {"input": i.input, "axis": j.axis, "golden_axis": i.axis})
     readings = {f.reading for f in r.e.fits if f.r2 > 0.99}
     for i in r.influences:
         whole = len(i.extra) == 1 and i.extra[0][0] == 0 and i.extra[0][1] and i.extra[0][1] + 1 in r.e.sizes.values()
         if whole and {"missing", "added"} <= readings:
             text = (
-                f"a term is missing, another stands there, and all of {i.input}[axis {i.axis}] has influence that the "
+                f"a term is missing, another is in its place, and all of {i.input}[axis {i.axis}] has influence that "
             )
-            sentence = text + "golden does not have: the term is reduced along that axis"
+            sentence = text + "the golden does not have: the term is reduced along that axis"
             return Match(EXACT + 0.01, (sentence,), {"input": i.input, "axis": i.axis})
     for i in r.influences:
         if i.throughout and not i.elsewhere and not i.missing and not i.foreign:
-            text = f"every index of {i.input}[axis {i.axis}] has influence that it has not in the golden"
-            along = (text, "what is reduced goes along that axis, too")
+            text = f"every index of {i.input}[axis {i.axis}] has influence that it does not have in the golden"
+            along = (text, "the reduction also runs along that axis")
             return Match(HINT - 0.05, along, {"input": i.input, "axis": i.axis})
     form = r.finding(" came, expected shape")
     if form is not None and "no tensor came" not in form.text:
@@ -190,7 +189,7 @@ def wrong_axis(r: Reading) -> Match | None:
 
 
 def _separable(r: Reading) -> tuple[int, int] | None:
-    """log |y / g| = a_i + b_j over the last two axes with both parts: another normalisation."""
+    """log |y / g| = a_i + b_j over the last two axes, with both parts present: another normalisation."""
     if r.pair is None or r.pair[0].dim() < 2:
         return None
     y, g = (t.reshape(-1, *t.shape[-2:]) for t in r.pair)
@@ -206,7 +205,7 @@ def _separable(r: Reading) -> tuple[int, int] | None:
 
 
 def uninitialised_accumulator(r: Reading) -> Match | None:
-    """Poison comes through, and zeroed memory mends it: the sum began from what was there."""
+    """Poison shows in the result, and zeroed memory removes it: the sum started from old memory."""
     born = r.e.born
     if born is not None and born.cause == "uninitialised_accumulator":
         return Match(EXACT, born.sentences, {"stage": born.stage})
@@ -214,28 +213,28 @@ def uninitialised_accumulator(r: Reading) -> Match | None:
     if fact is None and finding is None:
         zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next
         if left:
-            return Match(LIKELY, (left, "a sum begins from what the row before has left"), {})
+            return Match(LIKELY, (left, "a sum starts from the value that the previous row left"), {})
         if zeroed is None or not zeroed.right:
             return None
         text = f"{r.e.tensor} holds NaN where uninitialised memory does"
-        return Match(EXACT, (text, "on zeroed memory it is right: it is added to what was there"), {})
+        return Match(EXACT, (text, "on zeroed memory it is right: it is added to the old content"), {})
     text = fact.text if fact is not None else finding.text if finding is not None else ""
     where = fact.location if fact is not None else finding.location if finding is not None else None
     if any(x.right and not x.same for x in r.runs("repeat")):
         return Match(FAINT, (text, "repeats are right"), {})
     if r.right("zeroed memory"):
         if r.nothing_there:
-            return Match(LIKELY, (text, "nothing belongs there: it may be added to what was there, or left out"), {})
-        return Match(EXACT, (text, "on zeroed memory the result is right: it is added to what was there"), {})
+            return Match(LIKELY, (text, "the golden is 0 there: it may be added to the old content, or left out"), {})
+        return Match(EXACT, (text, "on zeroed memory the result is right: it is added to the old content"), {})
     if r.fails("zeroed memory"):
-        reason = "on zeroed memory there is another number than 0: it is made of what was there"
+        reason = "on zeroed memory there is a number other than 0: it is made of what was there"
         return Match(EXACT - 0.01, (text, reason), {}) if r.made_of_nothing else Match(FAINT, (text,), {})
     whole = where is None or where.fraction >= 1
-    return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is concerned" if whole else "in part"), {})
+    return Match(LIKELY + 0.02 if whole else HINT, (text, "every element is affected" if whole else "in part"), {})
 
 
 def lost_update(r: Reading) -> Match | None:
-    """Of several updates of one place only some arrive."""
+    """Of several updates of one place, only some take effect."""
     if "lost_update" in r.ruled_out:
         return None
     for i in _missing(r):
@@ -257,16 +256,17 @@ def lost_update(r: Reading) -> Match | None:
             SEEN, (f"counts are too small at {r.wrong_count} places: {lost:g} updates are lost",), {"lost": lost}
         )
     if not r.block and r.wrong_count > 2 and float(got.norm()) < 0.9 * float(wanted.norm()):
-        text = f"scattered places are wrong ({r.wrong_count}), and too small there; the others are right"
+        text = f"scattered places are wrong ({r.wrong_count}) and too small; the others are right"
         return Match(HINT if not r.e.operators or r.e.operators & _ADDING else FAINT, (text,), {})
     return None
 
 
-_FORMULA = 0.7  # correlation of errors before and after inputs move a little, from which it is no rounding
+# errors before and after a small change of the inputs correlate at least this much if they are not rounding
+_FORMULA = 0.7
 
 
 def low_precision_accumulation(r: Reading) -> Match | None:
-    """Errors like rounding, but larger: no place, no slope, no term."""
+    """Errors that look like rounding, but larger: no place, no slope, no term."""
     ratio = r.ratio()
     rounded = r.finding("; right for a kernel that rounds ")
     if rounded is not None and rounded.tensor == r.e.tensor:
@@ -278,7 +278,7 @@ def low_precision_accumulation(r: Reading) -> Match | None:
     narrow = narrower(r)
     if not 0 < r.relative < 0.1:
         return None
-    # what narrow numbers hold exactly, as one addend alone, is right: the others may be a block
+    # sums with a single addend are exact in the narrow dtype; the others may be one block
     if narrow is None and (r.zeros > 0 or r.spans and r.block):
         return None
     if narrow is not None:
@@ -294,7 +294,7 @@ def low_precision_accumulation(r: Reading) -> Match | None:
         return None
     nudged = next(r.runs("nudged"), None)
     alike = 0.0 if nudged is None else nudged.alike.get(r.e.tensor, 0.0)
-    if alike > 0.7:  # a formula is off, and not its rounding: inputs that are a little off leave the error as it is
+    if alike > 0.7:  # slightly changed inputs leave the error as it is, so a formula is wrong and not its rounding
         return None
     nudged = next(r.runs("nudged"), None)
     if nudged is not None and nudged.alike.get(r.e.tensor, 0.0) > _FORMULA:
@@ -306,7 +306,7 @@ def low_precision_accumulation(r: Reading) -> Match | None:
 
 
 def narrower(r: Reading) -> str | None:
-    """The narrower dtype whose grid holds every element of the candidate's, though not the golden's."""
+    """The narrower dtype that represents every element of the candidate exactly, though not of the golden."""
     if r.pair is None:
         return None
     y, g = r.pair
@@ -319,19 +319,19 @@ def narrower(r: Reading) -> str | None:
     return None
 
 
-_OFTEN = 0.1  # of the elements
+_OFTEN = 0.1  # share of the elements
 
 
 def _away_from(y: torch.Tensor, narrow: str, g: torch.Tensor) -> torch.Tensor:
-    """Errors in units of what one rounding to that dtype may leave: a sum that is rounded as it grows leaves more."""
+    """Errors in units of one rounding to that dtype: a sum that is rounded as it grows has larger ones."""
     return (y - g).abs() / (torch.finfo(getattr(torch, narrow)).eps / 2 * g.abs()).clamp(min=1e-300)
 
 
-_ROUNDED = 32.0  # units of rounding: what is not rescaled is off by a factor of e and more
+_ROUNDED = 32.0  # in units of rounding; a missing rescale leaves errors of a factor of e and more
 
 
 def missing_rescale(r: Reading) -> Match | None:
-    """Wrong where the running maximum moves: small or equal inputs are right."""
+    """Wrong if the running maximum changes: small or equal inputs are right."""
     if not r.numbers_wrong or r.explained or r.influences or not (r.right("scale 2^-12") or r.right("flat")):
         return None
     if r.fails("nan") or r.e.error or r.y is None or not bool(torch.isfinite(r.y).all()):
@@ -343,5 +343,5 @@ def missing_rescale(r: Reading) -> Match | None:
     flat, small = r.right("flat"), r.right("scale 2^-12")
     names = [n for n, right in (("inputs times 2^-12", small), ("equal inputs", flat)) if right]
     sentence = f"wrong at these inputs, right at {' and '.join(names)}: where a running maximum stays"
-    # small scores weigh alike, and so do equal ones: whatever is wrong with them does not show then
+    # small or equal scores give equal weights, which hides any mistake in the weights
     return Match(HINT if flat and small else WEAK, (sentence,), {})

@@ -1,4 +1,4 @@
-"""What is left from an earlier call, and what depends on time."""
+"""Rules about state of earlier calls, and about timing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading
 
 
 def _mended(r: Reading) -> bool:
-    """Whether uninitialised or shared memory explains that calls differ."""
+    """True if uninitialised or shared memory explains why calls differ."""
     return r.memory("never_written", "aliased", "output_modified") is not None or bool(r.finding("", "poison"))
 
 
 def _by_chance(r: Reading) -> bool:
-    """Whether repeats go up and down without an order: what is kept makes all of them alike, or drifts."""
+    """True if repeats go up and down without an order: state would make all of them equal, or drift."""
     repeats = list(r.runs("repeat"))
     apart = [x.difference for x in repeats if not x.right]
     mixed = any(x.right for x in repeats[repeats.index(next(x for x in repeats if not x.right)) :]) if apart else False
@@ -21,9 +21,9 @@ def _by_chance(r: Reading) -> bool:
 
 
 def stale_state(r: Reading) -> Match | None:
-    """A call raises or differs after another, or around it; or one row begins with what the row before has left."""
+    """A call raises or differs after another one; or one row begins with the values that the previous row left."""
     if r.plain_wrong and r.left_to_the_next:
-        return Match(SEEN + 0.01, (r.left_to_the_next, "the state of one row is left to the next"), {})
+        return Match(SEEN + 0.01, (r.left_to_the_next, "the state of one row is passed on to the next"), {})
     if r.plain_wrong and r.fails("repeat") is not None:
         return None
     again = r.fails("second call")
@@ -47,7 +47,7 @@ def stale_state(r: Reading) -> Match | None:
         return Match(LIKELY, (text,), {"run": back.name})
     between = None if r.plain_wrong else r.finding("a call of other inputs between forward and backward", "second_call")
     if between is not None:
-        state_left = "what the backward needs is kept where the next forward writes: keep it with its call, as "
+        state_left = "the backward's data are kept where the next forward writes: keep them with their call, as "
         return Match(SEEN, (between.text, state_left + "ctx.save_for_backward does"), {"run": "interleaved"})
     return None
 
@@ -68,15 +68,17 @@ def stale_copy(r: Reading) -> Match | None:
         return Match(EXACT, (others.text,), {"run": others.name})
     text = others.text or "with other inputs of the same shapes the result is wrong, though the first call is right"
     if others.stale:
-        sentence = f"the golden makes it of the other inputs with {', '.join(others.stale)} as in the first call"
+        sentence = f"the golden makes it from the other inputs with {', '.join(others.stale)} as in the first call"
         return Match(EXACT if r.fails("second call") is None else HINT, (text, sentence), {"run": others.name})
-    if others.stale is not None:  # no input of the first call makes it: those inputs may be wrong in any call
+    if others.stale is not None:  # no input of the first call gives it: those inputs may be wrong in any call
         return Match(FAINT, (text, "no input as it was in the first call makes it"), {"run": others.name})
     return Match(SEEN if r.fails("second call") is None else HINT, (text,), {"run": others.name})
 
 
 def _unread(r: Reading) -> Match | None:
-    """An input that moves nothing, in a result that holds numbers: in the first call already, after an earlier one."""
+    """An input without influence on a result that holds numbers: an earlier call may have left them, even in the
+    first call.
+    """
     influences = list(r.e.influence.values())
     unread = [i for i in influences if i.none and all(j.none for j in influences if j.input == i.input)]
     if not unread or any(i.extra for i in influences) or r.explained or r.pair is None or r.zeros:
@@ -87,13 +89,13 @@ def _unread(r: Reading) -> Match | None:
 
 
 def stale_config(r: Reading) -> Match | None:
-    """After a call of other sizes the sizes of the first are used."""
+    """After a call of other sizes, the sizes of the first call are used."""
     sizes = r.fails("other sizes") or r.fails("sizes")
     if sizes is not None and not r.plain_wrong:
         text = sizes.text or "wrong after a call of other sizes, right before"
         return Match(EXACT, (text,), {"run": sizes.name})
     if r.plain_wrong and r.right("fresh"):
-        text = "right where what was kept from cases of other sizes is forgotten, and wrong where it is not"
+        text = "right once the state from cases of other sizes is cleared, and wrong with it"
         return Match(EXACT + 0.02, (text,), {"run": "fresh start"})
     if r.fails("other inputs") is not None and not r.plain_wrong:
         return Match(FAINT, ("something is kept between calls",), {})
@@ -101,7 +103,9 @@ def stale_config(r: Reading) -> Match | None:
 
 
 def _apart(r: Reading, run: RunFact) -> bool:
-    """Whether a repeat differs by more than legal orders do: it is wrong where others are right, or by far."""
+    """True if a repeat differs by more than legal orders do: it is wrong and others are right, or the difference is
+    large.
+    """
     if not r.plain_wrong:
         return not run.right
     if r.pair is None:
@@ -143,13 +147,13 @@ def missing_sync(r: Reading) -> Match | None:
         return Match(EXACT + 0.02, (sentence,), {"bytes": late_write.late})
     waited = list(r.runs("sync"))
     if r.numbers_wrong and waited and all(x.right for x in waited):
-        return Match(EXACT + 0.02, ("right when every call is waited for, wrong without",), {"run": waited[0].name})
+        return Match(EXACT + 0.02, ("right if every call is waited for, wrong otherwise",), {"run": waited[0].name})
     repeats = list(r.runs("repeat"))
     one = [x for name in ("one thread", "1 thread") for x in r.runs(name)]
     still = bool(one) and not any(x.right for x in one)
     poison = r.memory("never_written") is not None
     if poison and any(x.right and not x.same for x in repeats):
-        return Match(SEEN + 0.02, ("unwritten memory was read in one call, and not in its repeats",), {})
+        return Match(SEEN + 0.02, ("unwritten memory was read in one call, but not in its repeats",), {})
     if r.plain_wrong and any(x.right and not x.same for x in repeats) and still:
         return Match(HINT, ("right in some repeats, and not mended by one thread",), {})
     return None

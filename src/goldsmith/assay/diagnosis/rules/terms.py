@@ -1,4 +1,4 @@
-"""Terms and factors of a formula."""
+"""Rules about terms and factors of a formula."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _fitted(r: Reading, reading: str) -> Match | None:
     score = EXACT if fit.exact is not None and fit.r2 > 0.999 else LIKELY if fit.r2 > 0.98 else HINT * fit.r2 + 0.1
     score -= 0.1 * bool(fit.also)
     number = f"{fit.exact if fit.exact is not None else fit.coefficient:g}"
-    # of a factor the name is that of the whole: the golden's own share and the error
+    # the name of a factor is that of the sum: the golden's own share plus the error
     whole = fit.named if reading in ("factor", "repeated") and fit.golden is not None else ""
     named = f" = {fit.named}" if fit.named and fit.named != number and not whole else ""
     factor = "" if fit.factor in ("", "1") else f" {fit.factor}"
     place = f" in {fit.where}" if fit.where else ""
-    weighs = f", which comes in {whole} times" if whole else ""
+    weighs = f", which occurs {whole} times" if whole else ""
     of_itself = bool(whole) and not place and not factor and fit.term == r.e.tensor
     sentences = [f"{fit.term} is {whole} times the golden's"] if of_itself else []
     weighs = "" if of_itself else weighs
@@ -46,7 +46,7 @@ def _params(fit: Fit) -> dict:
 
 
 def missing_term(r: Reading) -> Match | None:
-    """A term of the golden's that the residual is made of; or numbers as if an addend were zero."""
+    """A term of the golden gives the residual; or the numbers are as if an addend were zero."""
     return max(filter(None, (_fitted(r, "missing"), _as_zero(r))), key=lambda m: m.score, default=None)
 
 
@@ -60,13 +60,13 @@ def _as_zero(r: Reading) -> Match | None:
 
 
 def _count(ratio: float, spread: float) -> int:
-    """The whole number from 2 that a ratio is, or 0."""
+    """The whole number from 2 that a ratio equals, or 0."""
     near = round(ratio)
     return near if near >= 2 and abs(ratio - near) <= max(1e-4, 4 * spread) * near else 0
 
 
 def repeated_term(r: Reading) -> Match | None:
-    """A term entered once more, or the whole several times."""
+    """A term added once more, or the whole result several times."""
     fitted = _fitted(r, "repeated") or _whole_times(r)
     ratio = r.ratio()
     if ratio is None or ratio.scope == "row":
@@ -83,7 +83,7 @@ def repeated_term(r: Reading) -> Match | None:
 
 
 def _whole_times(r: Reading) -> Match | None:
-    """What the golden knows and seems to add, entered some times more: by every rank or block, for one."""
+    """A term of the golden that is added several times more, for example by every rank or block."""
     fit, fitted = r.fit("added"), _fitted(r, "added")
     if fit is None or fitted is None or r.foreign or fit.factor not in ("", "1") or fit.also:
         return None
@@ -93,7 +93,7 @@ def _whole_times(r: Reading) -> Match | None:
 
 
 def _of_sizes(r: Reading, named: str) -> bool:
-    """Whether the name speaks of sizes alone: a count, rather than a scalar that happens to be whole."""
+    """True if the name contains only sizes: a count, rather than a scalar that happens to be whole."""
     return not any(name in named for name in r.e.scalars if name not in r.e.sizes)
 
 
@@ -108,7 +108,7 @@ def sign_flip(r: Reading) -> Match | None:
 
 
 def wrong_factor(r: Reading) -> Match | None:
-    """A factor too many, missing, or of another value; of the whole, of a segment, of each row, or of one term."""
+    """A factor too many, missing, or with another value; of the whole, of a segment, of each row, or of one term."""
     fitted = _is_bias(r, _fitted(r, "factor")) or _added(r)
     ratio = r.ratio()
     if ratio is None:
@@ -134,11 +134,11 @@ def wrong_factor(r: Reading) -> Match | None:
 
 
 def _in_part(r: Reading) -> Match | None:
-    """Where it is wrong, at some indices of an axis, every one of them has a ratio of its own."""
+    """The result is wrong at some indices of an axis, each with a ratio of its own."""
     for ratio in r.e.ratios:
         if ratio.scope != "row" or ratio.fraction > 0.9 or not ratio.ratio or _bias(ratio.ratio):
             continue
-        text = f"y / g is constant per index where it is wrong, {ratio.group}, in the middle {ratio.ratio:.6g}"
+        text = f"y / g is constant per index where it is wrong, {ratio.group}, in the median {ratio.ratio:.6g}"
         text += f" = {ratio.named}; the others are right" if ratio.named else "; the others are right"
         params = {"ratio": ratio.ratio, "factor": ratio.named, "where": ratio.group, "also": []}
         return Match(LIKELY - 0.1, (text,), params)
@@ -146,7 +146,7 @@ def _in_part(r: Reading) -> Match | None:
 
 
 def _is_bias(r: Reading, fitted: Match | None) -> Match | None:
-    """A factor close to 1 that nothing in the case explains is a bias, and no wrong factor."""
+    """None for a factor close to 1 that nothing in the case explains: that is a bias, not a wrong factor."""
     if fitted is None:
         return None
     golden, coefficient = fitted.params["golden"] or 1.0, fitted.params["coefficient"]
@@ -156,7 +156,7 @@ def _is_bias(r: Reading, fitted: Match | None) -> Match | None:
 
 
 def _added(r: Reading) -> Match | None:
-    """An addend that the golden is not known to have: a hint, since it may stand for a changed factor."""
+    """An addend that is not in the golden: only a hint, since it may stand for a changed factor."""
     fitted = _fitted(r, "added")
     if fitted is None:
         return None
@@ -164,13 +164,13 @@ def _added(r: Reading) -> Match | None:
     if foreign and foreign in fitted.params["term"] and not fitted.params["also"]:
         text = f"the golden does not use {foreign} there"
         fit = r.fit("added")
-        whole = fit is not None and fit.r2 > _WHOLE  # a term of it makes every number
+        whole = fit is not None and fit.r2 > _WHOLE  # one of its terms gives every number
         return replace(fitted, score=SEEN if whole else LIKELY, sentences=(*fitted.sentences, text))
     return replace(fitted, score=fitted.score * HINT)
 
 
 def _is_case_number(r: Reading, named: str) -> bool:
-    """Whether a number's name speaks of something that the case gives."""
+    """True if a number's name refers to a value of the case."""
     return any(re.search(rf"\b{re.escape(name)}\b", named) for name in (*r.e.scalars, *r.e.sizes))
 
 

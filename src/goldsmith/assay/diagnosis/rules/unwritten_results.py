@@ -1,4 +1,4 @@
-"""Results that nobody wrote."""
+"""Rules about results that the kernel did not write or compute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .reading import EXACT, FAINT, HINT, LIKELY, SEEN, Match, Reading, say
 
 
 def never_written(r: Reading) -> Match | None:
-    """Poison is left, and the same memory zeroed does not mend it."""
+    """Poison is left, and zeroing the same memory does not make the result right."""
     fact = r.memory("never_written")
     finding = r.finding("uninitialised memory", "poison")
     if fact is None and finding is None:
@@ -27,13 +27,15 @@ def never_written(r: Reading) -> Match | None:
         return Match(SEEN if r.nothing_there else FAINT, (text, "on zeroed memory the result is right"), params)
     if r.fails("zeroed memory"):
         if r.made_of_nothing:
-            return Match(LIKELY, (text, "it is written there, with what was made of such memory"), params)
+            return Match(LIKELY, (text, "it is written there, with values computed from such memory"), params)
         return Match(EXACT, (text, "on zeroed memory it is wrong, too"), params)
     return Match(SEEN if share < 1 else LIKELY, (text,), params)
 
 
 def _zero_block(r: Reading) -> Match | None:
-    """Memory that was zeroed when it was made hides it: a block of exact zeros where the golden has numbers."""
+    """A block of exact zeros where the golden has numbers: the memory was zeroed at allocation, which hides that it
+    is unwritten.
+    """
     if not 0 < r.zeros < 1 or not r.block or r.y is None or r.wrong is None:
         return None
     if bool((r.y[r.wrong] != 0).any()):
@@ -43,7 +45,7 @@ def _zero_block(r: Reading) -> Match | None:
     cut = next((i for i in r.influences if r.reached_by(i)), None)
     if cut is not None:
         sentences.append(
-            f"{cut.input}[axis {cut.axis}: {say(cut.missing)}], which is all that belongs there, is not read"
+            f"{cut.input}[axis {cut.axis}: {say(cut.missing)}], the only source of those elements, is not read"
         )
     return Match(HINT + 0.1 if cut is None else SEEN + 0.03, tuple(sentences), {"spans": r.spans})
 
@@ -52,8 +54,13 @@ def not_computed(r: Reading) -> Match | None:
     """All zeros, or no tensor at all."""
     missing = r.finding("no tensor came") or r.finding("the candidate returns no gradient")
     if missing is not None:
-        lost = "look for detach(), no_grad() or .data on the way from the input" if r.e.tensor.endswith(".grad") else ""
-        score = EXACT + 0.02 if missing.tensor == r.e.tensor else HINT  # what is wrong before it may be why
+        lost = (
+            "look for detach(), no_grad() or .data between the input and the result"
+            if r.e.tensor.endswith(".grad")
+            else ""
+        )
+        # another tensor that is wrong before it may be the reason
+        score = EXACT + 0.02 if missing.tensor == r.e.tensor else HINT
         return Match(score, (missing.text, lost) if lost else (missing.text,), {})
     if r.y is None or r.g is None or not r.wrong_count:
         return None

@@ -1,4 +1,4 @@
-"""Ranges: too large, too small, not a number; and how a number is stored."""
+"""Rules about ranges (too large, too small, not a number) and about rounding at the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _infinite(r: Reading) -> int:
 
 
 def overflow(r: Reading) -> Match | None:
-    """Inf, or the NaN that Inf becomes, where the golden is finite: an intermediate left its dtype's range."""
+    """Inf, or NaN made from Inf, where the golden is finite: an intermediate left its dtype's range."""
     count = _infinite(r)
     born = r.e.born
     if born is not None and born.cause == "overflow":
@@ -27,7 +27,7 @@ def overflow(r: Reading) -> Match | None:
         top = torch.finfo(getattr(torch, r.e.dtype, torch.float32)).max
         sentences = [f"{count} elements are not finite ({inf} Inf); the golden is at most {largest:.3g} there"]
         if bool(torch.isinf(r.g).any()):
-            return Match(FAINT, (*sentences, "it has infinities elsewhere: they may be meant"), {})
+            return Match(FAINT, (*sentences, "it has infinities elsewhere: they may be intended"), {})
         big = max([largest, *_largest(r)])
         narrow = next((n for n, m in (("float16", 65504.0), (r.e.dtype, top)) if big > m), "")
         if narrow:
@@ -52,7 +52,7 @@ def overflow(r: Reading) -> Match | None:
 
 
 def _wrapped(r: Reading) -> int:
-    """The bits that a whole number was cut to, where every error is what such a cut leaves out; 0 elsewhere."""
+    """The width that integers were cut to, if such a cut explains every error; otherwise 0."""
     if r.pair is None or r.wrong is None:
         return 0
     y, g = (t[r.wrong] for t in r.pair)
@@ -84,7 +84,7 @@ def _blows_up(r: Reading) -> bool:
 
 
 def missing_max_shift(r: Reading) -> Match | None:
-    """Exponentials of large arguments: an offset that cancels in the golden makes NaN or Inf."""
+    """Exponentials of large arguments: an offset that cancels in the golden gives NaN or Inf."""
     born = r.e.born
     if born is not None and born.cause == "missing_max_shift":
         return Match(EXACT + 0.02, born.sentences, {"stage": born.stage, "operation": born.op})
@@ -117,7 +117,7 @@ _SATURATING = frozenset("exp _softmax _log_softmax logsumexp sigmoid tanh erf so
 
 
 def absolute_eps(r: Reading) -> Match | None:
-    """The error depends on the inputs' magnitude: wrong when they are small, right when they are large."""
+    """The error depends on the magnitude of the inputs: wrong if they are small, right if they are large."""
     if "absolute_eps" in r.ruled_out:
         return None
     small, large = r.fails("scale 2^-12"), r.fails("scale 2^12") or r.fails("scale 2^11")
@@ -127,19 +127,21 @@ def absolute_eps(r: Reading) -> Match | None:
     if small is None or large is not None or r.unsteady or r.plain_wrong and r.y is None:
         return None
     if r.plain_wrong and r.finding("; right for a kernel that rounds ") is not None:
-        return None  # large inputs make one number of a softmax, and nothing is rounded there
+        return None  # with large inputs a softmax has one nonzero weight, so nothing is rounded
     text = small.text or "with inputs times 2^-12 the result is wrong"
     if small.error:
-        return None  # small inputs only lead it to another mistake, such as an index that is out of range
-    tells = not (r.plain_wrong and r.e.operators & _SATURATING)  # large inputs leave one number of a softmax
+        return None  # small inputs only reveal another mistake, such as an index out of range
+    tells = not (r.plain_wrong and r.e.operators & _SATURATING)  # with large inputs a softmax has one nonzero weight
     if not r.plain_wrong or tells and r.right("scale 2^12") and r.relative < 0.05 and not r.influences:
-        return Match(SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to what scales"), {})
-    # what is wrong as it is is wrong when it is small, too: that alone says nothing of an epsilon
+        return Match(
+            SEEN + 0.02, (text, "with inputs times 2^12 it is right: a constant is added to something that scales"), {}
+        )
+    # a result that is wrong anyway is also wrong with small inputs: that alone does not indicate an epsilon
     return Match(FAINT, (text,), {}) if r.right("scale 2^12") else None
 
 
 def truncating_store(r: Reading) -> Match | None:
-    """Rounded toward zero where it is stored: errors of one sign, below one unit in the last place."""
+    """Rounded toward zero at the store: errors of one sign, below one unit in the last place."""
     if r.y is None or r.g is None or r.y.numel() < 16:
         return None
     y, g = r.y, r.g
@@ -162,7 +164,7 @@ def truncating_store(r: Reading) -> Match | None:
 
 
 def index_overflow(r: Reading) -> Match | None:
-    """Wrong only beyond 2^31: an offset that does not fit 32 bits."""
+    """Wrong only beyond 2^31: an offset does not fit into 32 bits."""
     big = {k: v for k, v in {**r.e.sizes, **r.e.scalars}.items() if isinstance(v, int) and abs(v) >= 2**30}
     if big and r.wrong_count:
         name, value = next(iter(big.items()))
