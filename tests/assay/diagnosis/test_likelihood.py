@@ -104,6 +104,7 @@ def test_where_no_rule_says_anything_there_is_a_guess_that_says_so():
     assert len(causes) >= 3 and causes[0].score < 0.6 and guessed
     assert all(c.evidence[0].startswith("no rule shows this") and c.id not in likelihood.MARKED for c in guessed)
     assert [c.score for c in causes] == sorted((c.score for c in causes), reverse=True)
+    assert all("not explained. Similar known faults were " in c.text for c in guessed)
     assert evidence.report.findings[0].text in guessed[0].evidence
     assert [c.id for c in rank.rank(evidence, {})] == ["unknown"] or not guessed[0].id == rank.by_rules(evidence)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,14 @@ def _weighed(evidence: Evidence, matches: Mapping[str, Match], chances: Mapping[
     for place, id in enumerate(ordered({id: m.score for id, m in matches.items()}, chances)):
         highest = min(highest, calibrated(FIRST if place == 0 else OTHER, chances[id], points))
         if highest >= LEAST and place < MOST:
-            causes.append(_cause(id, matches.get(id) or _guessed(evidence, id), highest, tensor))
+            match = matches.get(id)
+            cause = _cause(id, match or _guessed(evidence, id), highest, tensor)
+            if match is None:
+                often = "most often" if place == 0 else "also"
+                known = f"{rules.CATALOGUE[id].text} ({100 * highest:.0f} %)"
+                start = f"{tensor} is wrong: not explained" if tensor else "not explained"
+                cause = replace(cause, text=f"{start}. Similar known faults were {often}: {known}")
+            causes.append(cause)
     return causes
 
 
