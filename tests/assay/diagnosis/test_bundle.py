@@ -1,4 +1,4 @@
-"""Bundles: every bit comes back, hostile ones are refused, and a replay says what is the same here."""
+"""Bundles: every bit is restored, hostile ones are refused, and a replay reports what is the same here."""
 
 import json
 import math
@@ -37,10 +37,10 @@ def plain():
 
 
 def saved(folder, supply=None, of=None, **more):
-    made = material(supply or plain(), of)
-    run = execute(made)
+    results = material(supply or plain(), of)
+    run = execute(results)
     outputs = {n: t for n, _, t in run.results() if t is not None}
-    return bundles.save(folder, made, torch.float32, golden={}, outputs=outputs, **more)
+    return bundles.save(folder, results, torch.float32, golden={}, outputs=outputs, **more)
 
 
 def stored(folder, tensors):
@@ -52,7 +52,7 @@ def bits(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_bundle_is_read_as_it_was_written(tmp_path):
     path = saved(tmp_path, causes=[{"id": "scale_bias", "score": 0.9}], stage="y")
     assert path.parent == tmp_path and path.name.startswith("mul-rows_T=3,D=4-")
     bundle = bundles.load_bundle(path)
@@ -70,16 +70,16 @@ def by_position(*given):
 
 
 def test_inputs_and_scalars_come_back_in_the_order_of_the_case(tmp_path):
-    """By which a kernel without a readable signature gets them, and by which the first wrong gradient is named."""
+    """A kernel without a readable signature gets them in this order, and the first wrong gradient is named by it."""
     cases = {"x": torch.randn(3, 4), "eps": 0.5, "b": torch.randn(3, 4)}
     of = assay.Target(by_position, lambda x, eps, b: (x - b) * eps, cases=cases, name="by_position")
-    found = assay.diagnose(of, out=tmp_path, probes="quick")
-    bundle = assay.load_bundle(found.bundle)
+    diagnosis = assay.diagnose(of, out=tmp_path, probes="quick")
+    bundle = assay.load_bundle(diagnosis.bundle)
     assert list(bundle.supply) == list(cases) and list(bundle.inputs) == ["x", "b"]
-    assert replay(found.bundle, of).environment["replay"]["answer"] == "reproduced"
+    assert replay(diagnosis.bundle, of).environment["replay"]["answer"] == "reproduced"
 
 
-def test_of_two_gradients_that_are_wrong_the_same_one_is_named_again(tmp_path):
+def test_a_replay_names_the_same_one_of_two_wrong_gradients(tmp_path):
     def flipped(g, t, x, y, grad_y):
         return {"x": -grad_y, "t": grad_y, "g": -grad_y}
 
@@ -88,9 +88,9 @@ def test_of_two_gradients_that_are_wrong_the_same_one_is_named_again(tmp_path):
 
     cases = {"x": torch.randn(5, 3), "t": torch.randn(5, 3), "g": torch.randn(5, 3)}
     of = assay.Target(sum_of, sum_of, cases=cases, backward=flipped, name="flipped")
-    found = assay.diagnose(of, out=tmp_path, probes="quick")
-    again = assay.Target(sum_of, sum_of, cases=assay.load_bundle(found.bundle).supply, backward=flipped)
-    assert found.first_wrong_stage == assay.diagnose(again, probes="quick").first_wrong_stage == "x.grad"
+    diagnosis = assay.diagnose(of, out=tmp_path, probes="quick")
+    again = assay.Target(sum_of, sum_of, cases=assay.load_bundle(diagnosis.bundle).supply, backward=flipped)
+    assert diagnosis.first_wrong_stage == assay.diagnose(again, probes="quick").first_wrong_stage == "x.grad"
 
 
 @pytest.mark.parametrize("order", ["x", ["x", "z"], [["x"]], {"x": 0}, 3])
@@ -144,7 +144,7 @@ def test_inputs_that_share_memory_share_it_again(tmp_path):
     assert back["c"].untyped_storage().data_ptr() != back["a"].untyped_storage().data_ptr()
 
 
-def test_of_a_far_larger_storage_only_the_part_is_kept(tmp_path, monkeypatch):
+def test_only_the_used_part_of_a_far_larger_storage_is_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "TRIM", 1024)
     whole = torch.randn(1 << 16)
     value = whole[1001:1201:2]
@@ -163,7 +163,7 @@ def test_scalars_come_back_bit_for_bit(tmp_path):
     assert bundle.scalars["c"] is True and type(bundle.scalars["d"]) is int
 
 
-def test_outputs_beyond_the_limit_are_left_out_and_that_is_said(tmp_path, monkeypatch):
+def test_outputs_beyond_the_limit_are_left_out_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(bundles, "LIMIT", 16)
     path = saved(tmp_path)
     bundle = bundles.load_bundle(path)
@@ -172,7 +172,7 @@ def test_outputs_beyond_the_limit_are_left_out_and_that_is_said(tmp_path, monkey
 
 
 @pytest.mark.parametrize("umask, modes", [(0o022, (0o755, 0o644)), (0o077, (0o700, 0o600)), (0o002, (0o775, 0o664))])
-def test_a_bundle_has_the_modes_that_the_umask_leaves(tmp_path, umask, modes):
+def test_a_bundle_has_the_file_modes_of_the_umask(tmp_path, umask, modes):
     before = os.umask(umask)
     try:
         path = saved(tmp_path)
@@ -185,9 +185,9 @@ def test_a_bundle_has_the_modes_that_the_umask_leaves(tmp_path, umask, modes):
 def test_a_replay_says_that_the_bundle_is_of_another_target(tmp_path):
     path = saved(tmp_path)
     other = assay.Target(wrong, golden, cases=plain(), name="other")
-    said = [replay(path, of).notes[0].text for of in (other, target())]
-    assert said[0].endswith("the bundle is of the target 'mul', and this one is 'other'")
-    assert "the bundle is of" not in said[1]
+    text = [replay(path, of).notes[0].text for of in (other, target())]
+    assert text[0].endswith("the bundle is of the target 'mul', and this one is 'other'")
+    assert "the bundle is of" not in text[1]
 
 
 # hostile bundles
@@ -222,7 +222,7 @@ def entry(**values):
         (entry(shape=[3]), "1 sizes with 2 strides"),
         (entry(dtype="object"), "dtype 'object'"),
         (entry(dtype=["float32"]), "dtype"),
-        (entry(dtype="bool", shape=[1], stride=[1]), "no bool"),
+        (entry(dtype="bool", shape=[1], stride=[1]), "its dtype is bool"),
         (entry(key="../outputs"), "does not hold"),
         (entry(key=["x"]), "does not hold"),
         (lambda m: m.update(schema=2), "schema 2"),
@@ -257,7 +257,7 @@ def test_a_bundle_that_does_not_fit_is_refused_with_the_reason(tmp_path, edit, s
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "[" * 100_000, '{"schema": 1e999}', '{"schema": NaN}', "\udcff"], ids=range(7)
 )
-def test_what_is_no_json_is_refused(tmp_path, text):
+def test_invalid_json_is_refused(tmp_path, text):
     path = saved(tmp_path)
     (path / "bundle.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match=r"bundle\.json"):
@@ -302,7 +302,7 @@ def test_a_replay_reproduces_bit_for_bit(tmp_path):
     assert report.environment["replay"]["versions"] == {}
 
 
-def test_a_kernel_that_was_mended_does_not_reproduce(tmp_path):
+def test_a_repaired_kernel_does_not_reproduce(tmp_path):
     report = replay(saved(tmp_path), target(golden))
     assert report.ok and report.environment["replay"]["answer"] == "not reproduced"
 
@@ -326,7 +326,7 @@ def test_the_candidate_sees_the_layout_that_was_saved(tmp_path):
     assert (1, 3) in seen and seen[-1] == (1, 3)
 
 
-def test_other_versions_stand_side_by_side(tmp_path):
+def test_a_replay_lists_differing_versions(tmp_path):
     path = saved(tmp_path)
     change(path, lambda meta: meta["versions"].update(torch="1.0"))
     report = replay(path, target())

@@ -1,4 +1,4 @@
-"""From a target to the stage and the cause: what `diagnose` says of kernels whose fault is known."""
+"""`diagnose` finds stage and cause of kernels with known faults."""
 
 import json
 
@@ -23,32 +23,37 @@ from goldsmith.assay.diagnosis.diagnosis import diagnose
     ids=lambda value: getattr(value, "name", None),
 )
 def test_the_stage_and_the_likeliest_cause(target, stage, cause):
-    found = diagnose(target, probes="quick")
-    assert (found.verdict, found.first_wrong_stage) == ("fail", stage)
-    assert found.causes[0].id == cause, str(found)
-    assert stage in str(found) and f"({cause}, score" in str(found)
+    diagnosis = diagnose(target, probes="quick")
+    assert (diagnosis.verdict, diagnosis.first_wrong_stage) == ("fail", stage)
+    assert diagnosis.causes[0].id == cause, str(diagnosis)
+    assert stage in str(diagnosis) and f"({cause}, score" in str(diagnosis)
 
 
 def test_a_right_kernel_is_not_accused():
-    found = diagnose(layer(), probes="quick")
-    assert found.ok and found.first_wrong_stage is None and found.causes == [] and str(found).startswith("PASS")
+    diagnosis = diagnose(layer(), probes="quick")
+    assert (
+        diagnosis.ok
+        and diagnosis.first_wrong_stage is None
+        and diagnosis.causes == []
+        and str(diagnosis).startswith("PASS")
+    )
 
 
-def test_a_golden_at_fault_accuses_nobody():
+def test_if_the_golden_is_at_fault_the_candidate_is_not_accused():
     def golden(x, w, b):
         return layer_golden(x.float(), w.float(), b.float())
 
-    found = diagnose(assay.Target(layer("h").candidate, golden, cases=layer_case), probes="quick")
-    assert found.verdict == "reference_fault" and found.first_wrong_stage is None
-    assert [c.id for c in found.causes] == ["reference_fault"] and str(found).startswith("REFERENCE FAULT")
+    diagnosis = diagnose(assay.Target(layer("h").candidate, golden, cases=layer_case), probes="quick")
+    assert diagnosis.verdict == "reference_fault" and diagnosis.first_wrong_stage is None
+    assert [c.id for c in diagnosis.causes] == ["reference_fault"] and str(diagnosis).startswith("REFERENCE FAULT")
 
 
 def test_a_candidate_that_raises_is_a_cause():
     def kernel(x, w, b):
         raise IndexError("pop from empty list")
 
-    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case), probes="quick")
-    assert found.verdict == "fail" and found.causes[0].id == "exception", str(found)
+    diagnosis = diagnose(assay.Target(kernel, layer_golden, cases=layer_case), probes="quick")
+    assert diagnosis.verdict == "fail" and diagnosis.causes[0].id == "exception", str(diagnosis)
 
 
 def test_the_ranges_that_a_cut_reduction_leaves_out_are_parameters():
@@ -56,7 +61,7 @@ def test_the_ranges_that_a_cut_reduction_leaves_out_are_parameters():
     assert best.params["missing"] == [16, 20] and best.params["axis"] in (0, 1)
 
 
-def test_it_is_plain_json_and_the_same_every_time():
+def test_the_result_is_plain_json_and_repeatable():
     first, second = (diagnose(layer("z"), probes="quick").to_json() for _ in range(2))
     assert json.loads(json.dumps(first)) == first
     assert first["causes"] == second["causes"] and first["stages"] == second["stages"]
@@ -73,12 +78,12 @@ def test_cases_with_a_size_of_one_come_last():
     assert diagnose(target, cases[0], probes="quick").examined["sizes"]["T"] == 1
 
 
-def test_a_spent_budget_is_said_and_the_stage_is_known_all_the_same():
-    found = diagnose(layer("h"), probes="quick", budget_s=0.05)
-    assert found.partial and found.first_wrong_stage in ("h", None)
+def test_a_spent_budget_is_reported_and_the_stage_still_known():
+    diagnosis = diagnose(layer("h"), probes="quick", budget_s=0.05)
+    assert diagnosis.partial and diagnosis.first_wrong_stage in ("h", None)
 
 
-def test_what_is_not_a_target_is_refused():
+def test_an_argument_that_is_not_a_target_is_refused():
     with pytest.raises(TypeError, match="assay.Target"):
         diagnose(layer_golden)
     with pytest.raises(ValueError, match="budget_s"):
@@ -86,12 +91,12 @@ def test_what_is_not_a_target_is_refused():
 
 
 def test_the_smallest_case_keeps_stage_and_cause():
-    found = diagnose(layer("h"))
-    assert (found.case["sizes"]["T"], found.case["sizes"]["D"]) == (1, 17), found.case
-    assert found.examined["sizes"] == {"T": 6, "D": 20, "E": 12}
-    assert "layer_case[T=1,D=17," in str(found) and found.case["runs"] <= 64
+    diagnosis = diagnose(layer("h"))
+    assert (diagnosis.case["sizes"]["T"], diagnosis.case["sizes"]["D"]) == (1, 17), diagnosis.case
+    assert diagnosis.examined["sizes"] == {"T": 6, "D": 20, "E": 12}
+    assert "layer_case[T=1,D=17," in str(diagnosis) and diagnosis.case["runs"] <= 64
     trial = assay.diagnose(layer("h"), layer_case[0])
-    assert (trial.first_wrong_stage, trial.causes[0].id) == (found.first_wrong_stage, found.causes[0].id)
+    assert (trial.first_wrong_stage, trial.causes[0].id) == (diagnosis.first_wrong_stage, diagnosis.causes[0].id)
 
 
 def test_a_failure_of_a_later_call_is_made_small_too():
@@ -102,31 +107,31 @@ def test_a_failure_of_a_later_call_is_made_small_too():
         y = layer_golden(x, w, b)
         return y + (len(calls) > 1) * 0.1
 
-    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, reset=calls.clear))
-    assert found.causes[0].id == "stale_state" and found.case["sizes"]["T"] == 1, str(found)
+    diagnosis = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, reset=calls.clear))
+    assert diagnosis.causes[0].id == "stale_state" and diagnosis.case["sizes"]["T"] == 1, str(diagnosis)
 
 
 def test_out_holds_a_bundle_that_replays(tmp_path):
     target = layer("h")
-    found = assay.diagnose(target, out=tmp_path)
-    assert found.bundle.parent == tmp_path and f'replay("{found.bundle}", target)' in str(found)
-    meta = assay.load_bundle(found.bundle).meta
+    diagnosis = assay.diagnose(target, out=tmp_path)
+    assert diagnosis.bundle.parent == tmp_path and f'replay("{diagnosis.bundle}", target)' in str(diagnosis)
+    meta = assay.load_bundle(diagnosis.bundle).meta
     assert (meta["stage"], meta["causes"][0]["id"]) == ("h", "truncated_reduction")
-    assert meta["sizes"] == found.case["sizes"]
-    again = assay.replay(found.bundle, target)
+    assert meta["sizes"] == diagnosis.case["sizes"]
+    again = assay.replay(diagnosis.bundle, target)
     assert again.environment["replay"]["answer"] == "reproduced" and not again.ok
-    assert assay.replay(found.bundle, layer()).environment["replay"]["answer"] == "not reproduced"
+    assert assay.replay(diagnosis.bundle, layer()).environment["replay"]["answer"] == "not reproduced"
 
 
-def test_nothing_is_written_of_a_right_kernel(tmp_path):
-    found = assay.diagnose(layer(), probes="quick", out=tmp_path)
-    assert found.ok and found.bundle is None and not list(tmp_path.iterdir())
+def test_no_bundle_is_written_for_a_right_kernel(tmp_path):
+    diagnosis = assay.diagnose(layer(), probes="quick", out=tmp_path)
+    assert diagnosis.ok and diagnosis.bundle is None and not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="no failing case"):
-        found.save(tmp_path)
+        diagnosis.save(tmp_path)
 
 
 @pytest.mark.parametrize("after", [1, 4, 40])
-def test_an_interrupt_gives_what_is_known(after):
+def test_an_interrupt_returns_the_results_so_far(after):
     calls = []
     wrong = layer("h").candidate
 
@@ -136,13 +141,13 @@ def test_an_interrupt_gives_what_is_known(after):
             raise KeyboardInterrupt
         return wrong(x, w, b)
 
-    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, name="layer"))
-    assert found.partial == "interrupted" and "partial: interrupted" in str(found)
-    assert found.verdict == ("unjudged" if after == 1 else "fail") and not found.ok
-    assert after < 40 or found.first_wrong_stage == "h"
+    diagnosis = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, name="layer"))
+    assert diagnosis.partial == "interrupted" and "partial: interrupted" in str(diagnosis)
+    assert diagnosis.verdict == ("unjudged" if after == 1 else "fail") and not diagnosis.ok
+    assert after < 40 or diagnosis.first_wrong_stage == "h"
     begins = "NOT FINISHED layer" if after == 1 else "FAIL "
-    said = " ".join(str(found).split())
-    assert said.startswith(begins) and ("nothing wrong was found until then" in said) == (after == 1)
+    text = " ".join(str(diagnosis).split())
+    assert text.startswith(begins) and ("nothing wrong was found until then" in text) == (after == 1)
 
 
 def test_a_stage_in_a_segment_is_drawn():
@@ -163,8 +168,10 @@ def test_a_configuration_of_other_sizes_is_found_in_one_case():
         return 2 * h
 
     target = assay.Target(kernel, lambda x: 2 * assay.stage("h", x.sum(-1)), cases=widths, reset=blocks.clear)
-    found = diagnose(target, widths[1])
-    assert (found.verdict, found.causes[0].id, found.first_wrong_stage) == ("fail", "stale_config", "h"), str(found)
+    diagnosis = diagnose(target, widths[1])
+    assert (diagnosis.verdict, diagnosis.causes[0].id, diagnosis.first_wrong_stage) == ("fail", "stale_config", "h"), (
+        str(diagnosis)
+    )
     assert diagnose(assay.Target(lambda x: 2 * x.sum(-1), target.golden, cases=widths)).ok
 
 
@@ -175,22 +182,22 @@ def test_the_stage_of_a_later_call_is_named():
         h = assay.stage("h", x @ kept.setdefault("w", w.clone()))
         return torch.softmax(assay.stage("z", h + b), -1) * 2
 
-    found = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, backward=None, reset=kept.clear))
-    assert (found.causes[0].id, found.first_wrong_stage) == ("stale_copy", "h"), str(found)
-    assert str(found).startswith("FAIL  h is wrong: a copy of an input is not refreshed (stale_copy, ")
+    diagnosis = diagnose(assay.Target(kernel, layer_golden, cases=layer_case, backward=None, reset=kept.clear))
+    assert (diagnosis.causes[0].id, diagnosis.first_wrong_stage) == ("stale_copy", "h"), str(diagnosis)
+    assert str(diagnosis).startswith("FAIL  h is wrong: a copy of an input is not refreshed (stale_copy, ")
 
 
-def test_inputs_that_are_wrong_in_any_call_are_not_taken_for_old_ones():
+def test_inputs_that_fail_in_any_call_are_not_called_stale():
     @assay.case(T=[9])
     def picked(make, T):
         return {"x": make.normal(T), "k": make.integers(0, 5, 1)}
 
     right = int(picked[0].build(dtype=torch.float32, device="cpu", seed=0)["k"])
     target = assay.Target(lambda x, k: x * (2 + (k != right)), lambda x, k: x * 2, cases=picked, backward=None)
-    found = diagnose(target)
-    run = found.evidence.runs["other inputs"]
-    assert (found.verdict, run.wrong, run.stale) == ("fail", ("y",), ()), str(found)
-    assert all(cause.id != "stale_copy" or cause.score < 0.5 for cause in found.causes), str(found)
+    diagnosis = diagnose(target)
+    run = diagnosis.evidence.runs["other inputs"]
+    assert (diagnosis.verdict, run.wrong, run.stale) == ("fail", ("y",), ()), str(diagnosis)
+    assert all(cause.id != "stale_copy" or cause.score < 0.5 for cause in diagnosis.causes), str(diagnosis)
 
 
 @assay.case(T=[6], D=[40])
@@ -206,14 +213,14 @@ def test_a_gradient_that_is_written_over_an_input_comes_first():
         dx = grad_y * w * (1 - torch.tanh(x).square())
         return {"w": grad_y * torch.tanh(x.copy_(dx)), "x": x}
 
-    found = diagnose(assay.Target(golden, golden, cases=plain_rows, backward=backward, grads=("w", "x")))
-    assert (found.causes[0].id, found.first_wrong_stage) == ("input_modified", "x.grad"), str(found)
-    states = {s.name: s.state for s in found.stages}
-    assert (states["x.grad"], states["w.grad"]) == ("culprit", "inherited") and not found.undecided
+    diagnosis = diagnose(assay.Target(golden, golden, cases=plain_rows, backward=backward, grads=("w", "x")))
+    assert (diagnosis.causes[0].id, diagnosis.first_wrong_stage) == ("input_modified", "x.grad"), str(diagnosis)
+    states = {s.name: s.state for s in diagnosis.stages}
+    assert (states["x.grad"], states["w.grad"]) == ("culprit", "inherited") and not diagnosis.undecided
 
 
 @pytest.mark.parametrize("accepts", [True, False])
-def test_what_rounding_hides_in_16_bits_is_examined_in_float32(accepts):
+def test_a_fault_that_16_bit_rounding_hides_is_examined_in_float32(accepts):
     def golden(x, w):
         return (x - x.mean(-1, keepdim=True)) * w
 
@@ -224,9 +231,9 @@ def test_what_rounding_hides_in_16_bits_is_examined_in_float32(accepts):
         return ((wide - wide.mean(-1, keepdim=True)) * w.float() * 1.002).to(x.dtype)
 
     target = assay.Target(kernel, golden, cases=plain_rows, dtypes=(torch.bfloat16,), backward=None)
-    found = diagnose(target)
-    assert found.verdict == "fail" and (found.causes[0].id == "scale_bias") == accepts, str(found)
-    assert (found.case["dtype"] == "float32") == accepts == ("Examined with float32 inputs" in str(found))
+    diagnosis = diagnose(target)
+    assert diagnosis.verdict == "fail" and (diagnosis.causes[0].id == "scale_bias") == accepts, str(diagnosis)
+    assert (diagnosis.case["dtype"] == "float32") == accepts == ("Examined with float32 inputs" in str(diagnosis))
 
 
 def test_padding_that_enters_a_maximum():
@@ -253,12 +260,12 @@ def test_a_term_of_a_backward_that_is_reduced_along_another_axis(axis, cause):
         inner = (g * x_hat).mean(axis, keepdim=True) if axis is not None else 0
         return {"x": scale * (g - x_hat * inner), "w": (grad_y * x_hat).sum(0)}
 
-    found = diagnose(assay.Target(golden, golden, cases=tokens, backward=backward))
-    assert (found.first_wrong_stage, found.causes[0].id) == ("x.grad", cause), str(found)
+    diagnosis = diagnose(assay.Target(golden, golden, cases=tokens, backward=backward))
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("x.grad", cause), str(diagnosis)
 
 
 def test_no_axis_of_given_tensors_becomes_empty():
-    """An axis that has nothing to do with what is wrong becomes 1."""
+    """An axis that has nothing to do with the fault becomes 1."""
     given = {"x": torch.randn(6, 4), "e": torch.randn(4, 3), "s": 2.5}
     golden = lambda x, e, s: (x * 2).sum(0) + e.sum()  # noqa: E731
     target = assay.Target(lambda x, e, s: (x * s).sum(0) + e.sum(), golden, cases=given, name="scaled")

@@ -1,4 +1,4 @@
-"""What a rule reads: every part is plain data with a usable default."""
+"""Evidence: every part is plain data with a usable default."""
 
 from goldsmith.assay.diagnosis.evidence import CULPRIT, STATES, Evidence, RunFact, StageState
 from goldsmith.assay.report.check_report import Report

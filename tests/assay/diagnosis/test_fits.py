@@ -17,38 +17,38 @@ def first_fit(target):
 
 
 def test_a_flipped_bias():
-    stage, found = first_fit(layer("z"))
-    (term,) = found.fits
+    stage, result = first_fit(layer("z"))
+    (term,) = result.fits
     assert (stage, term.term, term.reading, term.exact) == ("z", "b", "sign_flipped", -2.0)
-    assert found.ratios == [] and found.patterns == []
+    assert result.ratios == [] and result.patterns == []
 
 
 def test_another_factor_of_an_output():
-    stage, found = first_fit(layer("y"))
-    (ratio,) = found.ratios
+    stage, result = first_fit(layer("y"))
+    (ratio,) = result.ratios
     assert (stage, ratio.scope, ratio.ratio) == ("y", "tensor", pytest.approx(1.25, rel=1e-6))
 
 
 def test_a_missing_addend_of_a_backward():
-    stage, found = first_fit(adapter("missing"))
-    (term,) = found.fits
+    stage, result = first_fit(adapter("missing"))
+    (term,) = result.fits
     assert (stage, term.term, term.reading) == ("x.grad", "base", "missing")
 
 
 def test_a_missing_scalar_is_named():
-    stage, found = first_fit(adapter("dlow"))
-    (ratio,) = found.ratios
+    stage, result = first_fit(adapter("dlow"))
+    (ratio,) = result.ratios
     assert (stage, ratio.ratio) == ("dlow", pytest.approx(1 / 0.3)) and "1/scale" in (ratio.named, *ratio.also)
 
 
-def test_what_was_not_computed_is_the_golden_times_nothing():
-    stage, found = first_fit(adapter("not_computed"))
-    assert (stage, found.ratios[0].ratio, found.fits[0].reading) == ("a.grad", 0.0, "missing")
+def test_an_uncomputed_result_is_the_golden_times_zero():
+    stage, result = first_fit(adapter("not_computed"))
+    assert (stage, result.ratios[0].ratio, result.fits[0].reading) == ("a.grad", 0.0, "missing")
 
 
-def test_a_truncated_sum_is_none_of_these():
-    stage, found = first_fit(layer("h"))
-    assert stage == "h" and not found.fits and not found.ratios and not found.patterns
+def test_a_truncated_sum_has_no_terms_ratios_or_patterns():
+    stage, result = first_fit(layer("h"))
+    assert stage == "h" and not result.fits and not result.ratios and not result.patterns
 
 
 @assay.case(T=[7], D=[24])
@@ -75,8 +75,8 @@ class NormWithoutTheRms(torch.autograd.Function):
 
 
 def test_a_path_of_a_gradient_is_a_term_without_being_declared():
-    stage, found = first_fit(assay.Target(NormWithoutTheRms.apply, norm_golden, cases=norm_case, outputs=("y",)))
-    (term,) = found.fits
+    stage, result = first_fit(assay.Target(NormWithoutTheRms.apply, norm_golden, cases=norm_case, outputs=("y",)))
+    (term,) = result.fits
     assert (stage, term.term, term.reading) == ("x.grad", "path through inv_rms", "missing")
 
 
@@ -84,8 +84,8 @@ def test_a_factor_per_row_of_a_whole_result_is_named():
     def kernel(x, w, eps):
         return x * w
 
-    stage, found = first_fit(assay.Target(kernel, norm_golden, cases=norm_case))
-    assert stage == "y" and [(r.scope, r.named) for r in found.ratios][:1] == [("row", "1/inv_rms")]
+    stage, result = first_fit(assay.Target(kernel, norm_golden, cases=norm_case))
+    assert stage == "y" and [(r.scope, r.named) for r in result.ratios][:1] == [("row", "1/inv_rms")]
 
 
 def test_how_tensors_are_laid_out():

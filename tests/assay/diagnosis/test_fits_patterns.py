@@ -1,4 +1,4 @@
-"""Rearranged, half filled, stored in another width: each is recognised, and clean or random data is none of them."""
+"""Rearranged, half filled, stored in another width: each is recognised, but not in clean or random data."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ def bound(golden):
 
 
 def only(got, golden, **more):
-    (found,) = patterns("y", got, golden, bound=bound(golden), **more)
-    return found
+    (matches,) = patterns("y", got, golden, bound=bound(golden), **more)
+    return matches
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -34,36 +34,36 @@ def test_clean_and_random_data_have_no_pattern(shape, seed):
 
 def test_a_square_transposed():
     golden = draw(6, 6)
-    found = only(golden.mT.float(), golden)
-    assert (found.kind, found.params, found.match) == ("transposed", {"axes": [0, 1]}, pytest.approx(1))
+    match = only(golden.mT.float(), golden)
+    assert (match.kind, match.params, match.match) == ("transposed", {"axes": [0, 1]}, pytest.approx(1))
 
 
 @pytest.mark.parametrize("inverse", [False, True])
 def test_a_rectangle_read_with_the_other_strides(inverse):
     golden = draw(4, 6)
     got = golden.reshape(6, 4).mT if inverse else golden.mT.reshape(4, 6)
-    found = only(got.float(), golden)
-    assert found.kind == "transposed" and found.params.get("inverse", False) is inverse
+    match = only(got.float(), golden)
+    assert match.kind == "transposed" and match.params.get("inverse", False) is inverse
 
 
 @pytest.mark.parametrize("axis, step", [(0, 1), (1, -1), (1, 3)])
 def test_a_shift_along_an_axis(axis, step):
     golden = draw(7, 9)
-    found = only(golden.roll(step, axis).float(), golden)
-    assert (found.kind, found.params) == ("shifted", {"axis": axis, "step": step, "around": True})
+    match = only(golden.roll(step, axis).float(), golden)
+    assert (match.kind, match.params) == ("shifted", {"axis": axis, "step": step, "around": True})
 
 
 def test_a_shift_that_is_cut_off():
     golden = draw(7, 9)
     got = torch.cat([draw(7, 1, seed=3), golden[:, :-1]], 1)
-    found = only(got.float(), golden)
-    assert (found.kind, found.params) == ("shifted", {"axis": 1, "step": 1, "around": False})
+    match = only(got.float(), golden)
+    assert (match.kind, match.params) == ("shifted", {"axis": 1, "step": 1, "around": False})
 
 
 def test_a_shift_in_memory():
     golden = draw(7, 9)
-    found = only(golden.flatten().roll(1).reshape(7, 9).float(), golden)
-    assert found.kind == "shifted" and found.params["axis"] is None
+    match = only(golden.flatten().roll(1).reshape(7, 9).float(), golden)
+    assert match.kind == "shifted" and match.params["axis"] is None
 
 
 def test_rows_reversed():
@@ -73,29 +73,29 @@ def test_rows_reversed():
 
 def test_rows_in_another_order():
     golden, order = draw(8, 5), torch.tensor([3, 1, 0, 2, 7, 4, 6, 5])
-    found = only(golden[order].float(), golden)
-    assert found.kind == "permuted" and found.params["index"] == order.tolist() and found.params["bijective"]
+    match = only(golden[order].float(), golden)
+    assert match.kind == "permuted" and match.params["index"] == order.tolist() and match.params["bijective"]
 
 
 def test_slices_taken_from_elsewhere():
     golden = draw(8, 5, 3)
-    found = only(golden[torch.arange(8) // 2].float(), golden)  # expert e reads e // 2
-    assert found.kind == "permuted" and not found.params["bijective"] and found.params["axis"] == 0
+    match = only(golden[torch.arange(8) // 2].float(), golden)  # expert e reads e // 2
+    assert match.kind == "permuted" and not match.params["bijective"] and match.params["axis"] == 0
 
 
 def test_one_result_in_the_place_of_another():
     golden, other = draw(8, 5), draw(8, 5, seed=4)
-    found = only(other.float(), golden, others={"w.grad": other})
-    assert (found.kind, found.params) == ("swapped", {"with": "w.grad"})
+    match = only(other.float(), golden, others={"w.grad": other})
+    assert (match.kind, match.params) == ("swapped", {"with": "w.grad"})
 
 
-def test_two_patterns_that_are_one_here_name_each_other():
+def test_two_equivalent_patterns_name_each_other():
     golden = draw(2, 5)  # two rows: reversed is shifted by one
-    found = patterns("y", golden.flip(0).float(), golden, bound=bound(golden))
-    assert found[0].kind == "reversed"
+    matches = patterns("y", golden.flip(0).float(), golden, bound=bound(golden))
+    assert matches[0].kind == "reversed"
     golden = draw(5, 2)
-    found = patterns("y", golden.float(), golden.flip(1), bound=bound(golden), others={"z": golden})
-    assert {p.kind for p in found} == {"reversed", "swapped"} and all(p.also for p in found)
+    matches = patterns("y", golden.float(), golden.flip(1), bound=bound(golden), others={"z": golden})
+    assert {p.kind for p in matches} == {"reversed", "swapped"} and all(p.also for p in matches)
 
 
 @pytest.mark.parametrize("fill", [0.0, float("nan")])
@@ -103,8 +103,8 @@ def test_the_second_half_of_the_rows_is_empty(fill):
     golden = draw(8, 5)
     got = golden.float()
     got[4:] = fill
-    found = only(got, golden)
-    assert (found.kind, found.params["axis"], found.params["from"], found.params["share"]) == ("half_filled", 0, 4, 0.5)
+    match = only(got, golden)
+    assert (match.kind, match.params["axis"], match.params["from"], match.params["share"]) == ("half_filled", 0, 4, 0.5)
 
 
 @pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
@@ -112,14 +112,14 @@ def test_a_narrow_store_into_a_wide_buffer(narrow):
     golden = draw(8, 10)
     buffer = torch.zeros(80)
     buffer.view(narrow)[:80] = golden.flatten().to(narrow)
-    found = patterns("y", buffer.view(8, 10), golden, bound=bound(golden))
-    assert {p.kind for p in found} == {"half_filled", "dtype_width"}
-    (width,) = (p for p in found if p.kind == "dtype_width")
+    matches = patterns("y", buffer.view(8, 10), golden, bound=bound(golden))
+    assert {p.kind for p in matches} == {"half_filled", "dtype_width"}
+    (width,) = (p for p in matches if p.kind == "dtype_width")
     assert width.params == {"dtype": str(narrow).removeprefix("torch."), "in": "float32", "elements": 80}
 
 
 def test_a_wide_store_into_a_narrow_buffer():
     golden = draw(8, 10)
     got = golden.float().flatten()[:40].view(torch.bfloat16).view(8, 10)
-    found = [p for p in patterns("y", got, golden) if p.kind == "dtype_width"]
-    assert found and found[0].params["dtype"] == "float32" and found[0].params["elements"] == 40
+    result = [p for p in patterns("y", got, golden) if p.kind == "dtype_width"]
+    assert result and result[0].params["dtype"] == "float32" and result[0].params["elements"] == 40

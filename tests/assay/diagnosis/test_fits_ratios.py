@@ -1,4 +1,4 @@
-"""A constant factor is found where there is one, named where it has a name, and nowhere else."""
+"""A constant factor is found if there is one, and named if it has a name."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ NUMBERS = {"n": 4.0, "dim": 65.0, "alpha[2]": 0.37}
 
 
 def noisy(golden, seed=1):
-    """The golden as a float32 kernel gives it, with a bound that allows it."""
+    """The golden as a float32 kernel computes it, with a bound that allows it."""
     bound = 2.0**-22 * golden.abs() + 1e-9
     draw = torch.rand(golden.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return golden + (draw - 0.5) * bound, bound
@@ -34,44 +34,44 @@ def test_clean_and_random_data_have_no_ratio(seed):
 )
 def test_the_factor_of_a_whole_tensor_is_named(factor, named):
     got, bound = noisy(golden(8, 24))
-    (found,) = ratios("y", factor * got, golden(8, 24), bound=bound, numbers=NUMBERS)
-    assert (found.scope, found.named, found.ratio) == ("tensor", named, pytest.approx(factor, rel=1e-6))
+    (rows,) = ratios("y", factor * got, golden(8, 24), bound=bound, numbers=NUMBERS)
+    assert (rows.scope, rows.named, rows.ratio) == ("tensor", named, pytest.approx(factor, rel=1e-6))
 
 
 def test_a_factor_too_small_for_a_name_is_still_measured():
     got, bound = noisy(golden(8, 24))
-    (found,) = ratios("y", got * 1.00317, golden(8, 24), bound=bound, numbers=NUMBERS)
-    assert found.named == "" and found.ratio == pytest.approx(1.00317, rel=1e-6)
+    (rows,) = ratios("y", got * 1.00317, golden(8, 24), bound=bound, numbers=NUMBERS)
+    assert rows.named == "" and rows.ratio == pytest.approx(1.00317, rel=1e-6)
 
 
 def test_the_factor_of_one_segment():
     got, bound = noisy(golden(24))
     got[8:] *= 0.37
     segments = {"pre": (-1, 0, 4), "post": (-1, 4, 8), "res": (-1, 8, 24)}
-    (found,) = ratios("bias.grad", got, golden(24), bound=bound, segments=segments, numbers=NUMBERS)
-    assert (found.scope, found.group, found.named) == ("segment", "res", "alpha[2]")
+    (rows,) = ratios("bias.grad", got, golden(24), bound=bound, segments=segments, numbers=NUMBERS)
+    assert (rows.scope, rows.group, rows.named) == ("segment", "res", "alpha[2]")
 
 
 def test_every_row_with_a_factor_of_its_own():
     got, bound = noisy(golden(6, 40))
     inv_rms = golden(6, 1, seed=3).abs() + 0.2
-    (found,) = ratios("x.grad", got / inv_rms, golden(6, 40), bound=bound / inv_rms, factors={"inv_rms": inv_rms})
-    assert (found.scope, found.named, found.fraction) == ("row", "1/inv_rms", 1.0)
+    (rows,) = ratios("x.grad", got / inv_rms, golden(6, 40), bound=bound / inv_rms, factors={"inv_rms": inv_rms})
+    assert (rows.scope, rows.named, rows.fraction) == ("row", "1/inv_rms", 1.0)
 
 
 def test_some_rows_of_zeros():
     got, bound = noisy(golden(6, 40))
     got[4:] = 0
-    (found,) = ratios("y", got, golden(6, 40), bound=bound)
-    assert (found.scope, found.group, found.ratio, found.named) == ("row", "axis 0 [4..5]", 0.0, "0")
+    (rows,) = ratios("y", got, golden(6, 40), bound=bound)
+    assert (rows.scope, rows.group, rows.ratio, rows.named) == ("row", "axis 0 [4..5]", 0.0, "0")
 
 
-def test_two_names_of_one_number_are_both_told():
+def test_both_names_of_a_number_are_listed():
     named = name(4.0, 1e-6, {"n": 4.0, "heads": 4.0})
     assert named is not None and {named.name, *named.also} >= {"n", "heads", "4"}
     assert name(3.7123, 1e-6, {"n": 4.0}) is None
 
 
-def test_what_may_name_a_number():
+def test_sizes_scalars_and_small_inputs_name_numbers():
     inputs = {"alpha": torch.tensor([0.5, 1.0]), "gain": torch.tensor(3.0), "x": torch.ones(9)}
     assert known({"eps": 1e-6, "flag": True}, {"n": 4}, inputs) == {"eps": 1e-6, "n": 4.0, "alpha[0]": 0.5, "gain": 3.0}

@@ -1,4 +1,4 @@
-"""The residual's terms: every kind of mistake is recovered with its exact coefficient, and clean data gives nothing."""
+"""The residual's terms: every kind of mistake is recovered with its exact coefficient, and clean data has no terms."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def draw(*shape, seed):
 
 
 def three_addends(seed=0):
-    """g = A r + B - 1.5 C, with a factor r per row, as a backward's sum of paths."""
+    """g = A r + B - 1.5 C, with a factor r per row, like a backward's sum of paths."""
     a, b, c = (draw(12, 40, seed=10 * seed + i) for i in range(3))
     r = draw(12, 1, seed=10 * seed + 5).abs() + 0.3
     golden = a * r + b - 1.5 * c
@@ -58,17 +58,17 @@ def test_random_errors_are_explained_by_nothing(seed):
 )
 def test_one_term_and_its_exact_coefficient(change, term, reading, coefficient, named):
     terms, factors, golden = three_addends()
-    (found,) = fit(golden + change(terms, factors["r"]), golden, terms, factors)
-    assert (found.term, found.factor, found.reading, found.named) == (term, "1", reading, named)
-    assert found.exact == pytest.approx(coefficient, rel=1e-6)
-    assert found.coefficient == pytest.approx(coefficient, rel=1e-5) and found.r2 > 0.99999
-    assert found.also == () and found.condition < CONDITION
+    (result,) = fit(golden + change(terms, factors["r"]), golden, terms, factors)
+    assert (result.term, result.factor, result.reading, result.named) == (term, "1", reading, named)
+    assert result.exact == pytest.approx(coefficient, rel=1e-6)
+    assert result.coefficient == pytest.approx(coefficient, rel=1e-5) and result.r2 > 0.99999
+    assert result.also == () and result.condition < CONDITION
 
 
 def test_a_missing_term_with_a_factor_per_row():
     terms, factors, golden = three_addends()
-    (found,) = fit(golden - terms["A"] * factors["r"], golden, terms, factors)
-    assert (found.term, found.factor, found.reading, found.exact) == ("A", "r", "missing", pytest.approx(-1))
+    (term,) = fit(golden - terms["A"] * factors["r"], golden, terms, factors)
+    assert (term.term, term.factor, term.reading, term.exact) == ("A", "r", "missing", pytest.approx(-1))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -84,59 +84,59 @@ def test_many_columns_do_not_explain_a_few_elements(seed):
 def test_a_row_factor_dropped_or_taken_twice(power, named):
     terms, factors, golden = three_addends()
     wrong = golden - terms["A"] * factors["r"] + terms["A"] * factors["r"] ** power
-    (found,) = fit(wrong, golden, terms, factors)
-    assert (found.term, found.factor, found.reading, found.named) == ("A", "r", "factor", named)
+    (term,) = fit(wrong, golden, terms, factors)
+    assert (term.term, term.factor, term.reading, term.named) == ("A", "r", "factor", named)
 
 
-def test_a_row_factor_taken_once_too_little_of_a_term_that_holds_it_already():
+def test_a_row_factor_missing_from_a_term_that_already_contains_it():
     terms, factors, golden = three_addends()
     terms["A"] = terms["A"] * factors["r"]
-    (found,) = fit(golden - terms["A"] + terms["A"] / factors["r"], golden, terms, factors)
-    assert (found.term, found.reading, found.named) == ("A", "factor", "1/r")
+    (term,) = fit(golden - terms["A"] + terms["A"] / factors["r"], golden, terms, factors)
+    assert (term.term, term.reading, term.named) == ("A", "factor", "1/r")
 
 
-def test_a_dropped_factor_beside_an_addend_that_nobody_named():
+def test_a_dropped_factor_next_to_an_unnamed_addend():
     terms, factors, golden = three_addends()
     golden = golden + draw(12, 40, seed=55)
-    (found,) = fit(golden - terms["A"] * factors["r"] + terms["A"], golden, terms, factors)
-    assert (found.term, found.factor, found.reading, found.named) == ("A", "r", "factor", "1/r")
+    (term,) = fit(golden - terms["A"] * factors["r"] + terms["A"], golden, terms, factors)
+    assert (term.term, term.factor, term.reading, term.named) == ("A", "r", "factor", "1/r")
 
 
 def test_two_mistakes_are_two_terms():
     terms, factors, golden = three_addends()
-    found = fit(golden - terms["B"] + 3 * terms["C"], golden, terms, factors)
-    assert {(f.term, f.reading) for f in found} == {("B", "missing"), ("C", "sign_flipped")}
+    term = fit(golden - terms["B"] + 3 * terms["C"], golden, terms, factors)
+    assert {(f.term, f.reading) for f in term} == {("B", "missing"), ("C", "sign_flipped")}
 
 
-def test_two_terms_that_are_one_are_both_told():
+def test_both_of_two_equivalent_terms_are_listed():
     terms, factors, golden = three_addends()
     terms["B_again"] = terms["B"] * 2
-    (found,) = fit(golden - terms["B"], golden, terms, factors)
-    assert found.term == "B" and "B_again" in found.also
+    (term,) = fit(golden - terms["B"], golden, terms, factors)
+    assert term.term == "B" and "B_again" in term.also
 
 
-def test_terms_that_rounding_cannot_tell_apart_are_both_told():
+def test_terms_that_rounding_cannot_distinguish_are_both_listed():
     terms, factors, golden = three_addends()
     terms["nearly_B"] = terms["B"] * (1 + 1e-8 * draw(12, 40, seed=77))
-    (found,) = fit(golden - terms["B"], golden, terms, factors)
-    assert {found.term, *found.also} >= {"B", "nearly_B"}
+    (term,) = fit(golden - terms["B"], golden, terms, factors)
+    assert {term.term, *term.also} >= {"B", "nearly_B"}
 
 
 def test_a_scale_of_everything_is_a_factor_of_the_tensor_itself():
     terms, factors, golden = three_addends()
-    (found,) = fit(golden * (1 + 2.0**-12), golden, terms, factors)
-    assert (found.term, found.reading, found.named) == ("y", "factor", "1+2^-12")
+    (term,) = fit(golden * (1 + 2.0**-12), golden, terms, factors)
+    assert (term.term, term.reading, term.named) == ("y", "factor", "1+2^-12")
 
 
 def test_shapes_that_do_not_fit_are_left_out():
     terms, factors, golden = three_addends()
     terms["odd"] = draw(7, 3, seed=1)
-    (found,) = fit(golden - terms["B"], golden, terms, factors | {"odd": draw(5, seed=2)})
-    assert found.term == "B"
+    (term,) = fit(golden - terms["B"], golden, terms, factors | {"odd": draw(5, seed=2)})
+    assert term.term == "B"
     assert regress("y", draw(3, seed=0), golden, terms) == []
 
 
 def test_a_large_tensor_is_sampled():
     b, c = draw(400, 200, seed=1), draw(400, 200, seed=2)
-    (found,) = fit(b, b + c, {"b": b, "c": c}, {})
-    assert (found.term, found.reading) == ("c", "missing")
+    (term,) = fit(b, b + c, {"b": b, "c": c}, {})
+    assert (term.term, term.reading) == ("c", "missing")

@@ -1,4 +1,4 @@
-"""Numbers of rows and of repetitions: lengths that are one off or filled up, an addend that every block adds."""
+"""Numbers of rows and repetitions: lengths that are off by one or filled up, and an addend that every block adds."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def golden(x, length, bias):
 
 
 def kernel(last=lambda n, longest: n, biases=1):
-    """Sums over the rows below `last` of a sequence's length and the longest one's."""
+    """Sums over the rows below `last`, a function of a sequence's length and the longest one's."""
 
     def sums(x, length, bias):
         ends = [min(x.shape[1], last(int(n), int(length.max()))) for n in length]

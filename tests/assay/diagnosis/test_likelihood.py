@@ -1,4 +1,4 @@
-"""What a case looks like, and the model that ranks causes by that and by what the rules say."""
+"""Statements about a case, and the model that ranks causes by them and by the rules."""
 
 import math
 
@@ -41,12 +41,12 @@ def later(factor):
         (torch.where(G == G.max(), torch.inf, G), "holds Inf", "holds NaN"),
     ],
 )
-def test_what_a_wrong_result_looks_like(got, true, untrue):
+def test_statements_about_a_wrong_result(got, true, untrue):
     seen = features(pair(got, G))
     assert true in seen and untrue not in seen, sorted(seen)
 
 
-def test_what_other_runs_and_influence_say():
+def test_statements_about_other_runs_and_influence():
     cut = Influence("x", 0, missing=((8, 11),), outputs=("y",), length=12)
     runs = {"flat": RunFact("flat"), "scale 2^-12": RunFact("scale 2^-12", wrong=("y",))}
     seen = features(pair(later(0.5), G, influence={"x[0]": cut}, runs=runs, operators=frozenset(["index_add_"])))
@@ -64,13 +64,13 @@ TOY = {
 }
 
 
-def test_chances_are_the_softmax_of_what_is_true():
-    found = likelihood.chances(TOY, frozenset(["all wrong", "never heard of"]), {})
-    assert list(found) == ["missing_term", "wrong_mask"] and sum(found.values()) == pytest.approx(1)
-    assert found["missing_term"] == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(1)))
+def test_likelihoods_are_the_softmax_of_true_statements():
+    result = likelihood.chances(TOY, frozenset(["all wrong", "never heard of"]), {})
+    assert list(result) == ["missing_term", "wrong_mask"] and sum(result.values()) == pytest.approx(1)
+    assert result["missing_term"] == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(1)))
 
 
-def test_what_leaves_a_mark_is_no_guess_unless_a_rule_saw_it():
+def test_a_cause_with_a_mark_is_not_guessed_without_its_rule():
     assert "race" not in likelihood.chances(TOY, frozenset(["all wrong"]), {})
     assert next(iter(likelihood.chances(TOY, frozenset(["all wrong"]), {"race": "weak"}))) == "race"
     assert set(CATALOGUE) > likelihood.MARKED and not likelihood.MARKED & {
@@ -80,23 +80,23 @@ def test_what_leaves_a_mark_is_no_guess_unless_a_rule_saw_it():
     }
 
 
-def test_how_loudly_rules_speak():
-    said = likelihood.rule_strengths({"shifted": 0.7, "wrong_mask": 0.95, "race": 0.2})
-    assert said == {"wrong_mask": "sure", "shifted": "behind", "race": "far behind"}
+def test_strengths_of_rules():
+    text = likelihood.rule_strengths({"shifted": 0.7, "wrong_mask": 0.95, "race": 0.2})
+    assert text == {"wrong_mask": "sure", "shifted": "behind", "race": "far behind"}
     assert likelihood.rule_strengths({"shifted": 0.5}) == {"shifted": "likely"} and likelihood.rule_strengths(
         {"race": 0.1}
     ) == {"race": "weak"}
-    assert likelihood.statements(frozenset(["a block"]), said) == {"a block", "first is wrong_mask"}
+    assert likelihood.statements(frozenset(["a block"]), text) == {"a block", "first is wrong_mask"}
     assert likelihood.statements(frozenset(), {"race": "weak"}) == {likelihood.SILENT}
 
 
-def test_a_rule_that_is_sure_stays_first_and_others_go_by_their_chances():
+def test_a_sure_rule_stays_first_and_others_follow_by_likelihood():
     chances = {"missing_term": 0.6, "wrong_mask": 0.3, "race": 0.1}
     assert rank.ordered({"race": 0.95, "wrong_mask": 0.97}, chances) == ["wrong_mask", "missing_term", "race"]
     assert rank.ordered({"wrong_mask": 0.75}, chances) == ["missing_term", "wrong_mask", "race"]
 
 
-def test_where_no_rule_says_anything_there_is_a_guess_that_says_so():
+def test_without_a_matching_rule_there_is_a_guess_marked_as_such():
     evidence = pair(G + draw(12, 10, seed=4), G)
     assert not any(match.score >= likelihood.LIKELY for match in matches(evidence).values())
     causes = rank.rank(evidence)
@@ -113,13 +113,13 @@ def test_without_numbers_nothing_is_guessed():
     assert likelihood.likelihoods(Evidence(report=report(), tensor="y"), {}) == {}
 
 
-def test_what_is_off_by_roundings_alone_is_no_guess():
+def test_errors_of_mere_rounding_are_not_guessed_at():
     assert likelihood.likelihoods(pair(G + 1e-7 * draw(12, 10, seed=4), G), {}) == {}
     assert likelihood.likelihoods(pair(G + 1e-3 * draw(12, 10, seed=4), G), {})
 
 
-def test_what_was_learned_helps_with_kernels_that_were_left_out():
-    """The whole figure is of all batches (`python -m benchmarks.kernelfault --fit`); here the last one is left out."""
+def test_the_fit_helps_with_kernels_that_were_left_out():
+    """`python -m benchmarks.kernelfault --fit` fits over all batches; here only the last one is left out."""
     from benchmarks.kernelfault import likelihood as learn
 
     given = learn.examples()

@@ -1,4 +1,4 @@
-"""What a part of an input that is not read comes of: a sum that is cut short, another place, or a term left out."""
+"""A part of an input that is not read indicates a truncated sum, a wrong place, or a missing term."""
 
 import pytest
 import torch
@@ -73,45 +73,45 @@ def set_up_once(x, fade):
 def looked_at(target, tensor):
     examination = session_of(target)
     right = []
-    found = influence(examination, {tensor}, right=right)
+    ranges = influence(examination, {tensor}, right=right)
     got = next(t for n, _, t in examination.first.results() if n == tensor)
-    return examine_missing(examination, tensor, got, found, right)
+    return examine_missing(examination, tensor, got, ranges, right)
 
 
 def first(target):
-    found = assay.diagnose(target)
-    return found.causes[0].id, found
+    diagnosis = assay.diagnose(target)
+    return diagnosis.causes[0].id, diagnosis
 
 
-def test_a_sum_that_is_cut_short_is_one_with_zeros():
+def test_a_truncated_sum_equals_one_with_zeros():
     seen = looked_at(assay.Target(cut_short, convolved, cases=signals, backward=None), "y")["taps[0]"]
     assert seen.missing == ((4, 10),) and seen.absent and seen.summed
-    name, found = first(assay.Target(cut_short, convolved, cases=signals, backward=None))
-    assert name == "truncated_reduction", str(found)
+    name, cause = first(assay.Target(cut_short, convolved, cases=signals, backward=None))
+    assert name == "truncated_reduction", str(cause)
 
 
-def test_another_part_that_is_read_instead_is_a_wrong_index():
+def test_reading_another_part_instead_is_a_wrong_index():
     target = assay.Target(by_place_in_the_block, convolved, cases=signals, backward=None)
     seen = looked_at(target, "y")["taps[0]"]
     assert seen.missing == ((4, 10),) and seen.absent is False and seen.beside == ("z[axis 0]",)
-    name, found = first(target)
-    assert name == "invalid_index" and "z[axis 0] is read throughout" in " ".join(found.causes[0].evidence), str(found)
+    name, cause = first(target)
+    assert name == "invalid_index" and "z[axis 0] is read throughout" in " ".join(cause.causes[0].evidence), str(cause)
 
 
 def test_a_part_of_a_bias_that_is_not_read_is_a_missing_term():
     target = assay.Target(gated, gated, cases=halves, backward=without_its_bias, grads=("h",))
     seen = looked_at(target, "h.grad")["bias[0]"]
     assert seen.missing == ((6, 11),) and seen.absent and seen.summed is False
-    name, found = first(target)
-    assert name == "missing_term", str(found)
+    name, cause = first(target)
+    assert name == "missing_term", str(cause)
 
 
-def test_a_state_that_is_left_to_the_next_row_is_stale():
+def test_state_passed_to_the_next_row_is_stale():
     target = assay.Target(set_up_once, faded, cases=sequences, backward=None)
     examination = session_of(target)
     assert {i.onto for i in influence(examination, {"y"}).values()} == {"later"}
-    name, found = first(target)
-    assert name == "stale_state", str(found)
+    name, cause = first(target)
+    assert name == "stale_state", str(cause)
 
 
 @pytest.mark.parametrize("step, onto", [(1, "next"), (-1, "last")])
@@ -122,12 +122,12 @@ def test_which_rows_a_row_leaks_into(step, onto):
         beside[0 if step > 0 else -1] = 0
         return y + beside
 
-    found = influence(session_of(assay.Target(kernel, faded, cases=sequences, backward=None)), {"y"})
-    assert {i.onto for i in found.values() if i.input == "x" and i.axis == 0} == {onto}
+    ranges = influence(session_of(assay.Target(kernel, faded, cases=sequences, backward=None)), {"y"})
+    assert {i.onto for i in ranges.values() if i.input == "x" and i.axis == 0} == {onto}
 
 
-def test_what_makes_one_draw_alone_explains_nothing():
-    """Twenty numbers and more, and every one of them as if a mask were shifted: at this draw, and at no other."""
+def test_a_change_that_fits_only_one_draw_explains_nothing():
+    """Over twenty numbers, each as if a mask were shifted: but only in this draw."""
 
     @assay.case(T=[16], C=[14])
     def rows(make, T, C):
@@ -152,7 +152,7 @@ def test_what_makes_one_draw_alone_explains_nothing():
     assert not [w for w in once.evidence.whatif if w.exact and w.whole], str(once)
 
 
-def test_memory_that_nobody_wrote_is_made_by_no_change_of_a_golden():
+def test_no_changed_golden_explains_unwritten_memory():
     @assay.case(B=[3], N=[5])
     def matrices(make, B, N):
         return {"a": make.normal(B, N, N)}
@@ -166,12 +166,12 @@ def test_memory_that_nobody_wrote_is_made_by_no_change_of_a_golden():
             y[:, i, : i + 1] = 2 * a[:, i, : i + 1]
         return y
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=matrices, backward=None))
-    assert found.causes[0].id == "never_written", str(found)
-    assert not found.evidence.whatif and not found.evidence.grouped
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=matrices, backward=None))
+    assert diagnosis.causes[0].id == "never_written", str(diagnosis)
+    assert not diagnosis.evidence.whatif and not diagnosis.evidence.grouped
 
 
-def test_a_group_that_is_passed_over_is_no_logarithm_of_nothing():
+def test_a_skipped_group_is_no_logarithm_of_zero():
     @assay.case(R=[4], N=[9])
     def rays(make, R, N):
         return {"x": make.normal(N, 3), "start": make.offsets(R, N)}
@@ -186,6 +186,8 @@ def test_a_group_that_is_passed_over_is_no_logarithm_of_nothing():
                 y[r] = x[start[r] : start[r + 1]].sum(0)
         return y
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=rays, backward=None))
-    assert {c.id for c in found.causes[:2]} & {"never_written", "empty_group"} and found.evidence.grouped, str(found)
-    assert not found.evidence.whatif, str(found)
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=rays, backward=None))
+    assert {c.id for c in diagnosis.causes[:2]} & {"never_written", "empty_group"} and diagnosis.evidence.grouped, str(
+        diagnosis
+    )
+    assert not diagnosis.evidence.whatif, str(diagnosis)

@@ -1,4 +1,4 @@
-"""What the evidence cannot tell is said, and nothing is said where nothing is open."""
+"""Open questions of the evidence are listed, and none if nothing is open."""
 
 import torch
 
@@ -23,40 +23,40 @@ def term(condition):
     return Fit("h", "x", "1", "missing", -1.0, 1e-7, condition=condition)
 
 
-def test_nothing_is_open():
+def test_there_are_no_open_questions():
     held = evidence(whatif=[change("sign_flip"), change("sign_flip"), change("permuted", False)], fits=[term(10.0)])
     assert open_questions(held, []) == []
 
 
 def test_a_stage_that_could_not_be_isolated():
-    (said,) = open_questions(evidence(OBSERVED), [])
-    assert said.startswith("h could not be isolated (the candidate ignores a substituted low)")
+    (text,) = open_questions(evidence(OBSERVED), [])
+    assert text.startswith("h could not be isolated (the candidate ignores a substituted low)")
 
 
 def test_stages_that_the_kernel_does_not_name():
-    (said,) = open_questions(evidence(), ["low", "mid"])
-    assert "low, mid could be wrong, too" in said and "assay.stage" in said
+    (text,) = open_questions(evidence(), ["low", "mid"])
+    assert "low, mid could be wrong, too" in text and "assay.stage" in text
 
 
 def test_changes_that_make_the_same_numbers():
-    (said,) = open_questions(evidence(whatif=[change("off_by_one"), change("truncated_reduction")]), [])
-    assert "equally well in this case: off_by_one, truncated_reduction" in said
+    (text,) = open_questions(evidence(whatif=[change("off_by_one"), change("truncated_reduction")]), [])
+    assert "equally well in this case: off_by_one, truncated_reduction" in text
 
 
 def test_terms_that_are_nearly_dependent():
-    (said,) = open_questions(evidence(fits=[term(10.0), term(3e7)]), [])
-    assert "condition 3e+07" in said and "cannot be told apart" in said
+    (text,) = open_questions(evidence(fits=[term(10.0), term(3e7)]), [])
+    assert "condition 3e+07" in text and "cannot be told apart" in text
 
 
 def test_a_step_that_was_left_out():
-    (said,) = open_questions(evidence(left_out={"influence": "ValueError: no"}), [])
-    assert said == "Left out: influence (ValueError: no)."
+    (text,) = open_questions(evidence(left_out={"influence": "ValueError: no"}), [])
+    assert text == "Left out: influence (ValueError: no)."
 
 
-def test_a_diagnosis_prints_it():
-    found = assay.diagnose(layer("z", names=("h",)), probes="quick")
-    assert "z" in found.suspects and any("The kernel names no stage" in s for s in found.undecided)
-    assert "The kernel names no stage" in " ".join(str(found).split())
+def test_a_diagnosis_prints_its_open_questions():
+    diagnosis = assay.diagnose(layer("z", names=("h",)), probes="quick")
+    assert "z" in diagnosis.suspects and any("The kernel names no stage" in s for s in diagnosis.undecided)
+    assert "The kernel names no stage" in " ".join(str(diagnosis).split())
     assert assay.diagnose(layer("z"), probes="quick").undecided == []
 
 
@@ -76,14 +76,14 @@ def partly(rows):
     return assay.Target(kernel, plain.golden, cases=plain.cases, backward=None)
 
 
-def test_a_term_is_found_in_the_rows_that_are_wrong():
+def test_a_term_is_found_in_the_wrong_rows():
     examination = session_of(partly(slice(2, 5)))
-    (found,) = fit(examination, "z", "stage", examination.first.stages["z"]).fits
-    assert (found.term, found.reading, found.exact) == ("b", "sign_flipped", -2.0)
-    assert found.where == "axis 0 [2..4]"
+    (result,) = fit(examination, "z", "stage", examination.first.stages["z"]).fits
+    assert (result.term, result.reading, result.exact) == ("b", "sign_flipped", -2.0)
+    assert result.where == "axis 0 [2..4]"
 
 
-def test_a_factor_is_found_in_the_columns_that_are_wrong():
+def test_a_factor_is_found_in_the_wrong_columns():
     plain = layer()
 
     def kernel(x, w, b):
@@ -92,12 +92,12 @@ def test_a_factor_is_found_in_the_columns_that_are_wrong():
         return y
 
     examination = session_of(assay.Target(kernel, plain.golden, cases=plain.cases, backward=None))
-    (found,) = fit(examination, "y", "output", examination.first.outputs["y"]).ratios
-    assert (found.scope, found.group) == ("segment", "axis 0 [1..4], axis 1 [3..8]")
-    assert abs(found.ratio - 1.25) < 1e-6
+    (result,) = fit(examination, "y", "output", examination.first.outputs["y"]).ratios
+    assert (result.scope, result.group) == ("segment", "axis 0 [1..4], axis 1 [3..8]")
+    assert abs(result.ratio - 1.25) < 1e-6
 
 
-def test_the_block_that_holds_what_is_wrong():
+def test_the_block_with_all_wrong_elements():
     golden, bound = torch.ones(6, 8).double(), torch.full((6, 8), 1e-6).double()
     got = golden.clone()
     assert wrong_block(got, golden, bound) is None  # nothing is wrong

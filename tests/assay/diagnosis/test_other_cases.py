@@ -1,4 +1,4 @@
-"""Where no rule is sure in a case, what one is sure of in another case of the target comes first, and is said so."""
+"""If no rule is sure in a case, the sure cause of another case comes first and is marked as such."""
 
 import torch
 
@@ -15,29 +15,33 @@ def golden(x, w):
 
 
 def unlike(x, w):
-    """Numbers that no change of the golden makes, in the first case; the second one's sign is flipped."""
+    """In the first case, numbers that no change of the golden makes; in the second, a flipped sign."""
     return torch.frac(1e3 * x * x * w) if len(x) == 5 else -golden(x, w)
 
 
 def test_a_sure_rule_of_another_case_comes_first():
     target = assay.Target(unlike, golden, cases=rows, backward=None)
-    found = assay.diagnose(target, target.cases[0])
-    assert found.causes[0].id == "sign_flip", str(found)
-    assert found.causes[0].evidence[0].startswith("in rows[T=8,D=6]: "), found.causes[0].evidence
-    assert any("in rows[T=8,D=6], which fails at the same stage, one is" in said for said in found.traced), found.traced
-    assert all(a.score >= b.score for a, b in zip(found.causes, found.causes[1:], strict=False))
-    assert "sign_flip" not in {c.id for c in found.causes[1:]}
+    diagnosis = assay.diagnose(target, target.cases[0])
+    assert diagnosis.causes[0].id == "sign_flip", str(diagnosis)
+    assert diagnosis.causes[0].evidence[0].startswith("in rows[T=8,D=6]: "), diagnosis.causes[0].evidence
+    assert any("in rows[T=8,D=6], which fails at the same stage, one is" in said for said in diagnosis.traced), (
+        diagnosis.traced
+    )
+    assert all(a.score >= b.score for a, b in zip(diagnosis.causes, diagnosis.causes[1:], strict=False))
+    assert "sign_flip" not in {c.id for c in diagnosis.causes[1:]}
 
 
-def test_a_case_that_is_sure_by_itself_asks_no_other():
+def test_a_case_with_a_sure_rule_needs_no_other_case():
     target = assay.Target(
         lambda x, w: -golden(x, w) if len(x) == 5 else unlike(x, w) * 2, golden, cases=rows, backward=None
     )
-    found = assay.diagnose(target, target.cases[0])
-    assert found.causes[0].id == "sign_flip" and not any("No rule is sure" in said for said in found.traced), str(found)
+    diagnosis = assay.diagnose(target, target.cases[0])
+    assert diagnosis.causes[0].id == "sign_flip" and not any("No rule is sure" in said for said in diagnosis.traced), (
+        str(diagnosis)
+    )
 
 
-def test_cases_without_elements_and_right_ones_are_passed_over():
+def test_empty_and_right_cases_are_skipped():
     @assay.case(T=[5, 0, 7, 6, 8], D=[6])
     def some(make, T, D):
         return {"x": make.normal(T, D), "w": make.normal(D)}
@@ -46,5 +50,7 @@ def test_cases_without_elements_and_right_ones_are_passed_over():
         return golden(x, w) if len(x) in (0, 6, 7) else unlike(x, w)
 
     target = assay.Target(kernel, golden, cases=some, backward=None)
-    found = assay.diagnose(target, target.cases[0])
-    assert found.causes[0].id == "sign_flip" and "in some[T=8,D=6]: " in found.causes[0].evidence[0], str(found)
+    diagnosis = assay.diagnose(target, target.cases[0])
+    assert diagnosis.causes[0].id == "sign_flip" and "in some[T=8,D=6]: " in diagnosis.causes[0].evidence[0], str(
+        diagnosis
+    )

@@ -1,4 +1,4 @@
-"""The line that a report prints to diagnose its bundle again: it works as printed, from wherever the target came."""
+"""The printed line that replays a bundle works as printed, wherever the target came from."""
 
 import html
 import os
@@ -46,9 +46,9 @@ def printed(text):
 def test_the_printed_command_runs(tmp_path):
     (tmp_path / "own_targets.py").write_text(MODULE)
     (tmp_path / "main.py").write_text(PRINTING.format(module="own_targets", name="several", item="[1]"))
-    made = python(tmp_path, "main.py")
-    assert made.returncode == 0, made.stderr
-    line = printed(made.stdout)
+    process = python(tmp_path, "main.py")
+    assert process.returncode == 0, process.stderr
+    line = printed(process.stdout)
     (bundle,) = (tmp_path / "kept").iterdir()
     assert line == f"goldsmith diagnose 'own_targets:several#2' --replay {bundle.relative_to(tmp_path)}"
     assert line in html.unescape((bundle / "diagnosis.html").read_text())
@@ -68,11 +68,11 @@ def test_a_target_without_a_name_is_replayed_in_python(tmp_path):
     inputs = {"x": torch.arange(6.0)}
     target = assay.Target(lambda x: x * 3, lambda x: x * 2, cases=inputs, name="threefold", backward=None)
     assert replay_command.importable(target) is None
-    found = assay.diagnose(target, out=tmp_path)
-    line = printed(str(found))
-    assert line == f'goldsmith.assay.replay("{found.bundle}", target)'
+    diagnosis = assay.diagnose(target, out=tmp_path)
+    line = printed(str(diagnosis))
+    assert line == f'goldsmith.assay.replay("{diagnosis.bundle}", target)'
     assert eval(line, {"goldsmith": goldsmith, "target": target}).environment["replay"]["answer"] == "reproduced"
-    assert "goldsmith.assay.replay(" in diagnosis_page.render(found)
+    assert "goldsmith.assay.replay(" in diagnosis_page.render(diagnosis)
 
 
 def test_a_module_from_elsewhere_cannot_be_named(tmp_path, monkeypatch):

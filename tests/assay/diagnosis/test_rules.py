@@ -1,4 +1,4 @@
-"""Every rule names its own fault first, is silent on right kernels, and lower than the right one on other faults."""
+"""Every rule puts its own fault first, is silent on right kernels, and scores lower on other faults."""
 
 import functools
 
@@ -36,10 +36,10 @@ def test_the_catalogue_is_closed():
 
 @pytest.mark.parametrize("i", range(len(TABLE)), ids=NAMES)
 def test_a_rule_names_its_own_fault_first(i):
-    found = ranked(i)
-    assert found[0].id == TABLE[i][0], [(c.id, c.score, c.evidence) for c in found[:4]]
-    assert found[0].evidence and all(found[0].evidence) and found[0].mend and 0.5 <= found[0].score <= 1
-    assert len(found) == 1 or found[1].score < found[0].score
+    causes = ranked(i)
+    assert causes[0].id == TABLE[i][0], [(c.id, c.score, c.evidence) for c in causes[:4]]
+    assert causes[0].evidence and all(causes[0].evidence) and causes[0].mend and 0.5 <= causes[0].score <= 1
+    assert len(causes) == 1 or causes[1].score < causes[0].score
 
 
 @pytest.mark.parametrize("i", range(len(TABLE)), ids=NAMES)
@@ -95,19 +95,19 @@ def test_repeats_that_differ_by_the_size_of_the_error_are_a_race():
 @pytest.mark.parametrize("influence", [Influence("a", 1, none=True), Influence("a", 1, missing=((0, 39),))])
 def test_an_input_without_any_influence_is_no_shortened_reduction(influence):
     evidence = pair(G * 0, G, influence={"a[1]": influence}, sizes={"K": 40})
-    found = rank(evidence, {})
-    assert found[0].id == "not_computed"
-    assert not {"truncated_reduction", "overwritten_accumulator", "off_by_one"} & {c.id for c in found}
+    causes = rank(evidence, {})
+    assert causes[0].id == "not_computed"
+    assert not {"truncated_reduction", "overwritten_accumulator", "off_by_one"} & {c.id for c in causes}
 
 
-def test_nothing_that_fits_is_unknown_with_its_evidence():
+def test_without_a_fitting_rule_the_cause_is_unknown_with_its_evidence():
     evidence = Evidence(report=report("y exceeds the proven bound"), tensor="y")
     (cause,) = rank(evidence)
     assert (cause.id, cause.score, cause.weak) == ("unknown", 0.0, True)
     assert cause.evidence == ["y exceeds the proven bound"] and cause.text.startswith("y is wrong: no known cause")
 
 
-def test_a_golden_at_fault_accuses_nobody_else():
+def test_if_the_golden_is_at_fault_it_is_the_only_cause():
     evidence = pair(G * 2, G, report=report("float32 inside", probe="golden", verdict="reference_fault"))
     assert [c.id for c in rank(evidence)] == ["reference_fault"]
 
@@ -121,17 +121,17 @@ def test_scores_go_through_the_calibration_and_keep_their_order():
     assert scores["repeated_term"] == pytest.approx(0.2 + 0.2 * (raw["repeated_term"] - 0.5) / 0.5, abs=1e-4)
     assert scores["wrong_factor"] == pytest.approx(raw["wrong_factor"] / 4, abs=1e-4)
     higher = rank(evidence, {**table, "other": [[0.0, 0.9], [1.0, 0.9]]})
-    assert higher[1].score == higher[0].score  # none is above the one before it
+    assert higher[1].score == higher[0].score  # never above the previous one
     assert strength(evidence) == raw["repeated_term"]
 
 
-def test_a_stray_read_elsewhere_is_not_what_is_wrong_first():
+def test_a_stray_read_of_another_tensor_is_not_the_first_fault():
     stray = MemoryFact("stray_read", "w.grad", "w.grad holds memory from outside a buffer; a stray read")
     first, own = (pair(G * 2, G, tensor=name, memory=[stray]) for name in ("product", "w.grad"))
     assert rank(first, {})[0].id != "stray_read" and rank(own, {})[0].id == "stray_read"
 
 
-def test_zeros_where_all_inputs_are_lowered_are_a_mask_of_a_maximum():
+def test_zeros_with_lowered_inputs_indicate_the_mask_of_a_maximum():
     text = "y exceeds its rounding bound: every element; all zeros; worst at [0]: got 0, golden -126, bound 0"
     evidence = pair(G, G, report=report(f"{text} (values:offset)"), runs={"offset": RunFact("offset", wrong=("y",))})
     assert rank(evidence, {})[0].id == "wrong_mask"
@@ -144,7 +144,7 @@ def test_zeros_where_all_inputs_are_lowered_are_a_mask_of_a_maximum():
         ("no luck", "exception"),
     ],
 )
-def test_a_library_that_watches_its_own_memory_is_believed(text, cause):
+def test_messages_of_libraries_that_guard_their_memory_are_used(text, cause):
     evidence = Evidence(report=report(f"the candidate raised in its backward: RuntimeError: {text}"), tensor="backward")
     evidence.error = f"RuntimeError: {text}"
     assert rank(evidence, {})[0].id == cause

@@ -1,4 +1,4 @@
-"""Choices that are not legal are told by what made them; results that share a buffer, or hold each other's parts."""
+"""Illegal choices are explained by the change that makes them; results that share a buffer or exchange their parts."""
 
 import pytest
 import torch
@@ -68,21 +68,21 @@ def test_the_right_choice_is_right():
         ({"first": 8}, "overwritten_accumulator", "what lies before place 8"),
     ],
 )
-def test_a_choice_that_is_not_legal_is_told_by_what_made_it(mistake, cause, text):
-    found = diagnosed(**mistake)
-    assert found.causes[0].id == cause and found.causes[0].tensor == "index", str(found)
-    assert any(text in said for said in found.causes[0].evidence), found.causes[0].evidence
+def test_an_illegal_choice_is_explained_by_the_change_that_makes_it(mistake, cause, text):
+    result = diagnosed(**mistake)
+    assert result.causes[0].id == cause and result.causes[0].tensor == "index", str(result)
+    assert any(text in said for said in result.causes[0].evidence), result.causes[0].evidence
 
 
-def test_a_choice_that_goes_wrong_with_large_inputs_alone_is_made_of_what_does():
-    found = diagnosed(shift=False)
-    assert found.causes[0].id in ("missing_max_shift", "overflow"), str(found)
-    assert found.causes[0].tensor == "lse"
+def test_a_choice_that_fails_only_with_large_inputs_follows_from_a_failing_stage():
+    result = diagnosed(shift=False)
+    assert result.causes[0].id in ("missing_max_shift", "overflow"), str(result)
+    assert result.causes[0].tensor == "lse"
 
 
-def test_more_than_there_is_in_a_last_tile_is_no_index():
-    found = diagnosed(each=True)
-    assert [c.id for c in found.causes][0] == "bad_config" and "invalid_index" not in {c.id for c in found.causes}
+def test_requesting_more_than_the_last_tile_holds_is_no_wrong_index():
+    result = diagnosed(each=True)
+    assert [c.id for c in result.causes][0] == "bad_config" and "invalid_index" not in {c.id for c in result.causes}
 
 
 @assay.case(R=[7], C=[4])
@@ -118,6 +118,10 @@ class Backward(torch.autograd.Function):
 
 @pytest.mark.parametrize("fault, cause, text", [("buffer", "aliased", "the sum of what each of them should hold"),
                                                 ("parts", "swapped_results", "hold each other's numbers")])  # fmt: skip
-def test_results_that_are_added_up_in_one_buffer_or_packed_in_the_other_order(fault, cause, text):
-    found = assay.diagnose(assay.Target(lambda x, w, mod: Backward.apply(x, w, mod, fault), modulated, cases=packed))
-    assert found.causes[0].id == cause and any(text in said for said in found.causes[0].evidence), str(found)
+def test_results_accumulated_in_one_buffer_or_packed_in_the_wrong_order(fault, cause, text):
+    diagnosis = assay.diagnose(
+        assay.Target(lambda x, w, mod: Backward.apply(x, w, mod, fault), modulated, cases=packed)
+    )
+    assert diagnosis.causes[0].id == cause and any(text in said for said in diagnosis.causes[0].evidence), str(
+        diagnosis
+    )

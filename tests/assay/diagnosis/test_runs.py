@@ -1,4 +1,4 @@
-"""Other runs of a wrong case, and what has influence: what tells state, memory, layouts and cut reductions apart."""
+"""Other runs of a wrong case, and influence: they distinguish state, memory, layouts and truncated reductions."""
 
 import pytest
 import torch
@@ -17,67 +17,67 @@ def right(x, w, b):
     return torch.softmax(x @ w + b, -1) * 2
 
 
-def test_every_run_of_a_right_kernel_is_right_and_those_of_the_same_inputs_are_the_same():
-    found, left = facts(session_of(layer()))
-    assert left == 0 and {n for n, f in found.items() if not f.right} == set()
-    assert all(found[n].same for n in ("zeroed memory", "second call", "back", "repeat 1", "repeat 3"))
-    assert {"zeroed memory", "second call", "back", "repeat 3", "layout stride0", "scale 2^-12"} <= set(found)
+def test_all_runs_of_a_right_kernel_are_right_and_equal_for_equal_inputs():
+    runs, left = facts(session_of(layer()))
+    assert left == 0 and {n for n, f in runs.items() if not f.right} == set()
+    assert all(runs[n].same for n in ("zeroed memory", "second call", "back", "repeat 1", "repeat 3"))
+    assert {"zeroed memory", "second call", "back", "repeat 3", "layout stride0", "scale 2^-12"} <= set(runs)
 
 
 def test_a_wrong_kernel_is_wrong_in_all_of_them():
-    found, _ = facts(session_of(layer("h")), repeats=1)
-    assert not any(found[n].right for n in ("second call", "other inputs", "back", "repeat 1", "layout contiguous"))
+    runs, _ = facts(session_of(layer("h")), repeats=1)
+    assert not any(runs[n].right for n in ("second call", "other inputs", "back", "repeat 1", "layout contiguous"))
 
 
-def test_memory_that_nobody_wrote_is_right_when_it_is_zero():
+def test_unwritten_memory_is_right_if_it_is_zero():
     def kernel(x, w, b):
         y = torch.empty(x.shape[0], w.shape[1])
         y[:4] = right(x, w, b)[:4]
         return y + right(x, w, b) - torch.cat([y[:4], torch.zeros(2, w.shape[1])])
 
-    found, _ = facts(of(kernel, backward=None), repeats=1)
-    assert found["zeroed memory"].right and not found["repeat 1"].right
+    runs, _ = facts(of(kernel, backward=None), repeats=1)
+    assert runs["zeroed memory"].right and not runs["repeat 1"].right
 
 
-def test_state_that_grows_is_right_in_a_fresh_call_alone():
+def test_growing_state_is_right_only_in_a_fresh_call():
     kept = {}
 
     def kernel(x, w, b):
         kept["calls"] = kept.get("calls", 0) + 1
         return right(x, w, b) * kept["calls"]
 
-    found, _ = facts(of(kernel, reset=kept.clear), repeats=2)
-    assert found["repeat 1"].right and found["repeat 2"].right
-    assert not found["second call"].right and not found["second call"].same and found["second call"].difference > 0.1
+    runs, _ = facts(of(kernel, reset=kept.clear), repeats=2)
+    assert runs["repeat 1"].right and runs["repeat 2"].right
+    assert not runs["second call"].right and not runs["second call"].same and runs["second call"].difference > 0.1
 
 
 def test_a_backward_that_is_right_on_the_goldens_saved_tensors():
-    found, _ = facts(session_of(adapter("saved")), repeats=1)
-    assert found["golden saved"].right and found["repeat 1"].wrong == ("saved.low", "b.grad")
-    found, _ = facts(session_of(adapter("missing")), repeats=1)
-    assert found["golden saved"].wrong == ("x.grad",)
+    runs, _ = facts(session_of(adapter("saved")), repeats=1)
+    assert runs["golden saved"].right and runs["repeat 1"].wrong == ("saved.low", "b.grad")
+    runs, _ = facts(session_of(adapter("missing")), repeats=1)
+    assert runs["golden saved"].wrong == ("x.grad",)
 
 
-def test_a_run_that_raises_says_so():
+def test_a_raising_run_is_recorded():
     def kernel(x, w, b):
         if not x.is_contiguous():
             raise RuntimeError("x must be contiguous")
         return right(x, w, b)
 
-    found, _ = facts(of(kernel), repeats=1)
-    assert found["layout contiguous"].right and "x must be contiguous" in found["layout transposed"].error
+    runs, _ = facts(of(kernel), repeats=1)
+    assert runs["layout contiguous"].right and "x must be contiguous" in runs["layout transposed"].error
 
 
 def test_a_spent_budget_leaves_runs_out_and_counts_them():
-    found, left = facts(session_of(layer()), spent=lambda: True)
-    assert found == {} and left > 10
+    runs, left = facts(session_of(layer()), spent=lambda: True)
+    assert runs == {} and left > 10
 
 
-def test_the_range_of_a_reduction_that_is_cut_short():
+def test_the_missing_range_of_a_truncated_reduction():
     examination = session_of(layer("h"))  # D = 20, and 16 are read
-    found = influence(examination, {"h"})
-    assert found["x[1]"].missing == ((16, 19),) and found["w[0]"].missing == ((16, 19),)
-    assert "x[0]" not in found and "w[1]" not in found and "b[0]" not in found
+    ranges = influence(examination, {"h"})
+    assert ranges["x[1]"].missing == ((16, 19),) and ranges["w[0]"].missing == ((16, 19),)
+    assert "x[0]" not in ranges and "w[1]" not in ranges and "b[0]" not in ranges
 
 
 def test_influence_that_should_not_be_there():
@@ -86,8 +86,8 @@ def test_influence_that_should_not_be_there():
         return torch.softmax(h + b, -1) * 2 + 0.01 * x[:1, :1]
 
     examination = of(kernel)
-    found = influence(examination, examination.bad)
-    assert found["x[0]"].extra == ((0, 0),)
+    ranges = influence(examination, examination.bad)
+    assert ranges["x[0]"].extra == ((0, 0),)
 
 
 def test_a_right_kernel_and_one_with_a_wrong_factor_have_the_goldens_influence():
@@ -97,7 +97,7 @@ def test_a_right_kernel_and_one_with_a_wrong_factor_have_the_goldens_influence()
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])
-def test_an_edge_anywhere(cut):
+def test_an_edge_at_any_index(cut):
     def kernel(x, w, b):
         return torch.softmax(x[:, :cut] @ w[:cut] + b, -1) * 2
 
@@ -113,7 +113,7 @@ def test_an_edge_anywhere(cut):
     ],
     ids=["narrow", "formula"],
 )
-def test_errors_of_a_formula_stay_where_inputs_move_a_little_and_rounding_does_not(kernel, is_rounding):
+def test_small_input_changes_keep_formula_errors_and_change_rounding_errors(kernel, is_rounding):
     case = {"x": torch.rand(64, 40, generator=torch.Generator().manual_seed(1))}
     target = assay.Target(kernel, lambda x: 3 * x.sum(-1), cases=case, backward=None)
     alike = facts(session_of(target), only=("nudged",))[0]["nudged"].alike["y"]

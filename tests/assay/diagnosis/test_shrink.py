@@ -31,18 +31,18 @@ def drawn(trial):
     ],
     ids=["always", "block", "tail", "holes", "product", "there_alone", "both"],
 )
-def test_sizes_are_walked_down(wrong, smallest):
+def test_sizes_are_lowered(wrong, smallest):
     def keeps(trial):
         return wrong(*drawn(trial)["x"].shape)
 
-    found = shrink(rows[0], keeps)
-    sizes = found.case.sizes
+    shrunk = shrink(rows[0], keeps)
+    sizes = shrunk.case.sizes
     assert (sizes["T"], sizes["D"]) == smallest
-    assert found.runs <= 64 and sizes["flag"] is True and sizes["mode"] == "a"
-    assert found.case.name == f"rows[T={sizes['T']},D={sizes['D']},flag=True,mode=a]"
+    assert shrunk.runs <= 64 and sizes["flag"] is True and sizes["mode"] == "a"
+    assert shrunk.case.name == f"rows[T={sizes['T']},D={sizes['D']},flag=True,mode=a]"
 
 
-def test_what_cannot_be_drawn_or_judged_is_not_kept():
+def test_trials_that_cannot_be_drawn_or_judged_are_dropped():
     def keeps(trial):
         if drawn(trial)["x"].shape[1] < 10:
             raise TargetError("no such size")
@@ -57,32 +57,32 @@ def test_axes_of_one_length_are_cut_together():
     def keeps(trial):
         supply = drawn(trial)
         assert supply["x"].shape[1] == supply["w"].shape[0] and supply["k"] == 2
-        assert supply["x"].is_contiguous() and supply["w"].is_contiguous()  # what is cut off does not lie between
+        assert supply["x"].is_contiguous() and supply["w"].is_contiguous()  # no gaps remain where the input was cut
         return supply["x"].shape[1] >= 9 and supply["w"].shape[1] >= 1
 
-    found = shrink(case, keeps)
-    supply = drawn(found.trial)
+    shrunk = shrink(case, keeps)
+    supply = drawn(shrunk.trial)
     assert supply["x"].shape == (0, 9) and supply["w"].shape == (9, 1)
-    assert found.case.name == "given[6->0,7->1,40->9]"
+    assert shrunk.case.name == "given[6->0,7->1,40->9]"
 
 
-def test_cut_values_are_those_that_were_given():
+def test_cut_inputs_keep_their_values():
     x = torch.randn(8, 3)
-    found = shrink(given({"x": x}), lambda t: bool((drawn(t)["x"][1:, 1:] == x[1:2, 1:2]).any()))
-    assert torch.equal(drawn(found.trial)["x"], x[:2, :2])
+    shrunk = shrink(given({"x": x}), lambda t: bool((drawn(t)["x"][1:, 1:] == x[1:2, 1:2]).any()))
+    assert torch.equal(drawn(shrunk.trial)["x"], x[:2, :2])
 
 
-def test_values_become_simple_where_the_failure_stays():
+def test_values_become_simple_if_the_failure_stays():
     def keeps(trial):
         supply = drawn(trial)
         return len(set(supply["x"].flatten().tolist())) > 1 and bool((supply["w"] != 0).all()) and len(supply["w"]) > 0
 
-    found = shrink(rows[0], keeps)
-    supply = drawn(found.trial)
+    shrunk = shrink(rows[0], keeps)
+    supply = drawn(shrunk.trial)
     assert torch.equal(supply["w"], torch.ones_like(supply["w"]))
     assert torch.equal(supply["x"], supply["x"].round()) and supply["x"].abs().max() <= 8
     assert not supply["index"].any()
-    assert "w: ones" in found.steps and "x: whole numbers" in found.steps
+    assert "w: ones" in shrunk.steps and "x: whole numbers" in shrunk.steps
 
 
 def test_layouts_that_do_not_matter_are_dropped():
@@ -91,17 +91,17 @@ def test_layouts_that_do_not_matter_are_dropped():
     def keeps(trial):
         return not drawn(trial)["x"].is_contiguous() and trial.layouts.get("grad_y") == "transposed"
 
-    found = shrink(case, keeps, layouts={"grad_y": "transposed", "w": "stepped"})
-    supply = drawn(found.trial)
-    assert found.trial.layouts == {"grad_y": "transposed"}
+    shrunk = shrink(case, keeps, layouts={"grad_y": "transposed", "w": "stepped"})
+    supply = drawn(shrunk.trial)
+    assert shrunk.trial.layouts == {"grad_y": "transposed"}
     assert not supply["x"].is_contiguous() and supply["w"].is_contiguous()
 
 
-def test_the_runs_are_counted_and_end():
+def test_the_number_of_runs_is_counted_and_limited():
     count = []
-    found = shrink(rows[0], lambda trial: bool(count.append(1)) or drawn(trial)["x"].shape[1] > 32, runs=9)
-    assert len(count) == found.runs == 9 and found.partial
-    assert found.case.sizes["D"] < 100
+    shrunk = shrink(rows[0], lambda trial: bool(count.append(1)) or drawn(trial)["x"].shape[1] > 32, runs=9)
+    assert len(count) == shrunk.runs == 9 and shrunk.partial
+    assert shrunk.case.sizes["D"] < 100
     assert not shrink(rows[0], lambda trial: False).partial
 
 
@@ -118,6 +118,6 @@ def test_the_smallest_case_of_a_wrong_kernel_still_fails():
     def keeps(trial):
         return assay.check(target, trial.case, probes=("values",), raises=False).verdict == "fail"
 
-    found = shrink(target.cases[0], keeps)
-    assert found.case.sizes == {"T": 1, "D": 33} and found.runs <= 64
-    assert keeps(found.trial)
+    shrunk = shrink(target.cases[0], keeps)
+    assert shrunk.case.sizes == {"T": 1, "D": 33} and shrunk.runs <= 64
+    assert keeps(shrunk.trial)

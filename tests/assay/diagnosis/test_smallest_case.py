@@ -1,4 +1,4 @@
-"""The smallest case still tells what is wrong: the last steps are taken back where it does not."""
+"""The smallest case still shows the cause; otherwise the last steps are undone."""
 
 import weakref
 
@@ -23,35 +23,35 @@ def always(trial):
     return True
 
 
-def test_the_last_steps_are_taken_back_until_it_tells():
+def test_the_last_steps_are_undone_until_the_case_shows_the_cause():
     asked = []
 
     def tells(trial):
         asked.append(trial)
         return bool(drawn(trial)["w"].any())
 
-    found = shrink(rows[0], always, least={"T": 1, "D": 1}, tells=tells)
-    assert bool(drawn(found.trial)["w"].any()) and not bool(drawn(found.trial)["x"].any())
-    assert found.steps[-1] == "x: zeros" and len(asked) <= 4
+    shrunk = shrink(rows[0], always, least={"T": 1, "D": 1}, tells=tells)
+    assert bool(drawn(shrunk.trial)["w"].any()) and not bool(drawn(shrunk.trial)["x"].any())
+    assert shrunk.steps[-1] == "x: zeros" and len(asked) <= 4
 
 
-def test_nothing_is_taken_back_where_the_smallest_tells():
-    found = shrink(rows[0], always, least={"T": 1, "D": 1})
-    assert not bool(drawn(found.trial)["w"].any()) and found.steps[-1] == "w: zeros"
+def test_nothing_is_undone_if_the_smallest_case_shows_the_cause():
+    shrunk = shrink(rows[0], always, least={"T": 1, "D": 1})
+    assert not bool(drawn(shrunk.trial)["w"].any()) and shrunk.steps[-1] == "w: zeros"
 
 
-def test_where_only_the_whole_case_tells_it_stays():
-    found = shrink(rows[0], always, tells=lambda trial: trial.case.sizes == {"T": 4, "D": 8})
-    assert found.steps == () and found.case.sizes == {"T": 4, "D": 8}
+def test_the_whole_case_stays_if_only_it_shows_the_cause():
+    shrunk = shrink(rows[0], always, tells=lambda trial: trial.case.sizes == {"T": 4, "D": 8})
+    assert shrunk.steps == () and shrunk.case.sizes == {"T": 4, "D": 8}
 
 
-def test_where_not_even_the_whole_case_tells_the_smallest_is_shown():
-    found = shrink(rows[0], always, tells=lambda trial: False)
-    assert found.steps and all(found.case.sizes[name] < size for name, size in {"T": 4, "D": 8}.items())
+def test_the_smallest_case_is_used_if_not_even_the_whole_one_shows_the_cause():
+    shrunk = shrink(rows[0], always, tells=lambda trial: False)
+    assert shrunk.steps and all(shrunk.case.sizes[name] < size for name, size in {"T": 4, "D": 8}.items())
 
 
-def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):
-    """Of ones, T = 1 and D = 2, a sum that is one short is also a shift."""
+def test_a_bundle_gets_the_same_diagnosis_again(tmp_path):
+    """With ones, T = 1 and D = 2, a sum that is one short is also a shift."""
 
     def golden(x, w):
         return assay.stage("p", x * w).sum(-1)
@@ -59,24 +59,25 @@ def test_a_bundle_diagnosed_again_is_told_as_before(tmp_path):
     def short(x, w):
         return (x * w)[:, :-1].sum(-1)
 
-    found = assay.diagnose(assay.Target(short, golden, cases=rows, name="short"), out=tmp_path)
-    kept = assay.load_bundle(found.bundle)
+    diagnosis = assay.diagnose(assay.Target(short, golden, cases=rows, name="short"), out=tmp_path)
+    kept = assay.load_bundle(diagnosis.bundle)
     again = assay.diagnose(assay.Target(short, golden, cases={**kept.inputs}, name="short"))
-    assert found.first_wrong_stage == again.first_wrong_stage
-    assert found.causes[0].id == again.causes[0].id == "off_by_one"
+    assert diagnosis.first_wrong_stage == again.first_wrong_stage
+    assert diagnosis.causes[0].id == again.causes[0].id == "off_by_one"
 
 
-def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(monkeypatch):
-    """An examination is many times as large as its inputs: three exist, the whole case's, the last and the present one.
+def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypatch):
+    """An examination takes many times the memory of its inputs: only the whole case's, the last and the current one
+    exist.
 
-    Where steps are taken back, the case that is shown is not the last one that was tried.
+    If steps are undone, the displayed case is not the last one that was tried.
     """
-    made, at_once, examined = [], [], smallest_case.examine
+    outputs, at_once, examined = [], [], smallest_case.examine
 
     def examine(*arguments, **options):
         report, examinations = examined(*arguments, **options)
-        made.extend(map(weakref.ref, examinations))
-        at_once.append(sum(examination() is not None for examination in made))
+        outputs.extend(map(weakref.ref, examinations))
+        at_once.append(sum(examination() is not None for examination in outputs))
         return report, examinations
 
     def told(self, trial):
@@ -88,8 +89,8 @@ def test_of_the_smaller_cases_one_is_kept_and_the_one_that_tells_is_run_again(mo
     collect.collect(whole, evidence, collect.Depth(runs=(), influence=(), whatif=frozenset()))
     monkeypatch.setattr(smallest_case, "examine", examine)
     monkeypatch.setattr(smallest_case._Tells, "__call__", told)
-    found, small = smallest_case.smallest_case(
+    shrunk, small = smallest_case.smallest_case(
         whole, evidence, "y", "wrong_factor", cause_shown="wrong_factor", spent=lambda more: False
     )
-    assert len(made) >= 6 and max(at_once) <= 2 and found.steps == ("D: 8 -> 1",)
-    assert small.case is found.case and small.material.inputs["x"].shape == (4, 1) and "y" in small.bad
+    assert len(outputs) >= 6 and max(at_once) <= 2 and shrunk.steps == ("D: 8 -> 1",)
+    assert small.case is shrunk.case and small.material.inputs["x"].shape == (4, 1) and "y" in small.bad

@@ -1,4 +1,4 @@
-"""A copy that is kept of any input, numbers, lengths or a mask, is told as such; and no sentence denies it."""
+"""A stale copy of any input (numbers, lengths or a mask) is recognised, and no sentence contradicts it."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def golden(x, n, mask):
 
 
 def keeps(name):
-    """The golden with a copy of one input, made once for a shape."""
+    """The golden with a copy of one input, made once per shape."""
     kept = {}
 
     def kernel(x, n, mask):
@@ -34,26 +34,26 @@ def keeps(name):
 
 
 @pytest.mark.parametrize("name", ["n", "mask", "x"])
-def test_a_copy_of_any_input_is_told(name):
-    found = assay.diagnose(keeps(name))
-    best = found.causes[0]
-    assert best.id == "stale_copy" and best.score > 0.9, str(found)
+def test_a_stale_copy_of_any_input_is_recognised(name):
+    diagnosis = assay.diagnose(keeps(name))
+    best = diagnosis.causes[0]
+    assert best.id == "stale_copy" and best.score > 0.9, str(diagnosis)
     assert f" {name} " in " ".join(best.evidence), best.evidence
     assert not any("no input as it was" in said for said in best.evidence)
 
 
 @pytest.mark.parametrize("name", ["n", "mask"])
-def test_the_run_of_other_inputs_names_it(name):
+def test_the_run_with_other_inputs_names_the_stale_input(name):
     fact: RunFact = facts(session_of(keeps(name)), only=(OTHERS,))[0][OTHERS]
     assert fact.wrong == ("y",) and fact.stale == (name,), fact
 
 
-def test_a_right_kernel_keeps_nothing():
-    found = assay.diagnose(assay.Target(lambda x, n, mask: golden(x, n, mask), golden, cases=rows))
-    assert found.verdict == "pass", str(found)
+def test_a_right_kernel_has_no_stale_inputs():
+    diagnosis = assay.diagnose(assay.Target(lambda x, n, mask: golden(x, n, mask), golden, cases=rows))
+    assert diagnosis.verdict == "pass", str(diagnosis)
 
 
-def test_a_copy_that_an_earlier_call_has_left_is_told_where_the_first_call_is_wrong():
+def test_a_copy_from_an_earlier_call_is_recognised_if_the_first_call_is_wrong():
     kept = {}
 
     def kernel(x, w, v):
@@ -69,7 +69,7 @@ def test_a_copy_that_an_earlier_call_has_left_is_told_where_the_first_call_is_wr
     assert best.evidence[0] == "whatever w holds, y stays as it is, bit for bit, and it is nowhere zero"
 
 
-def test_an_input_that_is_left_out_is_no_stale_copy():
+def test_an_ignored_input_is_no_stale_copy():
     inputs = {"x": torch.randn(5, 6), "w": torch.randn(5, 6)}
     best = assay.diagnose(assay.Target(lambda x, w: x.sin(), lambda x, w: x.sin() + w, cases=inputs)).causes[0]
     assert best.id == "missing_term", best

@@ -34,18 +34,18 @@ def examination(kernel, golden=squares, cases=large, **more):
     return session_of(assay.Target(kernel, golden, cases=cases, **more))
 
 
-def test_a_product_that_leaves_float16_is_named_with_the_golden_s_own():
+def test_a_product_that_overflows_float16_is_named_with_the_goldens():
     it = examination(halves, backward=None)
-    found = provenance(it, it.first)
-    assert (found.kind, found.stage, found.cause) == ("inf", "product", "overflow")
-    assert found.op == "aten::mul" and "in halves" in " ".join(found.sentences)
-    assert any("reaches" in s and "beyond float16" in s for s in found.sentences), found
+    born = provenance(it, it.first)
+    assert (born.kind, born.stage, born.cause) == ("inf", "product", "overflow")
+    assert born.op == "aten::mul" and "in halves" in " ".join(born.sentences)
+    assert any("reaches" in s and "beyond float16" in s for s in born.sentences), born
     best = assay.diagnose(it.target, probes="quick").causes[0]
     assert (best.id, best.tensor) == ("overflow", "product") and best.params["operation"] == "aten::mul"
 
 
-def test_a_kernel_that_is_not_listened_to_is_asked_through_the_golden():
-    def opaque(x, w):  # numpy's operations are none of torch's
+def test_a_kernel_outside_the_dispatcher_is_judged_through_the_golden():
+    def opaque(x, w):  # torch's dispatcher does not see numpy's operations
         low = assay.stage("low", x + w).numpy().astype("float16")
         with numpy.errstate(over="ignore"):
             squared = low * low
@@ -53,8 +53,8 @@ def test_a_kernel_that_is_not_listened_to_is_asked_through_the_golden():
         return product / (1 + product)
 
     it = examination(opaque, backward=None)
-    found = provenance(it, it.first)
-    assert (found.stage, found.op, found.cause) == ("product", "", "overflow"), found
+    born = provenance(it, it.first)
+    assert (born.stage, born.op, born.cause) == ("product", "", "overflow"), born
 
 
 def test_an_exponential_without_its_maximum():
@@ -63,20 +63,20 @@ def test_an_exponential_without_its_maximum():
         return e / e.sum(-1, keepdim=True)
 
     it = examination(bare, lambda x, w: torch.softmax(x + w, -1), backward=None)
-    found = provenance(it, it.first)
-    assert (found.op, found.cause) == ("aten::exp", "missing_max_shift"), found
+    born = provenance(it, it.first)
+    assert (born.op, born.cause) == ("aten::exp", "missing_max_shift"), born
     assert assay.diagnose(it.target, probes="quick").causes[0].id == "missing_max_shift"
 
 
-def test_a_division_by_zero_is_neither():
+def test_a_division_by_zero_is_neither_overflow_nor_missing_shift():
     def kernel(x, w):
         low = assay.stage("low", x + w)
         product = assay.stage("product", low * low)
         return product / (product - product)
 
     it = examination(kernel, backward=None)
-    found = provenance(it, it.first)
-    assert (found.stage, found.op, found.cause) == ("y", "aten::div", "") and "divisor holds 30 zeros" in str(found)
+    born = provenance(it, it.first)
+    assert (born.stage, born.op, born.cause) == ("y", "aten::div", "") and "divisor holds 30 zeros" in str(born)
 
 
 def test_poison_and_infinities_of_the_golden_are_not_followed():
@@ -137,18 +137,18 @@ def asked(fault):
         ("tail", ("y0",), False, {1: ((32, 39),)}, (0, 32)),
     ],
 )
-def test_the_output_whose_gradient_carries_it(fault, outputs, always, parts, unit):
-    _, found = asked(fault)
-    assert (found.outputs, found.always, dict(found.parts), found.unit) == (outputs, always, parts, unit)
+def test_the_output_whose_gradient_carries_the_fault(fault, outputs, always, parts, unit):
+    _, result = asked(fault)
+    assert (result.outputs, result.always, dict(result.parts), result.unit) == (outputs, always, parts, unit)
 
 
-def test_what_takes_several_rows_at_once():
-    _, found = asked("between")
-    assert found.outputs == ("y0",) and dict(found.parts) == {} and found.unit is None
-    assert found.together == (0,)
+def test_a_fault_that_needs_several_rows_at_once():
+    _, result = asked("between")
+    assert result.outputs == ("y0",) and dict(result.parts) == {} and result.unit is None
+    assert result.together == (0,)
 
 
-def test_only_gradients_are_asked_for():
+def test_only_gradients_are_traced():
     it = examination(two, two, pairs, backward=backward("y0"))
     assert carried(it, it.first, "y0") is None and carried(it, it.first, "w.grad") is None  # the latter is right
 
@@ -165,13 +165,15 @@ def test_only_gradients_are_asked_for():
     ],
 )
 def test_the_sentences(fault, said, open_):
-    it, found = asked(fault)
+    it, result = asked(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
-    evidence.carried = found
+    evidence.carried = result
     assert said in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
     assert bool(open_) == bool(open_questions(evidence, []))
 
 
-def test_a_diagnosis_prints_them():
-    found = assay.diagnose(asked("tail")[0].target)
-    assert found.traced == found.to_json()["traced"] and "a single 1 in grad_y0" in " ".join(str(found).split())
+def test_a_diagnosis_prints_its_traces():
+    diagnosis = assay.diagnose(asked("tail")[0].target)
+    assert diagnosis.traced == diagnosis.to_json()["traced"] and "a single 1 in grad_y0" in " ".join(
+        str(diagnosis).split()
+    )

@@ -1,4 +1,4 @@
-"""Where warnings are errors a diagnosis says as much as elsewhere: its own arithmetic warns nobody."""
+"""If warnings are errors, a diagnosis gives the same result: its own arithmetic causes no warnings."""
 
 import warnings
 
@@ -17,9 +17,9 @@ def strictly(target):
 
 
 def test_sizes_of_addends_in_a_backward_are_read_without_a_warning():
-    found = strictly(adapter("missing", named=False))
-    assert found.causes[0].id == "missing_term" and not found.evidence.left_out, str(found)
-    assert not any("Left out" in said for said in found.traced), found.traced
+    result = strictly(adapter("missing", named=False))
+    assert result.causes[0].id == "missing_term" and not result.evidence.left_out, str(result)
+    assert not any("Left out" in said for said in result.traced), result.traced
 
 
 def test_a_changed_golden_may_warn():
@@ -31,14 +31,14 @@ def test_a_changed_golden_may_warn():
         return x / x.std(0, keepdim=True)
 
     examination = session_of(assay.Target(lambda x: 2 * golden(x), golden, cases=rows, backward=None))
-    found = search(examination, "y", examination.first.outputs["y"], examination.first)
+    result = search(examination, "y", examination.first.outputs["y"], examination.first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = found.golden.run_under(Listening(), {"x": examination.ref.leaves["x"][:1]}, "y")
-    assert bool(torch.isnan(made["y"]).all())  # of one number torch has no deviation, and says so
+        outputs = result.golden.run_under(Listening(), {"x": examination.ref.leaves["x"][:1]}, "y")
+    assert bool(torch.isnan(outputs["y"]).all())  # torch warns about the standard deviation of a single number
 
 
-def test_a_kernel_of_no_module_is_diagnosed():
+def test_a_kernel_without_a_module_is_diagnosed():
     space = {"__builtins__": __builtins__}
     exec("def kernel(x):\n    return -x", space)
     target = assay.Target(space["kernel"], lambda x: x.clone(), cases={"x": torch.randn(3, 4)})

@@ -1,4 +1,4 @@
-"""A choice that is not legal is where it begins, as long as what it was made of is right."""
+"""An illegal choice is the first wrong stage, as long as its inputs are right."""
 
 import torch
 
@@ -30,17 +30,17 @@ def diagnosed(kernel):
 
 
 def test_a_choice_by_another_measure_is_the_first_wrong_stage():
-    found = diagnosed(lambda x, route, k: made(x, route, k, size=torch.abs))
-    assert (found.first_wrong_stage, found.causes[0].id) == ("index", "wrong_decision"), str(found)
-    states = {s.name: s.state for s in found.stages}
+    result = diagnosed(lambda x, route, k: made(x, route, k, size=torch.abs))
+    assert (result.first_wrong_stage, result.causes[0].id) == ("index", "wrong_decision"), str(result)
+    states = {s.name: s.state for s in result.stages}
     assert (states["score"], states["index"]) == ("ok", "culprit")
-    assert found.case["sizes"]["T"] == 1, found.case  # the smaller case begins there as well
+    assert result.case["sizes"]["T"] == 1, result.case  # the smaller case begins there as well
 
 
-def test_a_choice_of_wrong_scores_is_not():
-    found = diagnosed(lambda x, route, k: made(x, route, k, times=-1.0))
-    assert found.first_wrong_stage == "score", str(found)
+def test_a_choice_from_wrong_scores_is_not_the_first_wrong_stage():
+    result = diagnosed(lambda x, route, k: made(x, route, k, times=-1.0))
+    assert result.first_wrong_stage == "score", str(result)
 
 
-def test_a_legal_choice_is_nobodys_fault():
+def test_a_legal_choice_is_not_accused():
     assert diagnosed(golden).ok

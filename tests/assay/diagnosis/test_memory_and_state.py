@@ -1,4 +1,4 @@
-"""Gradients that never come, memory that was given back, what is kept between calls, additions that are stores."""
+"""Missing gradients, freed memory, state between calls, and additions that are stores."""
 
 import functools
 import threading
@@ -30,31 +30,31 @@ def layer(x, w):
 
 def test_a_gradient_that_is_lost_on_the_way_is_not_computed():
     for kernel in (lambda x, w: torch.tanh(x.detach() @ w), lambda x, w: torch.tanh(x @ w).detach()):
-        found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, name="lost"), probes="quick")
-        said, text = first(found)
-        assert said == ("fail", "x.grad", "not_computed"), text
-        assert "no_grad()" in found.causes[0].evidence[1] and not found.causes[0].weak
-        assert [c.id for c in found.causes] == ["not_computed"]
+        diagnosis = assay.diagnose(assay.Target(kernel, layer, cases=tokens, name="lost"), probes="quick")
+        cause, text = first(diagnosis)
+        assert cause == ("fail", "x.grad", "not_computed"), text
+        assert "no_grad()" in diagnosis.causes[0].evidence[1] and not diagnosis.causes[0].weak
+        assert [c.id for c in diagnosis.causes] == ["not_computed"]
 
 
-def test_memory_that_the_kernel_fills_with_nan_and_reads_afterwards_had_been_given_back():
+def test_memory_that_the_kernel_fills_with_nan_and_then_reads_was_freed():
     pool = torch.empty(256)
 
     def kernel(x, w):
         slot = pool[: w.numel()].view(w.shape)
         slot.copy_(w)
         half = x[:, :4] @ slot[:4]
-        pool.fill_(float("nan"))  # what is free is marked
+        pool.fill_(float("nan"))  # marks free memory
         return torch.tanh(assay.stage("h", half + x[:, 4:] @ slot[4:]))
 
-    found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
-    said, text = first(found)
-    assert said == ("fail", "h", "use_after_free"), text
-    assert "the candidate itself fills memory with NaN at " in found.causes[0].evidence[1]
-    assert found.traced[1].endswith("the memory had been freed.")
+    diagnosis = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
+    cause, text = first(diagnosis)
+    assert cause == ("fail", "h", "use_after_free"), text
+    assert "the candidate itself fills memory with NaN at " in diagnosis.causes[0].evidence[1]
+    assert diagnosis.traced[1].endswith("the memory had been freed.")
 
 
-def test_a_configuration_of_the_case_before_is_told_by_forgetting_it():
+def test_clearing_the_state_reveals_a_configuration_of_the_previous_case():
     blocks = {}
 
     @assay.case(T=[4], D=[24, 40])
@@ -65,13 +65,13 @@ def test_a_configuration_of_the_case_before_is_told_by_forgetting_it():
         return 2 * assay.stage("h", x[:, : blocks.setdefault("block", x.shape[1])].sum(-1))
 
     target = assay.Target(kernel, lambda x: 2 * assay.stage("h", x.sum(-1)), cases=widths)
-    found = assay.diagnose(target)
-    said, text = first(found)
-    assert said == ("fail", "h", "stale_config") and found.case["name"].startswith("widths[T=4,D=40"), text
+    diagnosis = assay.diagnose(target)
+    cause, text = first(diagnosis)
+    assert cause == ("fail", "h", "stale_config") and diagnosis.case["name"].startswith("widths[T=4,D=40"), text
     assert blocks == {"block": 24}
 
 
-def test_what_is_kept_is_forgotten_and_put_back():
+def test_state_is_cleared_and_restored():
     state, seen = {"a": torch.zeros(2)}, []
 
     @functools.lru_cache
@@ -95,7 +95,7 @@ def test_what_is_kept_is_forgotten_and_put_back():
     assert state == before and list(state) == ["a", "b"]
 
 
-def test_of_several_additions_to_one_place_one_is_left():
+def test_only_one_of_several_additions_to_a_place_survives():
     def halves(sx, sy, i):
         return (sx[:, :, None] + sy[:, None, :]).flatten(1).gather(1, i)
 
@@ -109,10 +109,10 @@ def test_of_several_additions_to_one_place_one_is_left():
         chosen = torch.stack([make.permutation(N * N)[:k] for _ in range(T)])
         return {"sx": make.normal(T, N), "sy": make.normal(T, N), "i": chosen}
 
-    found = assay.diagnose(assay.Target(halves, halves, cases=pairs, backward=backward_of_halves), probes="quick")
-    said, text = first(found)
-    assert said == ("fail", "sx.grad", "lost_update"), text
-    assert "one is left: a store stands where an addition should" in found.causes[0].evidence[0]
+    diagnosis = assay.diagnose(assay.Target(halves, halves, cases=pairs, backward=backward_of_halves), probes="quick")
+    cause, text = first(diagnosis)
+    assert cause == ("fail", "sx.grad", "lost_update"), text
+    assert "one is left: a store stands where an addition should" in diagnosis.causes[0].evidence[0]
 
 
 def test_a_product_of_two_transposed_operands_is_recognised():
@@ -120,25 +120,25 @@ def test_a_product_of_two_transposed_operands_is_recognised():
     def square(make, N):
         return {"a": make.normal(N, N), "b": make.normal(N, N)}
 
-    found = assay.diagnose(
+    diagnosis = assay.diagnose(
         assay.Target(lambda a, b: a.mT @ b.mT, lambda a, b: a @ b, cases=square, backward=None), probes="quick"
     )
-    said, text = first(found)
-    assert said == ("fail", "y", "transposed") and found.causes[0].params["operand"] == "both", text
+    cause, text = first(diagnosis)
+    assert cause == ("fail", "y", "transposed") and diagnosis.causes[0].params["operand"] == "both", text
 
 
-def test_the_beginning_of_a_sum_is_lost_where_turns_of_a_loop_replace_one_another():
+def test_the_beginning_of_a_sum_is_lost_if_iterations_replace_each_other():
     def kernel(x, w):
         for start in (0, 4):
             h = x[:, start : start + 4] @ w[start : start + 4]
         return torch.tanh(assay.stage("h", h))
 
-    found = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
-    said, text = first(found)
-    assert said == ("fail", "h", "overwritten_accumulator"), text
+    diagnosis = assay.diagnose(assay.Target(kernel, layer, cases=tokens, backward=None), probes="quick")
+    cause, text = first(diagnosis)
+    assert cause == ("fail", "h", "overwritten_accumulator"), text
 
 
-def test_columns_that_nobody_writes_into_zeros_are_not_a_reduction_cut_short():
+def test_unwritten_columns_of_zeros_are_no_truncated_reduction():
     golden = draw(12, 18)
     got = golden.clone()
     got[:, 16:] = 0
@@ -148,7 +148,7 @@ def test_columns_that_nobody_writes_into_zeros_are_not_a_reduction_cut_short():
     assert {c.id: c.score for c in causes}["truncated_reduction"] <= 0.5
 
 
-def test_one_of_several_additions_is_left_in_the_middle_of_an_axis():
+def test_one_of_several_additions_survives_in_the_middle_of_an_axis():
     golden = draw(6, 18)
     part = {"a[1]": Influence("a", 1, ((0, 15), (32, 39)), outputs=("y",))}
     causes = rank(pair(golden + draw(6, 18, seed=3), golden, influence=part, fits=[], ratios=[], permutations=[]), {})
@@ -159,13 +159,13 @@ def test_a_store_one_past_the_end_of_a_row_is_off_by_one():
     for row, cause in ((1, "off_by_one"), (4, "wrong_mask")):
         where = Location("y", axes={"M": [(row, row)], "N": [(0, 0)]}, fraction=0.01, text="")
         text = "NaN in a[axis M = 0] reaches y (...), in the golden it does not: a wrong mask, or a stray read"
-        found = report()
-        found.findings = [Finding("CERTAIN", "taint", "y", where, None, None, text, "c")]
+        checked = report()
+        checked.findings = [Finding("CERTAIN", "taint", "y", where, None, None, text, "c")]
         golden = draw(6, 18)
-        assert rank(pair(golden, golden, report=found), {})[0].id == cause
+        assert rank(pair(golden, golden, report=checked), {})[0].id == cause
 
 
-def test_bytes_of_another_format_are_known_beside_numbers_of_any_size():
+def test_bytes_of_another_format_are_recognised_among_numbers_of_any_size():
     golden = draw(12, 32)
     got = draw(12, 32, seed=4) * torch.exp2(torch.arange(384.0).view(12, 32) - 192)
     got[3, 5] = float("nan")
@@ -179,9 +179,9 @@ def test_a_result_that_a_stage_is_named_after_is_isolated_too():
     def kernel(x, w):
         return assay.stage("y", x @ w * 1.5)
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
-    assert first(found)[0] == ("fail", "y", "wrong_factor"), str(found)
-    assert next(s for s in found.stages if s.name == "y").state == "culprit"
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert first(diagnosis)[0] == ("fail", "y", "wrong_factor"), str(diagnosis)
+    assert next(s for s in diagnosis.stages if s.name == "y").state == "culprit"
 
 
 def test_a_write_past_the_end_of_zeros_is_seen():
@@ -203,13 +203,13 @@ def test_a_stage_that_holds_indices_does_not_keep_the_others_from_being_isolated
     def kernel(x, w):
         return assay.stage("h", 1.5 * x.sort(-1).values) @ w
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
-    assert first(found)[0] == ("fail", "h", "wrong_factor"), str(found)
-    assert "isolation" not in found.evidence.left_out
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert first(diagnosis)[0] == ("fail", "h", "wrong_factor"), str(diagnosis)
+    assert "isolation" not in diagnosis.evidence.left_out
 
 
 def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait(monkeypatch):
-    """The copies arrive while the assay watches what the kernel made, however busy the machine is."""
+    """The copies arrive while the assay watches the kernel's buffers, however busy the machine is."""
     under_way = []
 
     def arrive(seconds=0.0):
@@ -238,16 +238,19 @@ def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait(mo
 
     for wait in (False, True):
         target = assay.Target(functools.partial(kernel, wait=wait), golden, cases=tokens, backward=None)
-        found = assay.diagnose(target, probes="quick")
+        diagnosis = assay.diagnose(target, probes="quick")
         arrive()
         if wait:
-            assert found.ok, str(found)
+            assert diagnosis.ok, str(diagnosis)
         else:
-            assert first(found)[0] == ("fail", "staged", "missing_sync"), str(found)
-            assert "bytes of the kernel's own buffers were written after it had returned" in found.causes[0].evidence[0]
+            assert first(diagnosis)[0] == ("fail", "staged", "missing_sync"), str(diagnosis)
+            assert (
+                "bytes of the kernel's own buffers were written after it had returned"
+                in diagnosis.causes[0].evidence[0]
+            )
 
 
-def test_what_only_inherits_gives_way_to_an_earlier_stage_that_another_run_has_wrong():
+def test_an_inheriting_stage_gives_way_to_an_earlier_one_that_fails_in_another_run():
     def told(state, run_first):
         stages = [StageState("inv_rms", "stage", 0.2, 0.2, "ok"), StageState("x_hat", "stage", 2.0, 0.1, state)]
         runs = {"scale 2^-12": RunFact("scale 2^-12", ("y",), first=run_first)}
@@ -261,13 +264,13 @@ def test_what_only_inherits_gives_way_to_an_earlier_stage_that_another_run_has_w
     assert told("inherited", "y") == told("inherited", "") == "x_hat"
 
 
-def test_a_bias_that_is_seen_in_one_layout_alone_is_no_fault_of_the_layout():
+def test_a_bias_visible_in_only_one_layout_is_no_layout_fault():
     golden = draw(6, 18)
     for rung, named in (("CERTAIN", True), ("SYSTEMATIC", False)):
-        found = report()
+        checked = report()
         text = "y exceeds what noise explains (layout:transposed(x))"
-        found.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c")]
-        assert ("layout_assumption" in {c.id for c in rank(pair(golden, golden, report=found), {})}) == named
+        checked.findings = [Finding(rung, "layouts", "y", None, None, None, text, "c")]
+        assert ("layout_assumption" in {c.id for c in rank(pair(golden, golden, report=checked), {})}) == named
 
 
 @assay.case(N=[5], C=[3])
@@ -286,11 +289,11 @@ def dense_gradient(x, y, length, grad_y):
 
 
 def test_a_gradient_read_as_dense_is_no_wrong_saved_tensor():
-    """On the golden's saved tensors it is right, as it is on its own: only another layout makes it wrong."""
+    """With the golden's saved tensors and with its own it is right: only another layout makes it wrong."""
     target = assay.Target(
         unit, unit, cases=saved_rows, name="unit", outputs=("y", "length"), saved=("length",), backward=dense_gradient
     )
-    found = assay.diagnose(target)
-    assert found.first_wrong_stage == "x.grad"
-    assert found.causes[0].id in ("layout_assumption", "expanded_gradient")
-    assert "wrong_saved_tensor" not in [c.id for c in found.causes]
+    diagnosis = assay.diagnose(target)
+    assert diagnosis.first_wrong_stage == "x.grad"
+    assert diagnosis.causes[0].id in ("layout_assumption", "expanded_gradient")
+    assert "wrong_saved_tensor" not in [c.id for c in diagnosis.causes]

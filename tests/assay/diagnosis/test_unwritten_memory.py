@@ -1,4 +1,4 @@
-"""What was made of memory that nobody wrote is not what was never written; a choice among wrong scores is no cause."""
+"""A value computed from unwritten memory is not "never written"; a choice among wrong scores is no cause."""
 
 import torch
 
@@ -32,14 +32,14 @@ def not_stored(x, used):
 
 
 def test_a_workspace_that_is_read_beyond_what_was_written():
-    found = assay.diagnose(assay.Target(through_a_workspace, golden, cases=rows, backward=None), budget_s=None)
-    assert found.causes[0].id == "uninitialised_accumulator"
-    assert any("it is made of what was there" in s for s in found.causes[0].evidence)
+    diagnosis = assay.diagnose(assay.Target(through_a_workspace, golden, cases=rows, backward=None), budget_s=None)
+    assert diagnosis.causes[0].id == "uninitialised_accumulator"
+    assert any("it is made of what was there" in s for s in diagnosis.causes[0].evidence)
 
 
-def test_a_result_that_is_not_stored_stays_never_written():
-    found = assay.diagnose(assay.Target(not_stored, golden, cases=rows, backward=None), budget_s=None)
-    assert found.causes[0].id == "never_written"
+def test_an_unstored_result_remains_never_written():
+    diagnosis = assay.diagnose(assay.Target(not_stored, golden, cases=rows, backward=None), budget_s=None)
+    assert diagnosis.causes[0].id == "never_written"
 
 
 @assay.case(T=[9], G=[4])
@@ -53,11 +53,11 @@ def chosen(s, groups, count):
     return merit.gather(1, best).sum(1)
 
 
-def test_a_choice_among_wrong_scores_is_not_what_is_wrong():
+def test_a_choice_among_wrong_scores_is_not_the_cause():
     target = assay.Target(
         lambda s, groups: chosen(s, groups, 1), lambda s, groups: chosen(s, groups, 2), cases=scores, backward=None,
         decisions={"best": assay.topk(scores="merit", k=2)},
     )  # fmt: skip
-    found = assay.diagnose(target, budget_s=None)
-    assert found.first_wrong_stage == "merit"
-    assert found.causes[0].id == "off_by_one" and all(c.id != "wrong_decision" or c.weak for c in found.causes)
+    diagnosis = assay.diagnose(target, budget_s=None)
+    assert diagnosis.first_wrong_stage == "merit"
+    assert diagnosis.causes[0].id == "off_by_one" and all(c.id != "wrong_decision" or c.weak for c in diagnosis.causes)

@@ -1,5 +1,6 @@
-"""What a diagnosis says is true of the kernel: whole numbers and masks, what is short of time, what is kept, what is
-small, and what is not a number in the case itself."""
+"""Sentences of a diagnosis are true of the kernel: for integers and masks, a short budget, caches, small values, and
+cases that contain NaN or Inf themselves.
+"""
 
 import time
 from dataclasses import replace
@@ -36,7 +37,7 @@ def examination(of):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the golden moves on, and nothing else does."""
+    """A clock that only the golden advances."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
@@ -51,18 +52,18 @@ def hurried(clock):
     return assay.diagnose(target(lambda a: a * 1.1, golden, {"a": normal(64)}), budget_s=5)
 
 
-def test_a_factor_is_told_though_there_is_no_time(hurried):
+def test_a_factor_is_reported_without_time_for_terms(hurried):
     assert hurried.causes[0].id == "wrong_factor"
     assert "1.1 in every element" in hurried.causes[0].evidence[0]
 
 
-def test_what_there_was_no_time_for_is_not_tried(hurried):
+def test_a_stage_without_time_for_isolation_is_not_tried(hurried):
     assert {s.state for s in hurried.stages} == {NOT_TRIED} and "isolation" in str(hurried)
     assert "assay.stage" not in str(hurried)
 
 
 @pytest.mark.parametrize("said", ["ignores", "raised"])
-def test_the_advice_on_stages_is_for_who_ignores_them(said):
+def test_advice_on_stages_is_only_for_kernels_that_ignore_them(said):
     text = {"ignores": "wrong, and the candidate ignores a substituted h", "raised": "the isolated run raised"}[said]
     evidence = Evidence(Report("told", FAIL), [StageState("y", "output", state=OBSERVED, text=text)], "y", "y")
     assert ("assay.stage" in " ".join(open_questions(evidence, []))) is (said == "ignores")
@@ -72,45 +73,45 @@ def test_the_advice_on_stages_is_for_who_ignores_them(said):
 
 
 def test_whole_numbers_have_a_ratio_and_no_sums():
-    found = assay.diagnose(target(lambda i: i * 3, lambda i: i * 2, {"i": torch.arange(10)}, backward=None))
-    assert found.causes[0].id == "wrong_factor" and "y / g is 1.5" in found.causes[0].evidence[0]
-    assert not {"truncated_reduction", "lost_update"} & {c.id for c in found.causes}
+    diagnosis = assay.diagnose(target(lambda i: i * 3, lambda i: i * 2, {"i": torch.arange(10)}, backward=None))
+    assert diagnosis.causes[0].id == "wrong_factor" and "y / g is 1.5" in diagnosis.causes[0].evidence[0]
+    assert not {"truncated_reduction", "lost_update"} & {c.id for c in diagnosis.causes}
 
 
-def test_a_mask_counts_nothing_and_is_looked_through():
+def test_a_mask_has_no_counts_and_is_skipped():
     wrong = target(lambda a: a >= 0.5, lambda a: a > 0, {"a": normal(20)}, backward=None)
-    found = assay.diagnose(wrong)
-    assert found.verdict == FAIL and "influence" not in found.evidence.left_out
-    assert not {"truncated_reduction", "lost_update"} & set(matches(found.evidence))
-    assert not {"truncated_reduction", "lost_update"} & {c.id for c in found.causes}
+    diagnosis = assay.diagnose(wrong)
+    assert diagnosis.verdict == FAIL and "influence" not in diagnosis.evidence.left_out
+    assert not {"truncated_reduction", "lost_update"} & set(matches(diagnosis.evidence))
+    assert not {"truncated_reduction", "lost_update"} & {c.id for c in diagnosis.causes}
 
 
 def test_a_rounded_result_whose_bound_is_zero_has_its_ratio():
     of = target(lambda a: a * 1.1, lambda a: a * 1.0, {"a": normal(64)}, backward=None)
     s = examination(of)
-    found = fit(s, "y", "output", s.first.outputs["y"], terms=False)
-    assert found.ratios[0].scope == "tensor" and found.ratios[0].ratio == pytest.approx(1.1)
+    term = fit(s, "y", "output", s.first.outputs["y"], terms=False)
+    assert term.ratios[0].scope == "tensor" and term.ratios[0].ratio == pytest.approx(1.1)
 
 
-# what is not a number in the case
+# non-finite values in the case itself
 
 
-def test_ratios_look_past_what_is_not_finite_in_both():
+def test_ratios_skip_elements_that_are_not_finite_in_both():
     golden = torch.tensor([1.0, torch.nan, torch.inf, -2.0, 3.0], dtype=torch.float64)
     assert ratios("y", 1.25 * golden, golden)[0].ratio == 1.25
     other = (1.25 * golden).nan_to_num(0.0, 7.0, 7.0)
     assert not [r for r in ratios("y", other, golden) if r.scope == "tensor"]
 
 
-def test_a_factor_is_told_where_one_number_is_finite():
+def test_a_factor_is_reported_with_one_finite_number():
     x = normal(3, 8)
     x[0, 0], x[1, 1] = torch.nan, torch.inf
     inputs = {"x": x, "w": normal(8, seed=1)}
-    found = assay.diagnose(target(lambda x, w: (x * w).sum(-1) * 1.25, lambda x, w: (x * w).sum(-1), inputs))
-    assert found.causes[0].id == "wrong_factor" and "1.25" in found.causes[0].evidence[0]
+    diagnosis = assay.diagnose(target(lambda x, w: (x * w).sum(-1) * 1.25, lambda x, w: (x * w).sum(-1), inputs))
+    assert diagnosis.causes[0].id == "wrong_factor" and "1.25" in diagnosis.causes[0].evidence[0]
 
 
-# what is kept
+# caches
 
 
 def cached(key):
@@ -135,12 +136,12 @@ WEIGHTS = {"x": normal(4, 16), "w": normal(16, seed=1)}
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_copy_of_weights_that_is_kept_is_found(key):
-    found = stale_inputs(examination(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
-    assert set(found) == {"w"} and "bit for bit" in found["w"]
+def test_a_cached_copy_of_weights_is_found(key):
+    sentences = stale_inputs(examination(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",))))
+    assert set(sentences) == {"w"} and "bit for bit" in sentences["w"]
 
 
-def test_a_kernel_that_keeps_nothing_is_not_said_to():
+def test_a_kernel_without_a_cache_has_no_stale_inputs():
     honest = [lambda x, w: x * w.exp(), cached(lambda w: tuple(w.detach().tolist()))]
     assert [stale_inputs(examination(target(k, lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))) for k in honest] == [
         {},
@@ -148,14 +149,14 @@ def test_a_kernel_that_keeps_nothing_is_not_said_to():
     ]
 
 
-def test_runs_that_ask_for_copies_have_guard_bands_too():
-    """In every run something lies behind the inputs and what the kernel makes: an overrun hits no memory of others."""
+def test_runs_that_test_for_copies_have_guard_bands():
+    """In every run, guard bands follow the inputs and the kernel's tensors, so an overrun hits no other memory."""
     behind = []
 
     def kernel(x, w):
-        made = torch.empty_like(x)
-        behind.append([t.untyped_storage().nbytes() - t.nbytes for t in (x, w, made)])
-        return made.copy_(x * w.exp())
+        y = torch.empty_like(x)
+        behind.append([t.untyped_storage().nbytes() - t.nbytes for t in (x, w, y)])
+        return y.copy_(x * w.exp())
 
     of = examination(target(kernel, lambda x, w: x * w.exp(), WEIGHTS, backward=None))
     behind.clear()
@@ -170,13 +171,13 @@ def test_the_same_numbers_in_another_order_keep_sum_and_ends():
 
 
 @pytest.mark.parametrize("key", ["sum", "first"])
-def test_a_kept_copy_is_told_as_one(key):
-    found = assay.diagnose(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))
-    assert found.causes[0].id == "stale_copy" and "other numbers of w" in found.causes[0].evidence[0]
-    assert "absolute_eps" not in {c.id for c in found.causes}
+def test_a_cached_copy_is_the_first_cause(key):
+    diagnosis = assay.diagnose(target(cached(KEYS[key]), lambda x, w: x * w.exp(), WEIGHTS, grads=("x",)))
+    assert diagnosis.causes[0].id == "stale_copy" and "other numbers in w" in diagnosis.causes[0].evidence[0]
+    assert "absolute_eps" not in {c.id for c in diagnosis.causes}
 
 
-# what is small
+# small values
 
 
 def flushed(x, w):
@@ -195,13 +196,13 @@ def large_only():
 
 
 @pytest.mark.parametrize("kernel", [flushed, fixed])
-def test_what_is_flushed_or_in_fixed_steps_has_no_epsilon(kernel):
-    found = assay.diagnose(target(kernel, lambda x, w: x * w, large_only()))
-    assert found.verdict == FAIL and "absolute_eps" not in {c.id for c in found.causes}
-    assert "bit for bit" in " ".join(found.undecided)
+def test_flushed_or_quantised_values_are_not_blamed_on_an_epsilon(kernel):
+    diagnosis = assay.diagnose(target(kernel, lambda x, w: x * w, large_only()))
+    assert diagnosis.verdict == FAIL and "absolute_eps" not in {c.id for c in diagnosis.causes}
+    assert "bit for bit" in " ".join(diagnosis.undecided)
 
 
-def test_an_epsilon_still_moves():
+def test_a_value_with_an_epsilon_still_moves():
     def unit(x, eps):
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
@@ -218,7 +219,7 @@ def lowered(made):
     return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(made))
 
 
-def test_a_padded_zero_enters_a_maximum_only_where_there_is_one():
+def test_a_padded_zero_is_blamed_only_if_the_golden_has_a_maximum():
     evidence = lowered(["amax"])
     assert "maximum" in matches(evidence)["wrong_mask"].sentences[0]
     assert "wrong_mask" not in matches(lowered(["mul"]))

@@ -1,4 +1,4 @@
-"""Kernels that raise: which mistake makes the error, and what fails with numbers before it or beside it."""
+"""Kernels that raise: which mistake causes the error, and which numbers are wrong before it or in another case."""
 
 import pytest
 import torch
@@ -25,9 +25,9 @@ def golden(x, w, which):
     ids=["one_beyond", "far_beyond", "sizes_one_apart"],
 )
 def test_an_error_names_its_mistake(first, kernel):
-    found = assay.diagnose(assay.Target(kernel, golden, cases=rows, name="kernel", backward=None))
-    assert found.first_wrong_stage == "forward"
-    named = [c.id for c in found.causes]
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=rows, name="kernel", backward=None))
+    assert diagnosis.first_wrong_stage == "forward"
+    named = [c.id for c in diagnosis.causes]
     assert first in named[:3] and "exception" in named
     assert first == named[0] or first == "off_by_one"
 
@@ -48,22 +48,22 @@ def counted(x, which):
     return torch.stack([x[order[at[e] : at[e] + counts[e]]].sum() for e in range(4)])
 
 
-def test_a_group_that_nothing_belongs_to_and_has_no_count():
-    found = assay.diagnose(assay.Target(counted, sums, cases=idle, name="kernel", backward=None))
-    assert found.causes[0].id == "empty_group" and found.causes[0].params["unused"] == [3]
+def test_an_empty_group_without_a_count():
+    diagnosis = assay.diagnose(assay.Target(counted, sums, cases=idle, name="kernel", backward=None))
+    assert diagnosis.causes[0].id == "empty_group" and diagnosis.causes[0].params["unused"] == [3]
 
 
 def backward_raises(x, w, which, grad_y):
     raise RuntimeError("index -4 is out of bounds for dimension 0 with size 4")
 
 
-def test_what_is_wrong_before_the_backward_raises_comes_first():
+def test_an_error_before_the_raising_backward_comes_first():
     target = assay.Target(
         lambda x, w, which: -x * w[which], golden, cases=rows, name="kernel", backward=backward_raises
     )
-    found = assay.diagnose(target)
-    assert (found.first_wrong_stage, found.causes[0].id) == ("y", "sign_flip")
-    assert "exception" in [c.id for c in found.causes] or any("raised" in f.text for f in found.report.findings)
+    diagnosis = assay.diagnose(target)
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("y", "sign_flip")
+    assert "exception" in [c.id for c in diagnosis.causes] or any("raised" in f.text for f in diagnosis.report.findings)
 
 
 @assay.case(T=[4, 6], E=[4], D=[3])
@@ -78,9 +78,9 @@ def short(x, w, which):
 
 
 def test_a_case_that_fails_with_numbers_says_more_than_one_that_raises():
-    found = assay.diagnose(assay.Target(short, golden, cases=two, name="kernel", backward=None))
-    assert found.first_wrong_stage == "y" and found.examined["sizes"]["T"] == 6
-    assert found.causes[0].id == "permuted"
+    diagnosis = assay.diagnose(assay.Target(short, golden, cases=two, name="kernel", backward=None))
+    assert diagnosis.first_wrong_stage == "y" and diagnosis.examined["sizes"]["T"] == 6
+    assert diagnosis.causes[0].id == "permuted"
 
 
 def bag_means(x, offsets):
@@ -90,7 +90,7 @@ def bag_means(x, offsets):
 
 
 def first_counts(x, offsets):
-    """Reads the first element of every bag, also of one that has none."""
+    """Reads the first element of every bag, even of empty ones."""
     edges = list(zip(offsets.tolist(), offsets.tolist()[1:], strict=False))
     firsts = [x[lo:hi][0] for lo, hi in edges]
     return torch.stack(
@@ -101,14 +101,14 @@ def first_counts(x, offsets):
 @pytest.mark.parametrize(
     "index, first", [(torch.tensor([0, 5, 5, 8]), "empty_group"), (torch.tensor([0, 3, 5, 8]), "")]
 )
-def test_an_error_that_goes_away_with_something_in_every_bag_is_of_an_empty_one(index, first):
+def test_an_error_that_disappears_once_every_bag_has_members_is_due_to_an_empty_one(index, first):
     @assay.case(P=[8], G=[3])
     def given(make, P, G):
         return {"x": make.normal(P), "offsets": index}
 
-    found = assay.diagnose(assay.Target(first_counts, bag_means, cases=given, name="kernel", backward=None))
+    diagnosis = assay.diagnose(assay.Target(first_counts, bag_means, cases=given, name="kernel", backward=None))
     if not first:
-        assert found.ok
+        assert diagnosis.ok
         return
-    assert found.causes[0].id == first
-    assert any("offsets has nothing in group 1" in said for said in found.causes[0].evidence)
+    assert diagnosis.causes[0].id == first
+    assert any("offsets has nothing in group 1" in said for said in diagnosis.causes[0].evidence)

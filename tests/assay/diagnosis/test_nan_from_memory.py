@@ -1,4 +1,4 @@
-"""NaN that memory held, after arithmetic that keeps no NaN's bits: as compiled kernels leave it."""
+"""NaN from memory after arithmetic that does not preserve its bits, as in compiled kernels."""
 
 import math
 
@@ -18,7 +18,7 @@ def golden(x, w):
 
 
 def canonical(t):
-    """What tensor cores and atomic additions make of a NaN: one of their own."""
+    """Tensor cores and atomic additions turn every NaN into this one."""
     return torch.where(torch.isnan(t), torch.full((), math.nan), t)
 
 
@@ -52,39 +52,39 @@ def beyond_a_scratch(x, w):
         (beyond_a_scratch, "stray_read"),
     ],
 )
-def test_where_the_nan_came_from(kernel, cause):
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
-    assert (found.verdict, found.first_wrong_stage) == ("fail", "product")
-    assert found.causes[0].id == cause, str(found)
-    assert not any("NaN" in f.text and f.probe in ("poison", "guard") for f in found.report.findings)
+def test_the_origin_of_nan(kernel, cause):
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert (diagnosis.verdict, diagnosis.first_wrong_stage) == ("fail", "product")
+    assert diagnosis.causes[0].id == cause, str(diagnosis)
+    assert not any("NaN" in f.text and f.probe in ("poison", "guard") for f in diagnosis.report.findings)
 
 
-def test_a_nan_that_the_kernel_makes_itself_came_from_no_memory():
+def test_nan_computed_by_the_kernel_is_not_blamed_on_memory():
     def kernel(x, w):
         return assay.stage("product", (x @ w - 40).log()) * 2
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
-    ids = {c.id for c in found.causes}
-    assert found.verdict == "fail" and not ids & {"uninitialised_accumulator", "never_written", "stray_read"}, str(
-        found
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    ids = {c.id for c in diagnosis.causes}
+    assert diagnosis.verdict == "fail" and not ids & {"uninitialised_accumulator", "never_written", "stray_read"}, str(
+        diagnosis
     )
 
 
-def test_a_write_beyond_a_stage_is_that_stage_s():
+def test_a_write_beyond_a_stage_belongs_to_that_stage():
     def kernel(x, w):
         y = torch.empty(x.shape[0], w.shape[1]).copy_(x @ w)
         y.as_strided((1,), (1,), y.numel()).fill_(3.0)
         return assay.stage("product", y) * 2
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
-    assert (found.first_wrong_stage, found.causes[0].id) == ("product", "overrun"), str(found)
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None), probes="quick")
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("product", "overrun"), str(diagnosis)
 
 
-def test_nan_that_leaks_is_looked_for_from_the_first_stage_on():
-    """The row's neighbour takes part where it is large, which the values do not show."""
+def test_leaking_nan_is_traced_from_the_first_stage():
+    """The row's neighbour takes part if it is large, which the plain values do not show."""
 
     def kernel(x, w):
         return assay.stage("product", x @ w + torch.relu(x.roll(1, 0) - 40) @ w) * 2
 
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None))
-    assert (found.verdict, found.first_wrong_stage) == ("fail", "product"), str(found)
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens, backward=None))
+    assert (diagnosis.verdict, diagnosis.first_wrong_stage) == ("fail", "product"), str(diagnosis)

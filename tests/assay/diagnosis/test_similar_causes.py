@@ -1,4 +1,4 @@
-"""Causes that lie beside one another: which of two stories of the same numbers is told first."""
+"""Similar causes: which of two explanations of the same numbers comes first."""
 
 import math
 
@@ -10,9 +10,9 @@ from goldsmith import assay
 
 
 def told(kernel, golden, cases, **declared):
-    found = assay.diagnose(assay.Target(kernel, golden, cases=cases, **({"backward": None} | declared)))
-    assert found.verdict == "fail", str(found)
-    return found
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **({"backward": None} | declared)))
+    assert diagnosis.verdict == "fail", str(diagnosis)
+    return diagnosis
 
 
 # one buffer for two stages
@@ -39,14 +39,14 @@ def in_buffers(second):
     return kernel
 
 
-def test_a_stage_that_is_written_into_an_earlier_ones_memory():
+def test_a_stage_written_into_an_earlier_ones_memory():
     assert assay.check(assay.Target(in_buffers(1), gated, cases=tokens, backward=None)).ok
-    found = told(in_buffers(0), gated, tokens)
-    assert found.causes[0].id == "aliased" and found.first_wrong_stage == "y", str(found)
-    assert "gate is right as it is made, and up is written into its memory" in found.causes[0].evidence
+    diagnosis = told(in_buffers(0), gated, tokens)
+    assert diagnosis.causes[0].id == "aliased" and diagnosis.first_wrong_stage == "y", str(diagnosis)
+    assert "gate is right when it is computed, and up is then written into its memory" in diagnosis.causes[0].evidence
 
 
-def test_memory_that_is_used_again_when_nobody_reads_it_any_more_is_not_to_blame():
+def test_reusing_memory_after_its_last_read_is_no_fault():
     def kernel(x, w, u):
         gate = assay.stage("gate", torch.sigmoid(x @ w))
         up = assay.stage("up", x @ u)
@@ -54,11 +54,13 @@ def test_memory_that_is_used_again_when_nobody_reads_it_any_more_is_not_to_blame
         assay.stage("again", gate.mul_(0))
         return y
 
-    found = told(kernel, gated, tokens)
-    assert found.causes[0].id != "aliased" and found.causes[0].id in ("repeated_term", "wrong_factor"), str(found)
+    diagnosis = told(kernel, gated, tokens)
+    assert diagnosis.causes[0].id != "aliased" and diagnosis.causes[0].id in ("repeated_term", "wrong_factor"), str(
+        diagnosis
+    )
 
 
-# workspaces of a pool
+# pool workspaces
 
 
 @assay.case(S=[7], N=[6], D=[3])
@@ -92,13 +94,13 @@ def pooled(fault):
 @pytest.mark.parametrize(
     "fault, cause", [("not zeroed", "uninitialised_accumulator"), ("given back", "use_after_free")]
 )
-def test_memory_of_a_pool_is_added_to_or_read_too_late(fault, cause):
+def test_pool_memory_is_added_to_or_read_after_it_was_freed(fault, cause):
     assert assay.check(assay.Target(pooled(""), outer, cases=series, backward=None)).ok
-    found = told(pooled(fault), outer, series)
-    assert found.causes[0].id == cause, str(found)
+    diagnosis = told(pooled(fault), outer, series)
+    assert diagnosis.causes[0].id == cause, str(diagnosis)
 
 
-# places that nobody wrote
+# unwritten places
 
 
 @assay.case(N=[7], G=[5], D=[4])
@@ -132,12 +134,12 @@ def not_zeroed(x, at, M):
     return y
 
 
-def test_a_whole_row_without_anything_is_a_group_and_what_is_left_between_is_not():
+def test_an_empty_row_is_a_group_and_scattered_elements_are_not():
     assert told(skips_empty, summed, grouped).causes[0].id == "empty_group"
     assert told(not_zeroed, spread, picked).causes[0].id == "never_written"
 
 
-# sums in a narrow dtype, of which the first has one addend
+# sums in a narrow dtype, whose first one has a single addend
 
 
 @assay.case(T=[9], D=[6])
@@ -157,12 +159,12 @@ def test_a_running_sum_in_bfloat16_whose_first_row_is_exact():
     def golden(x):
         return torch.stack([x[: t + 1].sum(0) for t in range(len(x))])
 
-    found = told(narrow, golden, rounded)
-    assert found.causes[0].id == "low_precision_accumulation", str(found)
-    assert "every element is a bfloat16 number" in found.causes[0].evidence[0], found.causes[0].evidence
+    diagnosis = told(narrow, golden, rounded)
+    assert diagnosis.causes[0].id == "low_precision_accumulation", str(diagnosis)
+    assert "every element is a bfloat16 number" in diagnosis.causes[0].evidence[0], diagnosis.causes[0].evidence
 
 
-# one divisor for all
+# a common divisor
 
 
 @assay.case(N=[20], K=[5])
@@ -175,14 +177,14 @@ def smoothed(x, taps):
     return x.unfold(0, len(taps), 1) @ taps
 
 
-def test_one_divisor_for_all_is_a_factor_and_a_small_number_beside_it_an_epsilon():
-    found = best(lambda x, taps: x.unfold(0, len(taps), 1) @ (taps / 7.3), smoothed, windows)
-    assert found.cause == "wrong_factor", found
-    found = best(lambda x, taps: x.unfold(0, 5, 1) @ (taps / (taps.square().sum() + 1e-2)), smoothed, windows)
-    assert found.cause == "absolute_eps", found
+def test_a_common_divisor_is_a_factor_and_a_small_addend_an_epsilon():
+    change = best(lambda x, taps: x.unfold(0, len(taps), 1) @ (taps / 7.3), smoothed, windows)
+    assert change.cause == "wrong_factor", change
+    change = best(lambda x, taps: x.unfold(0, 5, 1) @ (taps / (taps.square().sum() + 1e-2)), smoothed, windows)
+    assert change.cause == "absolute_eps", change
 
 
-# an index in another one's place
+# a wrong index
 
 
 @assay.case(N=[6], E=[14], D=[3])
@@ -195,12 +197,12 @@ def gathered(x, w, source, goal):
     return w * torch.tanh(x[source] - 2 * x[goal])
 
 
-def test_another_index_is_no_other_tensor():
-    found = best(lambda x, w, source, goal: w * torch.tanh(x[source] - 2 * x[source]), gathered, edges)
-    assert found.cause == "invalid_index" and "wrong_saved_tensor" in found.also, found
+def test_a_wrong_index_is_not_called_a_wrong_tensor():
+    change = best(lambda x, w, source, goal: w * torch.tanh(x[source] - 2 * x[source]), gathered, edges)
+    assert change.cause == "invalid_index" and "wrong_saved_tensor" in change.also, change
 
 
-# several stages that are wrong alike
+# several equally wrong stages
 
 
 @assay.case(N=[12], K=[5])
@@ -220,6 +222,6 @@ def twice_as_wide(x, taps):
     return variance(x, taps * 0.6)
 
 
-def test_stages_that_are_wrong_alike_are_wrong_though_each_alone_makes_it_worse():
-    found = told(twice_as_wide, variance, images)
-    assert found.first_wrong_stage == "mean", str(found)
+def test_equally_wrong_stages_are_wrong_although_each_substitution_makes_it_worse():
+    diagnosis = told(twice_as_wide, variance, images)
+    assert diagnosis.first_wrong_stage == "mean", str(diagnosis)

@@ -1,4 +1,4 @@
-"""A saved output that is right when it is returned, and that a later call overwrites: no wrong tensor was saved."""
+"""A saved output that is right when it is returned, but that a later call overwrites: no wrong tensor was saved."""
 
 import pytest
 import torch
@@ -25,8 +25,10 @@ def of_its_own(x, y, grad_y):
 
 
 @pytest.mark.parametrize(("backward", "cause"), [(gradient, "stale_state"), (of_its_own, "aliased")])
-def test_a_saved_output_in_a_buffer_kept_by_shape(backward, cause):
-    """The next forward writes over it: the backward then reads another call's, or only the caller has lost it."""
+def test_a_saved_output_in_a_buffer_cached_by_shape(backward, cause):
+    """The next forward overwrites it: then the backward reads another call's values, or only the caller has lost
+    them.
+    """
     buffers = {}
 
     def kernel(x):
@@ -36,7 +38,7 @@ def test_a_saved_output_in_a_buffer_kept_by_shape(backward, cause):
     target = assay.Target(
         kernel, unit, cases=rows, name="unit", outputs=("y", "length"), saved=("length",), backward=backward
     )
-    found = assay.diagnose(target, budget_s=None)
-    assert (found.first_wrong_stage, found.causes[0].id) == ("saved.length", cause), str(found)
-    assert "wrong_saved_tensor" not in [c.id for c in found.causes]
-    assert any("a later call overwrote what the first returned" in s for c in found.causes for s in c.evidence)
+    diagnosis = assay.diagnose(target, budget_s=None)
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("saved.length", cause), str(diagnosis)
+    assert "wrong_saved_tensor" not in [c.id for c in diagnosis.causes]
+    assert any("a later call overwrote what the first returned" in s for c in diagnosis.causes for s in c.evidence)

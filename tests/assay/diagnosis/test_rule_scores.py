@@ -1,4 +1,4 @@
-"""How much a story is worth: what else would look alike, and how much of what is wrong it explains."""
+"""Scores of rules depend on what else would look the same, and on how much of the error they explain."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ def scored(id, evidence):
     return next((c.score for c in rank(evidence, {}) if c.id == id), 0.0)
 
 
-def test_an_epsilon_is_not_blamed_where_large_inputs_hide_what_is_wrong():
+def test_an_epsilon_is_not_blamed_if_large_inputs_hide_the_fault():
     runs = {"scale 2^12": RunFact("scale 2^12"), "scale 2^-12": RunFact("scale 2^-12", wrong=("y",))}
     evidence = pair(G * 1.01 + 0.01 * draw(12, 16, seed=9), G, runs=runs, fits=[], ratios=[])
     assert scored("absolute_eps", evidence) > 0.9
@@ -26,7 +26,7 @@ def test_an_epsilon_is_not_blamed_where_large_inputs_hide_what_is_wrong():
 
 
 @pytest.mark.parametrize("reached, claimed", [(1.0, True), (0.2, False)])
-def test_a_bound_is_blamed_for_all_that_is_wrong_or_for_nothing(reached, claimed):
+def test_a_bound_is_blamed_only_if_it_explains_all_wrong_elements(reached, claimed):
     extra = Influence("a", 1, extra=((16, 16),), outputs=("y",), length=40, reached=reached)
     evidence = pair(G + draw(12, 16, seed=9), G, influence={"a[1]": extra}, fits=[], ratios=[])
     assert (scored("off_by_one", evidence) > 0.8) == claimed
@@ -37,11 +37,11 @@ def test_a_bound_is_blamed_for_all_that_is_wrong_or_for_nothing(reached, claimed
 
 def test_the_second_of_two_replaces_the_first():
     lost = Influence("gate", 1, ((0, 0),), outputs=("y",), length=2)
-    found = rank(pair(G + draw(12, 16, seed=9), G, influence={"gate[1]": lost}, fits=[], ratios=[]), {})
-    assert found[0].id == "overwritten_accumulator"
+    causes = rank(pair(G + draw(12, 16, seed=9), G, influence={"gate[1]": lost}, fits=[], ratios=[]), {})
+    assert causes[0].id == "overwritten_accumulator"
 
 
-def test_scores_that_are_alike_hide_more_than_a_rescaling():
+def test_equal_scores_hide_more_than_a_missing_rescale():
     small = {"scale 2^-12": RunFact("scale 2^-12"), "scale 2^12": RunFact("scale 2^12", wrong=("y",))}
     evidence = pair(G + draw(12, 16, seed=9), G, runs=small, fits=[], ratios=[])
     evidence = replace(evidence, operators=frozenset({"_softmax"}))
@@ -50,32 +50,32 @@ def test_scores_that_are_alike_hide_more_than_a_rescaling():
     assert scored("missing_rescale", near) == 0
 
 
-def test_a_result_that_is_the_goldens_transposed_is_called_so_whatever_was_exchanged_for_it():
+def test_a_transposed_golden_is_called_transposed_whatever_was_exchanged():
     golden = draw(9, 9)
     exchanged = WhatIf("swapped_results", "q and k are exchanged", "y", 1.0, True, prior=0.75)
-    found = rank(pair(golden.mT.clone(), golden, whatif=[exchanged]), {})
-    assert [c.id for c in found[:2]] == ["transposed", "swapped_results"]
+    causes = rank(pair(golden.mT.clone(), golden, whatif=[exchanged]), {})
+    assert [c.id for c in causes[:2]] == ["transposed", "swapped_results"]
 
 
 @pytest.mark.parametrize("also, first", [(("shifted",), "shifted"), ((), "off_by_one")])
-def test_a_result_that_is_the_goldens_moved_on_is_called_so_where_the_change_may_be(also, first):
+def test_a_shifted_golden_is_called_shifted_if_the_change_allows_it(also, first):
     golden = draw(9, 6)
     bound = WhatIf("off_by_one", "each group begins one place late", "y", 1.0, True, prior=0.5, also=also)
     assert rank(pair(golden.roll(1, 0), golden, whatif=[bound]), {})[0].id == first
     other = replace(bound, cause="shifted", text="an index is one too high", also=(), prior=0.4)
-    found = rank(pair(draw(9, 6, seed=3), golden, fits=[], ratios=[], whatif=[bound, other]), {})
-    assert [c.id for c in found[:2]] == ["off_by_one", "shifted"]  # no look at the numbers says so
+    causes = rank(pair(draw(9, 6, seed=3), golden, fits=[], ratios=[], whatif=[bound, other]), {})
+    assert [c.id for c in causes[:2]] == ["off_by_one", "shifted"]  # no rule that looks at the numbers says so
 
 
-def test_what_a_change_may_be_called_too_stays_behind_it_in_what_was_saved():
+def test_alternative_names_of_a_change_stay_behind_it_for_saved_tensors():
     stride = WhatIf("wrong_stride", "a stride is half as long", "saved.h", 1.0, True, also=("invalid_index",))
-    found = rank(pair(draw(9, 6, seed=3), draw(9, 6), tensor="saved.h", fits=[], ratios=[], whatif=[stride]), {})
-    scores = {c.id: c.score for c in found}
+    causes = rank(pair(draw(9, 6, seed=3), draw(9, 6), tensor="saved.h", fits=[], ratios=[], whatif=[stride]), {})
+    scores = {c.id: c.score for c in causes}
     assert 0 < scores["invalid_index"] < scores["wrong_stride"] - 0.05 < scores["wrong_saved_tensor"]
 
 
 @pytest.mark.parametrize("empty, first", [(True, "empty_group"), (False, "uninitialised_accumulator")])
-def test_what_nobody_writes_where_nothing_belongs_is_no_accumulator(empty, first):
+def test_unwritten_elements_that_should_be_zero_are_no_accumulator(empty, first):
     golden = G.clone()
     golden[3] = 0 if empty else 1
     got = golden.clone()
@@ -87,7 +87,7 @@ def test_what_nobody_writes_where_nothing_belongs_is_no_accumulator(empty, first
 
 
 @pytest.mark.parametrize("agree, claimed", [(True, True), (False, False)])
-def test_another_mask_leaves_what_both_keep_as_it_is(agree, claimed):
+def test_another_mask_does_not_change_elements_that_both_keep(agree, claimed):
     ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
     evidence = pair((G if agree else 2 * draw(12, 16, seed=7)) * ours, G * theirs, fits=[], ratios=[], permutations=[])
     score = scored("dropout_mismatch", evidence)
@@ -104,7 +104,7 @@ def test_another_seed_is_another_mask_where_random_numbers_are_drawn(operators, 
 
 
 @pytest.mark.parametrize("rows, first", [(3, "repeated_term"), (5, "wrong_factor")])
-def test_a_ratio_is_a_count_where_something_is_there_so_often(rows, first):
+def test_a_ratio_is_a_count_if_the_case_has_that_many_of_something(rows, first):
     golden = draw(rows, 7)
     told = WhatIf("wrong_factor", "beta counts as 1 - beta", "y", 1.0, True, prior=0.6, others=0.0)
     evidence = pair(3 * golden, golden, whatif=[told], sizes={"R": rows}, fits=[
