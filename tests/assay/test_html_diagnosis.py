@@ -67,7 +67,7 @@ def test_no_profile_is_drawn_where_every_element_is_wrong():
 def test_the_dependence_of_golden_and_candidate_stand_one_above_the_other():
     phi, gamma = diagnosis_view.dependence(samples.diagnosis())
     assert (phi["name"], phi["length"]) == ("phi, axis 1", 64)
-    assert phi["said"] == "32..63 should reach bias.grad, and does not; 0..1 reaches bias.grad, and should not"
+    assert phi["said"] == "32..63 should reach bias.grad, but does not; 0..1 reaches bias.grad, but should not"
     assert re.findall(r'class="d-(\w+)" x="([\d.]+)%?"[^>]* width="([\d.]+)%"', phi["candidate"]) == [
         ("on", "0", "100"), ("off", "50.00", "50.00"), ("leak", "0.00", "3.12"),
     ]  # fmt: skip

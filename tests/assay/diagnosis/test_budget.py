@@ -86,7 +86,7 @@ def test_a_failing_case_keeps_the_budget(seconds, fault, budget):
     assert diagnosis.verdict == "fail" and diagnosis.seconds <= 1.2 * budget
     assert diagnosis.partial and "Left out: statistics" in str(diagnosis)
     if fault != "gradient":  # a slice of zeros is named before its golden is changed
-        assert "Left out, or ended early, for want of time: " in str(diagnosis)
+        assert "Left out, or ended early, for lack of time: " in str(diagnosis)
 
 
 def test_few_samples_at_kinks_show_that_there_are_none(seconds):

@@ -3,7 +3,7 @@
 import torch
 
 from goldsmith import assay
-from goldsmith.assay.diagnosis.rank import Cause, shown
+from goldsmith.assay.diagnosis.rank import Cause, displayed_causes
 from goldsmith.assay.diagnosis.rules.reading import once
 
 
@@ -38,9 +38,9 @@ def test_growing_state_is_reported_once():
 def test_only_one_guess_follows_a_cause_that_a_rule_shows():
     real, other = Cause("sign_flip", 0.9, "y", ["seen"]), Cause("shifted", 0.2, "y", ["seen, too"])
     some = [real, guess("race"), other, guess("permuted"), guess("overrun")]
-    assert [c.id for c in shown(some)] == ["sign_flip", "race", "shifted"]
-    assert shown([guess("race"), guess("permuted"), real]) == [guess("race"), guess("permuted"), real]
-    assert shown([]) == []
+    assert [c.id for c in displayed_causes(some)] == ["sign_flip", "race", "shifted"]
+    assert displayed_causes([guess("race"), guess("permuted"), real]) == [guess("race"), guess("permuted"), real]
+    assert displayed_causes([]) == []
 
 
 def test_the_data_keep_every_guess():

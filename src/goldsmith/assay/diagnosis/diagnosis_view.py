@@ -14,7 +14,7 @@ from ..noise.noise_floor import ulps
 from ..report.html import svg, view
 from ..report.html.maps import map_view
 from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
-from .rank import shown
+from .rank import displayed_causes
 
 if TYPE_CHECKING:
     from .evidence import Evidence, RunFact, StageState
@@ -96,7 +96,7 @@ def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
             "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
             "params": ", ".join(f"{k} {_plain(v)}" for k, v in cause.params.items() if v not in (None, "", [], ())),
         }
-        for cause in shown(diagnosis.causes)
+        for cause in displayed_causes(diagnosis.causes)
     ]
 
 

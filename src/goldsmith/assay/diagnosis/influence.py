@@ -72,7 +72,7 @@ class _AxisInfluence:
         self.extra: list[tuple[int, int]] = []
         self.elsewhere: list[tuple[int, int]] = []
         self.related = False  # True if a slice moves the golden's results
-        self.kept = False  # True if one of those also moves the candidate's
+        self.candidate_moves = False  # True if one of those also moves the candidate's
         self.touched: dict[str, Tensor] = {}  # elements that move with slices whose influence is wrong
         self.at: int | None = None  # the current slice
         self.partly = False  # True if part of what a slice moves in the golden stays still in the candidate
@@ -94,7 +94,7 @@ class _AxisInfluence:
             return None
         if not self.missing and not self.extra:
             return None
-        if self.missing and not self.extra and not self.kept:
+        if self.missing and not self.extra and not self.candidate_moves:
             return Influence(self.name, self.axis, (), (), tuple(sorted(self.outputs)), length=self.length, none=True)
         return Influence(
             self.name, self.axis, _joined(self.missing), _joined(self.extra), tuple(sorted(self.outputs)),
@@ -195,7 +195,7 @@ class _AxisInfluence:
         goes = after != before
         self.related |= bool(goes.any())
         still = tensor == mine
-        self.kept |= bool((goes & ~still).any())
+        self.candidate_moves |= bool((goes & ~still).any())
         if bool((goes & still).any()):
             return True
         step = (tensor.double() - mine.double()).abs()

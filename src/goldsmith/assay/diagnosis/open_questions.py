@@ -46,7 +46,7 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
     for name, why in evidence.left_out.items():
         sentences += [f"Left out: {name} ({why})."] if why != NO_TIME else []
     hurried = [name for name, why in evidence.left_out.items() if why == NO_TIME]
-    sentences += [f"Left out, or ended early, for want of time: {', '.join(hurried)}."] if hurried else []
+    sentences += [f"Left out, or ended early, for lack of time: {', '.join(hurried)}."] if hurried else []
     return sentences
 
 

@@ -161,7 +161,7 @@ def _cause(id: str, match: Match, score: float, tensor: str) -> Cause:
     return Cause(id, round(score, 4), tensor, list(match.sentences), dict(match.params), text, entry.mend)
 
 
-def shown(causes: Sequence[Cause]) -> list[Cause]:
+def displayed_causes(causes: Sequence[Cause]) -> list[Cause]:
     """The causes to display: behind a cause that a rule shows, only one guess. The data keep all."""
     if not causes or causes[0].guessed:
         return list(causes)

@@ -63,11 +63,11 @@ class _Search:
         self.runs = 0
         self.took: list[tuple[float, float]] = []  # (predicted, measured) seconds of every trial
         self.steps: list[str] = []
-        self.kept: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
+        self.history: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
 
     def did(self, step: str) -> None:
         self.steps.append(step)
-        self.kept.append((self.best, tuple(self.steps)))
+        self.history.append((self.best, tuple(self.steps)))
 
     def tried(self, trial: Trial) -> bool:
         """True if a trial keeps the failure, which makes it the best. A trial that cannot be drawn or judged does
@@ -121,9 +121,9 @@ def shrink(
         _layouts(search, dtype, seed)
     except _Spent:
         partial = True
-    if search.best is not search.kept[-1][0]:  # the time ended within a step
-        search.kept.append((search.best, tuple(search.steps)))
-    best, steps = _telling(search.kept, tells)
+    if search.best is not search.history[-1][0]:  # the time ended within a step
+        search.history.append((search.best, tuple(search.steps)))
+    best, steps = _telling(search.history, tells)
     return Shrunk(best, search.runs, steps, partial)
 
 

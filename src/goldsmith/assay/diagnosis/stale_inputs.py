@@ -78,11 +78,11 @@ def unmoved_shares(examination: Examination, spent: Callable[[], bool] = lambda:
     """
     small = changed(examination.material, lambda t: t * _SMALL)
     unmoved = {}
-    before = _made(examination, small)
+    before = _with_references(examination, small)
     for name, _ in _inputs(examination):
         if spent() or before is None:
             break
-        after = _made(examination, small.with_inputs({name: nudge(small.inputs[name])}))
+        after = _with_references(examination, small.with_inputs({name: nudge(small.inputs[name])}))
         shares = [] if after is None else list(_shares(before, after))
         if shares:
             unmoved[name] = max(shares)
@@ -189,7 +189,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(((a == b) | (a != a) & (b != b)).all())
 
 
-def _made(examination: Examination, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
+def _with_references(examination: Examination, material: Material) -> tuple[dict[str, Tensor], GoldenResults] | None:
     done = examination.execute(PROBE, "small", RunSettings(), material, look=False)
     if done.error is not None:
         return None

@@ -12,7 +12,7 @@ from ..report.text import headline as report_headline
 from ..support.printable import visible
 from . import replay_command
 from .evidence import CULPRIT, StageState
-from .rank import shown
+from .rank import displayed_causes
 
 if TYPE_CHECKING:
     from .result import DiagnosisFacts
@@ -40,7 +40,7 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
     if where:
         parts.append("\n".join(where))
     parts += [_wrapped(sentence, 2) for sentence in (*diagnosis.traced, *diagnosis.undecided)]
-    others = shown(diagnosis.causes)[1:SHOWN_CAUSES]
+    others = displayed_causes(diagnosis.causes)[1:SHOWN_CAUSES]
     if others:
         lines = [_wrapped(f"  {c.score:.2f}  {c.id}: {(c.evidence or [c.text])[0]}", 8) for c in others]
         parts.append("Other causes\n" + "\n".join(lines))

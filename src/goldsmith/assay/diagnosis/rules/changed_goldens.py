@@ -115,5 +115,5 @@ def _match(what: WhatIf, best: WhatIf, all: list[WhatIf], most: float) -> Match:
     )
     sentence = f"the golden makes this {what.tensor} when {what.text} (R^2 {what.match:.6f})"
     also = [w.text for w in all if w is not what and w.cause == what.cause]
-    sentences = (sentence, f"cannot be told from: {'; '.join(also[:3])}") if also else (sentence,)
+    sentences = (sentence, f"cannot be distinguished from: {'; '.join(also[:3])}") if also else (sentence,)
     return Match(min(score, most), sentences, {**what.params, "also": also[:6]})

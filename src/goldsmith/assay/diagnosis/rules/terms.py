@@ -34,7 +34,7 @@ def _fitted(r: Reading, reading: str) -> Match | None:
         f"the error{place} is {number}{named} times{factor} {fit.term}{weighs} (R^2 {fit.r2:.4f}, +- {fit.error:.1g})"
     ]
     if fit.also:
-        sentences.append(f"cannot be told apart from {', '.join(fit.also)}")
+        sentences.append(f"cannot be distinguished from {', '.join(fit.also)}")
     return Match(score, tuple(sentences), _params(fit))
 
 
