@@ -48,9 +48,9 @@ def best(x, k):
 
 WRONG = [
     ({"k": 2, "dim": 7}, "dim 7 is no axis of the scores 'x', whose shape is [3, 4]"),
-    ({"k": 99}, "k is 99, and there are 4 along dim -1 of 'x', whose shape is [3, 4]"),
-    ({"k": "many"}, "'many' is 99, and there are 4 along dim -1 of 'x', whose shape is [3, 4]"),
-    ({"k": "half"}, "'half' is 0.5; how many are chosen is a whole number"),
+    ({"k": 99}, "k is 99, but there are only 4 along dim -1 of 'x', whose shape is [3, 4]"),
+    ({"k": "many"}, "'many' is 99, but there are only 4 along dim -1 of 'x', whose shape is [3, 4]"),
+    ({"k": "half"}, "'half' is 0.5; the number of choices must be a whole number"),
 ]
 
 

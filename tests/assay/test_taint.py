@@ -199,7 +199,7 @@ def test_a_stray_read_that_a_comparison_swallows_is_found(sign, away):
         return sign * (sign * x * w).amax(-1)
 
     (text,) = texts(tainted(kernel, golden, backward=None))
-    assert text.startswith("what lies beside the inputs in memory reaches y (every element")
+    assert text.startswith("memory next to the inputs reaches y (every element")
     assert tainted(golden, golden, backward=None).ok
 
 

@@ -1,7 +1,7 @@
-"""Discrete results are judged before what rests on them; then the golden goes on with the candidate's legal ones.
+"""Judges discrete results (top-k choices, signs); the golden then continues with the candidate's legal ones.
 
-A chosen score s_c is legal when s_c + e_c >= s_j - e_j for every score s_j that was left out (e: rounding bounds).
-Rows with another choice than the golden's, all of them legal, are ties: a note, never a failure.
+A chosen score s_c is legal if s_c + e_c >= s_j - e_j for every score s_j that was not chosen (e: rounding bounds).
+A row whose choice differs from the golden's and is legal is a tie: a note, never a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAME = "decisions"
 
 
 def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
-    """GoldenResults with the candidate's legal decisions in place of the golden's own."""
+    """The golden's results, computed with the candidate's legal decisions in place of its own."""
     taken: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
         made = _made(examination, name, done)
@@ -34,9 +34,9 @@ def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -
             _rate(examination, name, decision, made)
             continue
         of = decision.scores if isinstance(decision, TopK) else decision.of
-        _golden_has(plain, of, f"what {name!r} was decided on")
+        _golden_has(plain, of, f"the scores behind {name!r}")
         scores = plain.bounded.get(of)
-        if scores is None:  # an input: exact
+        if scores is None:  # an input is exact
             value = plain.leaves[of]
             scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
         if isinstance(decision, TopK):
@@ -80,17 +80,17 @@ def _number(examination: Examination, value: Any) -> Any:
 
 
 def _asked(examination: Examination, name: str, decision: TopK, scores: Tensor) -> int:
-    """k, where the scores have the declared axis and so many along it: otherwise the declaration is wrong."""
+    """The number k of chosen elements, after checking dim and k against the shape of the scores."""
     shape, dim, k = list(scores.shape), decision.dim, _number(examination, decision.k)
     where = f"decisions[{name!r}]"
     if not -len(shape) <= dim < len(shape):
         raise TargetError(f"{where}: dim {dim} is no axis of the scores {decision.scores!r}, whose shape is {shape}")
     said = repr(decision.k) if isinstance(decision.k, str) else "k"
     if isinstance(k, bool) or int(k) != k:
-        raise TargetError(f"{where}: {said} is {k!r}; how many are chosen is a whole number")
+        raise TargetError(f"{where}: {said} is {k!r}; the number of choices must be a whole number")
     if not 0 <= k <= shape[dim]:
         there = f"{shape[dim]} along dim {dim} of {decision.scores!r}, whose shape is {shape}"
-        raise TargetError(f"{where}: {said} is {k}, and there are {there}")
+        raise TargetError(f"{where}: {said} is {k}, but there are only {there}")
     return int(k)
 
 
@@ -101,7 +101,7 @@ def _topk(examination: Examination, name: str, decision: TopK, made: Tensor, own
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     if index.shape != (*value.shape[:-1], k):
-        text = f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for"
+        text = f"{name} has shape {list(made.shape)}; expected the {k} best of {list(scores.value.shape)}"
         examination.find(CERTAIN, NAME, name, text)
         return own
     if not index.numel():
@@ -137,7 +137,7 @@ def _report(
         examination.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
-        text = f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart"
+        text = f"{int(tied.sum())} of {rows} rows choose differently among scores that rounding cannot tell apart"
         examination.note("tie", name, f"{text}; all legal")
 
 

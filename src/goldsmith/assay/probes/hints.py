@@ -1,8 +1,8 @@
-"""What to declare, where a result that fails is right for a kernel that rounds more than is promised.
+"""Hints for a failing result: the declaration that would make it right, if the rounding is intended.
 
-By default sums and intermediates are promised in float32. A kernel that keeps its probabilities in bfloat16 breaks that
-promise, on purpose or not: only its author knows, so the finding stays, and says which declaration would allow it.
-So it does where the error is of the size that another formula has, which a golden by that formula would allow.
+By default a kernel promises sums and intermediates in float32. One that keeps its probabilities in bfloat16 breaks that
+promise. Only its author knows whether on purpose, so the finding stays and names the declaration that would allow it.
+Another hint follows an error as large as another formula's rounding: a golden by that formula would allow it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
 OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
-LEFT_OUT = "what would have to be declared, were it meant to round to 16 bits"
-SINGLE = 8  # golden's stages that are tried one by one
+LEFT_OUT = "the declarations that would allow rounding to 16 bits"
+SINGLE = 8  # stages of the golden that are tried one by one
 
 
 def hint(
@@ -36,13 +36,13 @@ def hint(
     *,
     scaled: bool,
 ) -> str:
-    """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
+    """A sentence to append to a finding on `name`; empty if no declaration of 16 bits makes the run right.
 
-    scaled: inputs of another magnitude, where what the golden itself cannot hold in 16 bits is not asked for.
+    scaled: the inputs have another magnitude, at which the golden itself may overflow in 16 bits.
     """
     known = examination.hints.get(name, "")
     if not known and tensor is not None:
-        known = _formula(reference, name, tensor)  # the narrower of the two
+        known = _formula(reference, name, tensor)  # the narrower hint of the two
         known = known or _made(examination, done, reference, name, kind, tensor, scaled)
         examination.hints[name] = known
     if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
@@ -51,7 +51,7 @@ def hint(
 
 
 def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
-    """Where no more than another formula's rounding is wrong."""
+    """The hint for an error no larger than another formula's rounding; otherwise empty."""
     bounded = reference.bounded.get(name)
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
         return ""
@@ -75,7 +75,7 @@ def _made(
     input, dtype = next(iter(inputs.items()))
     spelt = str(dtype).removeprefix("torch.")
 
-    took = [0.0]  # seconds that each of them needed
+    took = [0.0]  # seconds of each attempt
 
     def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
         if deadline.lacks(max(took), LEFT_OUT):
@@ -107,7 +107,7 @@ def _made(
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
-    """Whether the golden as written is wrong itself in that compute precision."""
+    """Whether the unmodified golden, run in that compute precision, fails as well."""
     against, value = reference.reference(name, "output", noise=False), reference.unmodified(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
@@ -116,7 +116,7 @@ def _declared(
     examination: Examination, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
     stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
-    """What the run would be judged by, had it been declared so; all of its tensors share it."""
+    """The golden's results under another declaration; cached for all tensors of the run."""
     examination.declared = [d for d in examination.declared if d[0] is done]
     for _, how, made in examination.declared:
         if how == (compute, stages):
@@ -129,7 +129,7 @@ def _declared(
 
 
 def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:
-    """The golden's own floating stages of the forward, not stored in 16 bits so far."""
+    """The golden's own floating stages of the forward that are not declared as stored in 16 bits."""
     values, known = reference.values, reference.stores
     return tuple(
         n

@@ -1,10 +1,10 @@
-"""Again: on dirty memory, the backward twice; another call between forward and backward; the first inputs again.
+"""Repeated calls: on dirty memory, with the backward run twice, with another call between forward and backward.
 
-Finds what a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset, results
-kept by shape, weights copied once, gradients that a backward destroys. In a graph that calls a kernel twice both
-forwards come before both backwards, as they do here: what a backward needs may not lie where the next forward writes.
+Finds faults that a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset,
+results cached by shape, weights copied once, gradients that a backward destroys. A graph that calls a kernel twice runs
+both forwards before both backwards, as this probe does, so the next forward must not overwrite what a backward needs.
 
-    forward A, forward B, backward B, backward A        each held to its own golden
+    forward A, forward B, backward B, backward A        each judged by its own golden
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def run(examination: Examination) -> None:
     back = examination.execute(NAME, "back", RunSettings(fresh=False))
     if not examination.raised(NAME, "the first inputs again, after others", back):
         agree(examination, NAME, "back", back, BACK)
-    examination.repeated += 2 if examination.target.reset is not None else 3  # none of these was fresh
+    examination.repeated += 2 if examination.target.reset is not None else 3  # none of these runs called reset
 
 
 def _interleaved(examination: Examination) -> None:
-    """A whole call with other inputs between forward and backward of the first ones; that call is judged, too."""
+    """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
     material, made = examination.variant(1), _Between(examination)
     how = RunSettings(fresh=False, before_backward=lambda: made.call(material))
     done = examination.execute(NAME, "interleaved", how)
@@ -55,9 +55,9 @@ def _interleaved(examination: Examination) -> None:
 
 
 class _Between:
-    """The run in between; an exception of the assay's own is kept, since within a run all are the candidate's.
+    """The call between forward and backward; keeps its exception, which the outer run would blame on the candidate.
 
-    lost: outputs and gradients of the very first run whose memory holds other numbers then.
+    lost: outputs and gradients of the very first run whose memory has changed since.
     """
 
     def __init__(self, examination: Examination):
@@ -75,7 +75,7 @@ class _Between:
 
 
 def agree(examination: Examination, probe: str, label: str, done: CandidateRun, text: str) -> bool:
-    """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
+    """Whether a run of the same inputs has the bits of the first, or differs within the noise (a note)."""
     if not examination.same_decisions(done):
         settled = decisions.settle(examination, done, examination.references(examination.material, done))
         skip = frozenset(examination.bad)
@@ -104,7 +104,7 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
 
 
 def _lost(first: CandidateRun) -> dict[str, Difference]:
-    """What the first call returned, and its backward, must survive later calls; before the same inputs come again."""
+    """Returned results and gradients of the first run that a later call overwrote."""
     known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
     live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
     apart = {n: difference(known[n], t, None) for n, t in live.items()}
@@ -129,7 +129,7 @@ def _backward_twice(examination: Examination, done: CandidateRun) -> None:
 
 
 def _others(examination: Examination, material: Material, done: CandidateRun) -> None:
-    """Other values of the same shapes, judged by their own golden: a result kept by shape shows here."""
+    """Judge other values of the same shapes by their own golden, which shows a result cached by shape."""
     if examination.raised(NAME, "other inputs of the same shapes", done):
         return
     plain = examination.references(material, done)

@@ -1,4 +1,4 @@
-"""What a wrong tensor looks like: zeros, flipped signs, one factor, another order, another tensor. Notes only."""
+"""Describes a wrong tensor: zeros, flipped signs, a constant factor, a permutation, another tensor. Notes only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..judge.examination import Examination
 
-ALIKE = 0.999  # correlation from which two pictures count as the same
+ALIKE = 0.999  # correlation from which two tensors count as the same
 ROWS = 256
 ID = "pattern"
 
@@ -29,7 +29,7 @@ def run(examination: Examination) -> None:
 
 
 def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str]:
-    """Sentences on how `got` departs from `golden`, the most telling first."""
+    """Phrases that describe how `got` differs from `golden`, the most informative first."""
     finite = torch.isfinite(got) & torch.isfinite(golden)
     nonzero = finite & (golden != 0)
     if not bool(nonzero.any()):
@@ -94,7 +94,7 @@ def _reordered(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[s
 
 
 def _permuted(got: Tensor, golden: Tensor) -> list[str]:
-    """Rows of an axis in another order."""
+    """Whether the rows of an axis are in another order."""
     for axis in range(golden.dim()):
         rows, wanted = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (got, golden))
         if not 2 < len(rows) <= ROWS or rows.shape[1] < 2:

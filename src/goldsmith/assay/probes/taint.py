@@ -1,9 +1,9 @@
-"""Which slices of an input have influence: first, last and a random one of every axis, candidate against golden.
+"""Compares the influence of input slices in candidate and golden: the first, last and a random slice of every axis.
 
-Screen (taint_screen.py): few runs in which many slices are changed at once clear those whose influence shows in the
-candidate as it does in the golden. What a screen cannot clear is run alone: NaN first, and where NaN stays silent or
-leaks, a large finite number in the same slice decides, since NaN alone is blind behind a maximum or a mask, and the
-finite one behind saturation: a slice counts as read when either shows.
+A screen (taint_screen.py) changes many slices in a few runs, and clears those with the same influence in both.
+Each remaining slice gets its own run with NaN. If that NaN stays silent or leaks, a large finite number in the slice
+decides: NaN alone shows nothing behind a maximum or mask, a finite number nothing behind saturation. A slice counts as
+read if either shows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from . import reach, taint_screen
 from .slices import NAME, Slice, nan_masks, ran, results, slices
 
 LITTLE = (
-    "by less than rounding of the numbers beside it: a floor under small numbers, or another formula, that adds up "
-    "larger ones; where that is meant, write the golden by that formula"
+    "its change is below the rounding of its neighbours: a floor under small numbers, or another formula that adds "
+    "larger ones; if that is intended, write the golden by that formula"
 )
 
 
@@ -42,7 +42,7 @@ def _nan(examination: Examination, part: Slice) -> None:
 def _second_opinion(
     examination: Examination, part: Slice, suspects: list[tuple[str, Tensor, Tensor]], with_nan: GoldenResults
 ) -> None:
-    """The large finite number in the same slice decides."""
+    """Repeat with a large finite number in the same slice, which decides."""
     made = ran(examination, part.filled(examination, None), f"taint:finite({part.text})")
     if made is None:
         return
@@ -56,7 +56,7 @@ def _second_opinion(
         still = tensor == first[name]
         _missing(examination, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == examination.ref.values[name]
-        if bool(leaking.any()):  # a convolution of torch's multiplies what it pads with, NaN too
+        if bool(leaking.any()):  # torch's convolution multiplies its padding, so NaN spreads there
             leaks[name] = leaking & ~with_nan.in_its_own_run(name, torch.isnan)
     leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
     said = f"taint:finite({part.text})"
@@ -66,8 +66,8 @@ def _second_opinion(
     for name, mask in leaks.items():
         if bool(reached[name].any()):
             _extra(examination, part, name, mask, "NaN", references)
-        else:  # 0 * NaN, NaN - NaN
-            said = f"NaN in {part.text} spreads farther in {name} than in the golden; numbers do not"
+        else:  # only NaN spreads: 0 * NaN, NaN - NaN
+            said = f"NaN in {part.text} spreads to more of {name} than in the golden; finite numbers do not"
             examination.note("nan_spread", name, said)
 
 
@@ -94,10 +94,10 @@ def _finite(examination: Examination, part: Slice) -> None:
 
 
 def _beside(examination: Examination) -> None:
-    """Large numbers of both signs beside the inputs in memory, where NaN lay before: a comparison swallows NaN."""
+    """Run with large numbers next to the inputs in memory instead of NaN, because a comparison swallows NaN."""
     first = {n: t for n, _, t in examination.first.results()}
     told: set[str] = set()
-    for sign in (1, -1):  # what is read alone has one of them
+    for sign in (1, -1):  # a lone stray element has only one sign
         done = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
         if done.error is not None or not examination.same_decisions(done):
             return
@@ -109,7 +109,7 @@ def _beside(examination: Examination) -> None:
             still |= (tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound
             if not bool(still.all()):
                 where = examination.locate(name, ~still)
-                text = f"what lies beside the inputs in memory reaches {name} ({where.text}): a stray read"
+                text = f"memory next to the inputs reaches {name} ({where.text}): a stray read"
                 examination.find(CERTAIN, NAME, name, text, where=where)
                 told.add(name)
 
@@ -117,7 +117,7 @@ def _beside(examination: Examination) -> None:
 def _missing(
     examination: Examination, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: GoldenResults
 ) -> None:
-    """The same value as before, although the golden's has gone farther than rounding explains."""
+    """Report elements that did not change, although the golden's moved farther than rounding explains."""
     if not bool(mask.any()):
         return
     now, before = references.bounded[name], examination.ref.bounded[name]
@@ -137,7 +137,7 @@ def _missing(
 
 
 def _spread(references: GoldenResults, name: str) -> Tensor:
-    """Where bounds are open: sixteen times the farthest of eight legal runs, and the store's rounding."""
+    """The noise where bounds are open: 16 times the farthest of eight legal runs, plus the store's rounding."""
     golden = references.bounded[name].value
     out = torch.zeros_like(golden)
     for member in references.ensemble:

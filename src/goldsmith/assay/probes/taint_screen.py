@@ -1,15 +1,15 @@
-"""Clears slices in few runs: what is changed together is told apart by the golden, which is run without each of them.
+"""Clears slices in few runs: changes many at once, and runs the golden without each change to separate them.
 
-Influence. All slices of one axis of every input are replaced at once by finite numbers. With g the golden's result
-there and g_s its result with slice s left as it was, the candidate's y follows s where |y - g| <= |g - g_s| / 4: a
-kernel that does not read s gives g_s. A slice is cleared when y follows at every element where g and g_s differ by
-more than rounding, and these are at least half of those that NaN in s reaches.
+Influence. All slices of one axis of every input are replaced by finite numbers at once. Let g be the golden's result
+there, and g_s its result with slice s unchanged. The candidate's y follows s where |y - g| <= |g - g_s| / 4; a kernel
+that does not read s gives g_s. A slice is cleared if y follows at every element where g and g_s differ by more than
+rounding, and these are at least half of the elements that NaN in s reaches.
 
-Leaks. NaN in s must not reach what it does not reach in the golden; nor must a large finite number, which passes a
-maximum that swallows NaN. Slices with the same footprint in the golden share a run, and the random slice of their axes
-holds the finite number in it; slices that reach everything have nowhere to leak to.
+Leaks. NaN in s must reach no element that it does not reach in the golden. Neither must a large finite number, which
+passes a maximum that swallows NaN. Slices with the same footprint in the golden share a run, in which the random slices
+of their axes hold the finite number. Slices that reach every element cannot leak.
 
-What is not cleared (saturated, masked, or wrong) is left for a run of its own.
+Slices that are not cleared (saturated, masked, or wrong) get a run of their own.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Footprint = dict[str, Tensor]
 def remaining(examination: Examination, slices: list[Slice]) -> list[Slice]:
     """The slices that need a run of their own, in their order."""
     if examination.target.decisions or not slices:
-        return slices  # a changed input changes decisions, and with them what reaches what
+        return slices  # a changed input changes decisions, and through them the reach of slices
     reach = {s: _footprint(examination, s) for s in slices}
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
         left |= _without_influence(examination, [s for s in slices if s.axis == axis], reach)
-    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # NaN is none of their values
+    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # these inputs cannot hold NaN
     left |= _leaking(examination, [s for s in slices if s not in left], reach)
     return [s for s in slices if s in left]
 
@@ -55,12 +55,12 @@ def _footprint(examination: Examination, part: Slice) -> Footprint:
 
 
 def _without_influence(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
-    """Those of one axis' slices whose influence does not show when all of them are changed."""
+    """The slices of one axis whose influence does not show when all of them are changed."""
     made = ran(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
     if made is None:
         return set(slices)
     done, references = made
-    _ = references.bounded  # which has the values with it, and is asked for where all of them show
+    _ = references.bounded  # also computes the values; needed below if all slices show
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
@@ -68,7 +68,7 @@ def _without_influence(examination: Examination, slices: list[Slice], reach: dic
         if not _follows(examination, results(examination, done), references, kept, reach[part]):
             left.add(part)
     if not left and not all(_right(name, y, references) for name, y in results(examination, done).items()):
-        return set(slices)  # all of them show, and the values are wrong: something shows where it should not
+        return set(slices)  # all slices show, yet the values are wrong: something shows where it should not
     return left
 
 
@@ -78,7 +78,7 @@ def _right(name: str, y: Tensor, references: GoldenResults) -> bool:
 
 
 def _changed(examination: Examination, slices: list[Slice]) -> Material:
-    """The inputs with these slices at about 2 rms (8 in 16 bits); each has its numbers whatever the others are."""
+    """The inputs with these slices at about 2 rms (8 in 16 bits), each independent of the others."""
     changed: dict[str, Tensor] = {}
     for part in slices:
         tensor = examination.material.inputs[part.name]
@@ -90,7 +90,7 @@ def _changed(examination: Examination, slices: list[Slice]) -> Material:
             continue
         generator = torch.Generator().manual_seed(examination.seed + 31 * part.index + part.axis)
         rms = float(tensor.double().square().mean().sqrt())
-        # enough to show above the rounding of a store, and short of saturating what is not saturated
+        # large enough to show above the store's rounding, and too small to saturate
         size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms if rms > 0 else 1.0)
         place.copy_(spread(place, generator) * min(4 / 3 * size, torch.finfo(tensor.dtype).max / 8))
     return examination.material.with_inputs(changed)
@@ -103,7 +103,7 @@ def _follows(
     kept: dict[str, Tensor],
     reach: Footprint,
 ) -> bool:
-    """Whether every result answers to a slice as the golden does; kept: the golden with the slice as it was."""
+    """Whether every result responds to a slice as the golden does. unchanged: the golden with the slice unchanged."""
     for name, mask in reach.items():
         y, g = got.get(name), references.values.get(name)
         if y is None or g is None or y.shape != g.shape:
@@ -124,7 +124,7 @@ def _follows(
 
 
 def _leaking(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
-    """Those whose NaN, or whose finite number, shows in other places than in the golden."""
+    """The slices whose NaN, or whose finite number, shows at other elements than in the golden."""
     left: set[Slice] = set()
     for group in _alike([s for s in slices if not s.random], reach):
         axes = {(s.name, s.axis) for s in group}
@@ -144,7 +144,7 @@ def _leaking(examination: Examination, slices: list[Slice], reach: dict[Slice, F
 
 
 def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slice]]:
-    """The slices with something beyond their footprint, those of equal footprint together."""
+    """Groups of slices with the same footprint, without slices that reach every element."""
     groups: dict[tuple, list[Slice]] = {}
     for part in slices:
         if not all(bool(mask.all()) for mask in reach[part].values()):
@@ -154,7 +154,7 @@ def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slic
 
 
 def _moved(examination: Examination, done: CandidateRun, references: GoldenResults) -> bool:
-    """Whether something has changed by more than rounding that stays as it was in the golden."""
+    """Whether a result moved by more than rounding at an element where the golden's did not move."""
     first = {n: t for n, _, t in examination.first.results()}
     for name, y in results(examination, done).items():
         expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)

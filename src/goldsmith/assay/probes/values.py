@@ -1,4 +1,4 @@
-"""Outputs, saved tensors and gradients of the plain run, held to the ladder; the golden is checked first."""
+"""Judges outputs, saved tensors and gradients of the plain run by the ladder, after checking the golden."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(examination: Examination) -> None:
 
 
 def _golden_first(examination: Examination, plain: GoldenResults) -> None:
-    """Nobody is accused by a golden at fault, nor of raising where it raises itself."""
+    """Stop if the golden is at fault, or raises itself, before the candidate is judged."""
     checked = plain.self_check()
     examination.problems += checked.problems
     for text in checked.notes:
@@ -79,10 +79,10 @@ def judge(
     skip: frozenset[str] = frozenset(),
     change: Callable[[Material], Material] | None = None,
 ) -> set[str]:
-    """Hold every result of a run to the ladder; returns the names that fail, and keeps those of the first run.
+    """Judge every result of a run by the ladder; returns the names that fail, and records those of the first run.
 
-    repeat: how to run again on a fresh seed to confirm an alarm; None: only what is certain counts.
-    change: what this run did to the values of its inputs, to be done to the fresh ones as well.
+    repeat: settings for a fresh seed that confirms an alarm; None: only certain findings count.
+    change: what this run did to its input values; the fresh seed's inputs get the same change.
     """
     decided = set(examination.target.decisions)
     got = {n: (k, t) for n, k, t in done.results()}
@@ -106,7 +106,8 @@ def judge(
             continue
         golden = against.bounded.value
         overflows = tensor is not None and not bool(torch.isfinite(tensor).all())
-        if overflows and not noise and probe != "scaling":  # which asks that of every failure
+        # the scaling probe checks every failure against the golden itself
+        if overflows and not noise and probe != "scaling":
             runs = (reference.honest, reference.unmodified(False))
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
@@ -140,7 +141,7 @@ def judge(
 
 
 def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
-    """What tensor `name` is judged by, with the size of what may cancel in it."""
+    """The reference of tensor `name`, with the size of the terms that may cancel in it."""
     found = references.reference(name, kind, noise=noise)
     terms = 0.0 if found is None else formula_rounding.terms(name, references.bounded, references.leaves)
     return found if found is None else replace(found, terms=terms)
@@ -149,14 +150,14 @@ def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> Go
 def _far_off(
     examination: Examination, probe: str, label: str, name: str, tensor: Tensor | None, against: GoldenTensor
 ) -> Finding | None:
-    """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
+    """A finding if another run's result, where its bound is open and it has no ensemble, is wrong by much of its size.
 
-    That is, by more than GROSS of it, where the plain run's legal orders differ by a thousandth of that at most.
+    That is, by more than GROSS of its size, while the plain run's legal orders differ by at most a thousandth of that.
     """
     before = None if label == "values" or against.ensemble else examination.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
         return None
-    if not before.ensemble:  # there was no time for it
+    if not before.ensemble:  # the budget left no time for an ensemble
         return None
     size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
     noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
@@ -169,7 +170,7 @@ def _far_off(
 
 
 def _rms(t: Tensor) -> float:
-    """Of the finite elements; 0 where there are none."""
+    """The RMS of the finite elements; 0 if there are none."""
     finite = t[torch.isfinite(t)]
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
@@ -177,7 +178,7 @@ def _rms(t: Tensor) -> float:
 def _other_side(
     examination: Examination, references: GoldenResults, name: str, tensor: Tensor, against: GoldenTensor
 ) -> tuple[Tensor, bool]:
-    """A gradient with the golden's own in place of what another convention at ties and kinks explains."""
+    """The gradient with the golden's value where another convention at ties and kinks explains it; and if any."""
     golden, swing = against.bounded, references.swings.get(name)
     if swing is None or tensor.shape != golden.value.shape:
         return tensor, False
@@ -189,14 +190,14 @@ def _other_side(
 
 
 def _told(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
-    """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
+    """Elements that hold poison or guard bytes; those probes report them, so the ladder ignores them."""
     told = (("poison", done.unwritten), ("guard", done.from_guards))
     masks = [masks[name] for probe, masks in told if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
 
 class _Repeats:
-    """Fresh seeds of the same run, each made once for all tensors that ask."""
+    """Runs of fresh seeds, each made once and shared by all tensors that ask."""
 
     def __init__(
         self, examination: Examination, probe: str, how: RunSettings, change: Callable[[Material], Material] | None
@@ -242,7 +243,7 @@ def _names_exist(examination: Examination, plain: GoldenResults) -> None:
 
 
 def _expected(examination: Examination, done: CandidateRun, reference: GoldenResults) -> set[str]:
-    """Results that the golden says should be there."""
+    """The results that should exist according to the golden."""
     wanted = (
         {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)}
         if done.cotangents
@@ -254,7 +255,7 @@ def _expected(examination: Examination, done: CandidateRun, reference: GoldenRes
 
 
 def _stages(examination: Examination, done: CandidateRun) -> None:
-    """Stages that both name: a difference is a note while every result is right, else where the fault begins."""
+    """Compare the stages that both name: a difference is a note while every result is right, otherwise a bad row."""
     for name, tensor in done.stages.items():
         reference = examination.ref.reference(name, "stage", noise=False)
         if reference is None:
@@ -272,7 +273,7 @@ def _stages(examination: Examination, done: CandidateRun) -> None:
 
 
 def _debug_outputs(examination: Examination) -> None:
-    """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
+    """Run a kernel that asked `assay.tracing()` once more, with its debug outputs on."""
     traced = examination.execute("values", "debug outputs", RunSettings(debug=True))
     if examination.raised("values", "debug outputs", traced):
         return
@@ -282,7 +283,7 @@ def _debug_outputs(examination: Examination) -> None:
 
 
 def _narrow_results(examination: Examination, done: CandidateRun) -> None:
-    """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
+    """Note each result stored narrower than every input, because its rounding covers losses before the store."""
     inputs = [unit_roundoff(t.dtype) for t in examination.material.inputs.values() if t.is_floating_point()]
     for name, tensor in done.outputs.items():
         unit = unit_roundoff(tensor.dtype)
@@ -290,15 +291,15 @@ def _narrow_results(examination: Examination, done: CandidateRun) -> None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             text = (
                 f"{name} is stored in {dtype}, narrower than every input, so it is judged to {unit:.1g} of its value; "
-                "what is lost below that before the store does not show (it would in a float32 result)"
+                "smaller losses before the store do not show (they would in a float32 result)"
             )
             examination.note("narrow_result", name, text)
 
 
 def _forward_only(examination: Examination, done: CandidateRun) -> None:
-    """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
+    """Report outputs without a gradient although the golden's gradient flows from them: the candidate lost it.
 
-    One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
+    An output marked non-differentiable on purpose looks the same, so the message shows how to declare that.
     """
     target, wanted = examination.target, examination.target.wanted_grads(examination.material.inputs)
     if target.backward != "auto" or not wanted:
@@ -309,7 +310,7 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
     lost = [n for n in visible if n in able and n not in done.cotangents]
     try:
         flows = {n: _reached(examination, done, n, visible) for n in lost}
-    except (GoldenError, NotImplementedError):  # nobody asked for the golden's gradient so far, and it has none
+    except (GoldenError, NotImplementedError):  # the first request for the golden's gradient, and it has none
         text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
         examination.note("forward_only", lost[0], f"{text}: gradients were not judged")
         return
