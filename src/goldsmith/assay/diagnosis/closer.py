@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge.examination import Examination
-from ..probes.slices import far, taken
+from ..probes.slices import far, own_decisions
 from .evidence import Influence
 from .whatif.judge import Judge
 
@@ -92,7 +92,9 @@ def _moved(examination: Examination, tensor: str, before: Tensor, i: Influence, 
 def _golden(examination: Examination, name: str, value: Tensor) -> GoldenResults | None:
     try:
         made = examination.references(
-            examination.material.with_inputs({name: value}), examination.first, taken(examination, examination.first)
+            examination.material.with_inputs({name: value}),
+            examination.first,
+            own_decisions(examination, examination.first),
         )
         _ = made.plain
     except GoldenError:

@@ -15,7 +15,7 @@ from ..bounds.running_errors import SLACK
 from ..golden.golden_results import GoldenError, GoldenResults
 from ..judge.examination import Examination
 from ..probes.reach import rounding
-from ..probes.slices import far, taken
+from ..probes.slices import far, own_decisions
 from .evidence import Influence
 from .isolate import named
 
@@ -166,7 +166,7 @@ class _AxisInfluence:
         done = examination.execute(PROBE, f"influence of {self.name}", material=material, look=False)
         if done.error is not None:
             return SAME
-        ref = examination.references(material, done, taken(examination, done))
+        ref = examination.references(material, done, own_decisions(examination, done))
         said = SAME
         try:
             now = ref.plain

@@ -42,15 +42,15 @@ def hint(
     """
     known = examination.hints.get(name, "")
     if not known and tensor is not None:
-        known = _formula(reference, name, tensor)  # the narrower hint of the two
-        known = known or _made(examination, done, reference, name, kind, tensor, scaled)
+        known = _formula_hint(reference, name, tensor)  # the narrower hint of the two
+        known = known or _declaration_hint(examination, done, reference, name, kind, tensor, scaled)
         examination.hints[name] = known
     if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
     return known
 
 
-def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
+def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     """The hint for an error no larger than another formula's rounding; otherwise empty."""
     bounded = reference.bounded.get(name)
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
@@ -60,7 +60,7 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     return formula_rounding.hint(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
-def _made(
+def _declaration_hint(
     examination: Examination,
     done: CandidateRun,
     reference: GoldenResults,
@@ -75,15 +75,15 @@ def _made(
     input, dtype = next(iter(inputs.items()))
     spelt = str(dtype).removeprefix("torch.")
 
-    took = [0.0]  # seconds of each attempt
+    durations = [0.0]  # seconds of each attempt
 
     def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
-        if deadline.lacks(max(took), LEFT_OUT):
+        if deadline.lacks(max(durations), LEFT_OUT):
             return False
         began = time.perf_counter()
-        found = allows(compute, stages)
-        took.append(time.perf_counter() - began)
-        return found
+        allowed = allows(compute, stages)
+        durations.append(time.perf_counter() - began)
+        return allowed
 
     def allows(compute: torch.dtype | None, stages: tuple[str, ...]) -> bool:
         against = _declared(examination, done, reference, compute, stages, dtype).reference(name, kind)
@@ -95,9 +95,9 @@ def _made(
     if stages and right(None, stages):
         alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
         needed = tuple(alone[-1:]) or stages
-        said = ", ".join(f"{s!r}: {input!r}" for s in needed)
+        stores = ", ".join(f"{s!r}: {input!r}" for s in needed)
         what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
-        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{said}}}"
+        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{stores}}}"
     if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
@@ -118,14 +118,14 @@ def _declared(
 ) -> GoldenResults:  # fmt: skip
     """The golden's results under another declaration; cached for all tensors of the run."""
     examination.declared = [d for d in examination.declared if d[0] is done]
-    for _, how, made in examination.declared:
+    for _, how, results in examination.declared:
         if how == (compute, stages):
-            return made
-    made = GoldenResults(
+            return results
+    results = GoldenResults(
         reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
-    examination.declared.append((done, (compute, stages), made))
-    return made
+    examination.declared.append((done, (compute, stages), results))
+    return results
 
 
 def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:

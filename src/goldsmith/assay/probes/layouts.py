@@ -33,15 +33,15 @@ def run(examination: Examination) -> None:
             refused = [n for n in names if n in inputs and not _dense(examination, n, layout)]
             names = [n for n in names if n not in refused]
             if refused:
-                _refused(examination, layout, refused)
+                _check_refusal(examination, layout, refused)
         if names:
-            _tried(examination, layout, names)
-    _expanded(examination, contiguous_only)
+            _try_layout(examination, layout, names)
+    _try_expanded(examination, contiguous_only)
     if examination.first.own_function and len(examination.first.cotangents) > 1:
-        _alone(examination)
+        _try_first_output_alone(examination)
 
 
-def _alone(examination: Examination) -> None:
+def _try_first_output_alone(examination: Examination) -> None:
     """Send a gradient to the first of several outputs alone, as `loss.backward()` of (loss, z) does.
 
     For the other outputs autograd passes zeros to a Function, or None after `ctx.set_materialize_grads(False)`.
@@ -55,8 +55,8 @@ def _alone(examination: Examination) -> None:
 
 
 def _value(examination: Examination, name: str) -> Tensor:
-    given = examination.material.inputs.get(name)
-    return examination.first.cotangents[name.removeprefix("grad_")] if given is None else given
+    value = examination.material.inputs.get(name)
+    return examination.first.cotangents[name.removeprefix("grad_")] if value is None else value
 
 
 def _differs(examination: Examination, name: str, layout: str) -> bool:
@@ -72,7 +72,7 @@ def _dense(examination: Examination, name: str, layout: str) -> bool:
     return torch.empty_strided(value.shape, strides, device="meta").is_contiguous()
 
 
-def _tried(examination: Examination, layout: str, names: list[str]) -> None:
+def _try_layout(examination: Examination, layout: str, names: list[str]) -> None:
     """Try all tensors in this layout at once; if that fails, one at a time, to name the culprit."""
     if _agrees(examination, layout, names, report=len(names) == 1):
         return
@@ -102,7 +102,7 @@ def _agrees(examination: Examination, layout: str, names: list[str], *, report: 
     return not failed
 
 
-def _refused(examination: Examination, layout: str, names: list[str]) -> None:
+def _check_refusal(examination: Examination, layout: str, names: list[str]) -> None:
     """With layouts="contiguous" the candidate must either raise an exception or return the right result."""
     label = f"layout:{layout}({', '.join(names)})"
     done = examination.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
@@ -122,7 +122,7 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:200]
 
 
-def _expanded(examination: Examination, contiguous_only: bool) -> None:
+def _try_expanded(examination: Examination, contiguous_only: bool) -> None:
     """Send one number to every element, as `y.sum().backward()` does, and expand the first row of every input.
 
     Both at once; if that fails, each alone, to name the culprit. If all is right, also send one number per row, as
@@ -156,10 +156,10 @@ def _one_number(cotangent: Tensor) -> Tensor:
 
 def _repeated_rows(examination: Examination) -> dict[str, Tensor]:
     """Floating inputs expanded with stride 0; not those that the target mutates, since elements share memory."""
-    found = examination.material.inputs.items()
+    inputs = examination.material.inputs.items()
     return {
         n: _repeat_first(t)
-        for n, t in found
+        for n, t in inputs
         if t.is_floating_point() and t.numel() > 1 and n not in examination.target.mutates
     }
 
@@ -183,25 +183,25 @@ def _expanded_agrees(
         settled = decisions.settle(examination, done, examination.references(material, done))
         skip = frozenset(examination.bad)
         failed = values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
-        good = not failed - _at_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
+        good = not failed - _note_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
         examination.findings, examination.rows, examination.maps = before
     return good and not done.overruns
 
 
-def _at_ties(
-    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, told: int
+def _note_ties(
+    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, first_new: int
 ) -> set[str]:
     """Integer results that differ only because repeated rows tie (as in scaling's values:flat); they become a note.
 
     first_new: the index of the first finding of this run; findings on the tied results are removed.
     """
     whole = {n for n, _, t in done.results() if t is not None and not t.is_floating_point()}
-    tied = {n for n in failed & whole if reach.stable(examination, settled, n, done)}
+    tied = {n for n in failed & whole if reach.right_nearby(examination, settled, n, done)}
     if tied:
-        examination.findings[told:] = [f for f in examination.findings[told:] if f.tensor not in tied]
+        examination.findings[first_new:] = [f for f in examination.findings[first_new:] if f.tensor not in tied]
         names = ", ".join(sorted(tied))
-        examination.note("compute_range", names, f"{names}: {reach.STABLE} at {label}; not judged there")
+        examination.note("compute_range", names, f"{names}: {reach.RIGHT_NEARBY} at {label}; not judged there")
     return tied
 
 

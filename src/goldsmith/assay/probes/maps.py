@@ -1,5 +1,4 @@
-"""Error maps for the page: golden, candidate and error/limit, folded to two axes, each block's worst element.
-"""
+"""Error maps for the page: golden, candidate and error/limit, folded to two axes, each block's worst element."""
 
 from __future__ import annotations
 

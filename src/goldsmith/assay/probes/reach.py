@@ -22,32 +22,32 @@ from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Examination
 from ..noise import formula_rounding
-from .slices import ran, results
+from .slices import results, run_changed
 
 # Multiples of the large numbers: both signs, since a comparison lets only one pass; small ones as well, since a large
 # one saturates a softmax, and its own rounding hides small effects.
-TIMES = (1.0, -1.0, 0.01, -0.01)
+FACTORS = (1.0, -1.0, 0.01, -0.01)
 _DRAWS = 4
-STABLE = "right for inputs that are off by one rounding of the largest input"
+RIGHT_NEARBY = "right for inputs that are off by one rounding of the largest input"
 
 
-def seen(
+def reached_elements(
     examination: Examination, places: Mapping[str, Tensor], changed: Callable[[float], Material], label: str
 ) -> dict[str, Tensor]:
     """The elements of each result's `places` that a number reaches; changed(times) returns inputs with such numbers."""
-    found = {n: torch.zeros_like(mask) for n, mask in places.items()}
-    for times in TIMES:
-        made = ran(examination, changed(times), f"{label}, {times:g}")
-        if made is None:
+    reached = {n: torch.zeros_like(mask) for n, mask in places.items()}
+    for times in FACTORS:
+        outcome = run_changed(examination, changed(times), f"{label}, {times:g}")
+        if outcome is None:
             continue
-        done, references = made
+        done, references = outcome
         got = results(examination, done)
         for name, mask in places.items():
-            if name in got and not bool(found[name].any()):  # one number is enough
-                found[name] = mask & moved(examination, name, got[name], references)
-        if all(bool(mask.any()) for mask in found.values()):
+            if name in got and not bool(reached[name].any()):  # one number is enough
+                reached[name] = mask & moved(examination, name, got[name], references)
+        if all(bool(mask.any()) for mask in reached.values()):
             break
-    return found
+    return reached
 
 
 def moved(examination: Examination, name: str, tensor: Tensor, references: GoldenResults) -> Tensor:
@@ -59,16 +59,16 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
     still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
     apart = (tensor.double() - was.double()).abs()
     out = ~still & (golden == before.value) & ~(apart <= 2 * SLACK * before.bound)
-    out = out & off(examination, name, tensor, references) if bool(out.any()) else out
+    out = out & off_golden(examination, name, tensor, references) if bool(out.any()) else out
     return off_kinks(examination, name, out, references)
 
 
-def stable(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+def right_nearby(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether rounding of the inputs explains the result: exp(x - logsumexp(x)) rounds at the size of x."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     if got is None or got.shape != golden.shape:
         return False
-    return not bool(off(examination, name, got, reference, inputs_alone=True).any())
+    return not bool(off_golden(examination, name, got, reference, inputs_alone=True).any())
 
 
 def off_kinks(examination: Examination, name: str, mask: Tensor, references: GoldenResults) -> Tensor:
@@ -79,7 +79,7 @@ def off_kinks(examination: Examination, name: str, mask: Tensor, references: Gol
     return mask & ~references.kink(name) if bool(mask.any()) else mask  # each kink mask takes many runs of the golden
 
 
-def off(
+def off_golden(
     examination: Examination, name: str, tensor: Tensor, references: GoldenResults, *, inputs_alone: bool = False
 ) -> Tensor:
     """Where a result differs from the golden at these inputs by more than any formula's rounding.
@@ -97,10 +97,10 @@ def off(
     return out & ~(apart <= rounding(examination, name, references, inputs_alone)) if bool(out.any()) else out
 
 
-def formula(examination: Examination, name: str) -> Tensor:
+def formula_error(examination: Examination, name: str) -> Tensor:
     """How far another formula's rounding moves this result of the first run, at the size of its largest neighbour."""
     golden, ref = examination.ref.values[name], examination.ref
-    return formula_rounding.unit(golden, ref.compute) * _sizes(golden).clamp(
+    return formula_rounding.unit(golden, ref.compute) * _line_maxima(golden).clamp(
         min=formula_rounding.terms(name, ref.bounded, ref.leaves)
     )
 
@@ -109,13 +109,13 @@ def rounding(examination: Examination, name: str, references: GoldenResults, inp
     """How far another formula's rounding moves this result at these inputs, per element."""
     golden, compute = references.values[name], references.compute
     unit = formula_rounding.unit(golden, compute)
-    size = torch.maximum(_sizes(golden), _sizes(examination.ref.values[name]))
+    size = torch.maximum(_line_maxima(golden), _line_maxima(examination.ref.values[name]))
     size = size.clamp(min=formula_rounding.terms(name, references.bounded, references.leaves))
     far = torch.zeros_like(golden)
     generator = torch.Generator().manual_seed(examination.seed + 41)
     for _ in range(_DRAWS):
-        off = {n: _off(t, compute, generator) for n, t in references.material.inputs.items() if _rounds(t)}
-        material = references.material.with_inputs(off)
+        perturbed = {n: _perturbed(t, compute, generator) for n, t in references.material.inputs.items() if _rounds(t)}
+        material = references.material.with_inputs(perturbed)
         run = examination.references(material, references.run, references.decisions).values[name]
         far = torch.maximum(far, (run - golden).abs().nan_to_num(0.0, 0.0, 0.0))
     return 2 * far if inputs_alone else torch.maximum(unit * size, 2 * far)
@@ -125,7 +125,7 @@ def _rounds(t: Tensor) -> bool:
     return t.is_floating_point() and t.numel() > 0 and not binary(t)
 
 
-def _off(t: Tensor, compute: torch.dtype, generator: torch.Generator) -> Tensor:
+def _perturbed(t: Tensor, compute: torch.dtype, generator: torch.Generator) -> Tensor:
     """A float64 copy with each element perturbed by one rounding of the largest element."""
     signs = torch.randint(0, 2, t.shape, generator=generator).to(t.device) * 2 - 1
     exact = t.double()
@@ -137,7 +137,7 @@ def _largest(t: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _sizes(t: Tensor) -> Tensor:
+def _line_maxima(t: Tensor) -> Tensor:
     """For each element, the largest magnitude on any axis-aligned line through it."""
     size = torch.where(torch.isfinite(t), t.abs(), 0.0)
     lines = [size.amax(a, keepdim=True).expand_as(size) for a in range(size.dim())]

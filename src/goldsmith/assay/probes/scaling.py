@@ -24,12 +24,12 @@ from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
-from .slices import changeable, far, taken
+from .slices import changeable, far, own_decisions
 
 NAME = "scaling"
 OFFSET = 128.0
 PLAIN = RunSettings()
-_FARTHER = 8.0  # allowed multiple of the distance between the golden and its re-rounded runs
+_REROUNDED_FACTOR = 8.0  # allowed multiple of the distance between the golden and its re-rounded runs
 RESOLVED = 2.0**-44  # relative: float64's resolution of a gradient's change
 
 
@@ -38,15 +38,15 @@ def run(examination: Examination) -> None:
         return
     for exponent in (12, -12):
         change = partial(_changed, examination, change=partial(_scaled, exponent=exponent))
-        done, golden = _held(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        done, golden = _judge_changed(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
         if golden is not None:
-            scaling_exact.held(examination, NAME, f"scale:2^{exponent}", done, golden, change)
+            scaling_exact.compare(examination, NAME, f"scale:2^{exponent}", done, golden, change)
     # equal values make every maximum a tie and may put every rectifier on its kink, where any subgradient is legal
-    _held(examination, "values:flat", _flat, RunSettings(backward=False))
+    _judge_changed(examination, "values:flat", _flat, RunSettings(backward=False))
     # a one-pass sum is within its bound here, and far outside the noise of honest runs
-    _held(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
-    _special(examination, "values:nan", float("nan"), torch.isnan)
-    _special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
+    _judge_changed(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
+    _plant_special(examination, "values:nan", float("nan"), torch.isnan)
+    _plant_special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
 
 
 def _floating(examination: Examination) -> list[str]:
@@ -83,7 +83,7 @@ def _changed(examination: Examination, material: Material, change: Callable[[Ten
     return material.with_inputs({n: change(material.inputs[n]) for n in _floating(examination)})
 
 
-def _held(
+def _judge_changed(
     examination: Examination,
     label: str,
     change: Callable[[Tensor], Tensor],
@@ -122,25 +122,27 @@ def _held(
             skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(examination, reference, n)}
-        stable = set() if noise else {n for n in failed - excused if reach.stable(examination, reference, n, done)}
+        stable = (
+            set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, done)}
+        )
         if noise:
-            excused |= {n for n in failed - excused if _rounds_so(reference, n, done)}
+            excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, done)}
         steep = {n for n in failed - excused if noise and _steep(reference, n)}
     except BaseException:  # out of memory: drop the findings, since the golden has not been checked yet
         examination.findings, examination.maps = before, drawn
         raise
-    found = examination.findings[len(before) :]
-    left = {f.tensor for f in found if f.tensor not in excused | steep | stable}
-    sure = {f.tensor for f in found if f.rung == CERTAIN}
+    new = examination.findings[len(before) :]
+    left = {f.tensor for f in new if f.tensor not in excused | steep | stable}
+    sure = {f.tensor for f in new if f.rung == CERTAIN}
     # cancellation in sums of gradients depends on the formula: dy * y instead of p * dp is legal, and rounds more
     other = left - sure if noise and all(n.endswith(".grad") for n in left) else set()
     left = excused | steep | stable | other
-    examination.findings = before + [f for f in found if f.tensor not in left]
+    examination.findings = before + [f for f in new if f.tensor not in left]
     examination.maps = drawn | {k: m for k, m in examination.maps.items() if m.tensor not in left}
     for names, why in (
         (excused, "the golden in compute precision exceeds its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
-        (stable, reach.STABLE),
+        (stable, reach.RIGHT_NEARBY),
         (other, "within what rounding allows, outside the noise of the golden's own formula"),
     ):
         if names:
@@ -155,14 +157,14 @@ def _overflows(reference: GoldenResults, name: str) -> bool:
     return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
 
 
-def _rounds_so(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+def _errs_like_rerounded(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether the golden with every number rounded once more errs by about as much: exp2(x c - m c) for exp(x - m)."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
     if got is None or got.shape != golden.shape or not runs:
         return False
     far = max(float((run - golden).abs().max()) for run in runs)
-    return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # false for NaN, which is no rounding
+    return bool(((got.double() - golden).abs() <= _REROUNDED_FACTOR * far).all())  # false for NaN, which is no rounding
 
 
 def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
@@ -188,7 +190,7 @@ def _steep(reference: GoldenResults, name: str) -> bool:
 # NaN and Inf
 
 
-def _special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
+def _plant_special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
     """Set one element of every floating input to NaN (or Inf): the results must hold it where the golden does."""
     places = _places(examination)
     material = _planted(examination, places, value)
@@ -201,7 +203,7 @@ def _special(examination: Examination, label: str, value: float, there: Callable
         return
     if examination.raised(NAME, label, done):
         return
-    golden = examination.references(material, done, taken(examination, done))
+    golden = examination.references(material, done, own_decisions(examination, done))
     leak: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
     for name, _, tensor in done.results():
@@ -218,11 +220,11 @@ def _special(examination: Examination, label: str, value: float, there: Callable
         gone &= torch.isinf(expected) if forward_only else ~there(tensor)
         if bool(gone.any()):
             lost[name] = gone
-    _leaked(examination, golden, label, leak, there)
-    _swallowed(examination, golden, label, value, there, done, lost)
+    _report_leaks(examination, golden, label, leak, there)
+    _report_swallowed(examination, golden, label, value, there, done, lost)
 
 
-def _leaked(
+def _report_leaks(
     examination: Examination,
     golden: GoldenResults,
     label: str,
@@ -235,24 +237,24 @@ def _leaked(
         mask = mask & ~golden.in_its_own_run(name, there)
         if not bool(mask.any()):
             continue
-        wrong = _reached(examination, label, name, mask)
+        wrong = _confirmed_leak(examination, label, name, mask)
         if bool(wrong.any()):
             where = examination.locate(name, wrong)
-            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(examination)}"
+            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_places_text(examination)}"
             examination.find(CERTAIN, NAME, name, text, where=where)
         else:
             text = f"{label}: NaN spreads to more of {name} than in the golden; finite numbers do not"
             examination.note("nan_spread", name, text)
 
 
-def _said(examination: Examination) -> str:
+def _places_text(examination: Examination) -> str:
     """A phrase that names the changed elements."""
     shapes = {n: examination.material.inputs[n].shape for n in _places(examination)}
     at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(examination).items()}
     return "it was put into " + ", ".join(f"{n}{i if i else ''}" for n, i in at.items())
 
 
-def _reached(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
+def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
     """The elements of `mask` that finite numbers at the same places reach as well, or make wrong.
 
     NaN may spread where numbers do not: a product with masked zeros, NaN - NaN in a cumulative sum, or a backward that
@@ -268,19 +270,19 @@ def _reached(examination: Examination, label: str, name: str, mask: Tensor) -> T
     got = {n: t for n, _, t in done.results()}.get(name)
     if done.error is not None or got is None or got.shape != mask.shape:
         return torch.zeros_like(mask)
-    references = examination.references(material, done, taken(examination, done))
+    references = examination.references(material, done, own_decisions(examination, done))
     # the change does not reach these in the golden
     alone = mask & (references.values[name] == examination.ref.values[name])
     wrong = torch.zeros_like(mask)
     if bool(alone.any()):
-        wrong = reach.seen(examination, {name: alone}, changed, f"{label}, a finite number")[name]
+        wrong = reach.reached_elements(examination, {name: alone}, changed, f"{label}, a finite number")[name]
     if bool((mask & ~alone).any()):
-        off = mask & ~alone & reach.off(examination, name, got, references)
+        off = mask & ~alone & reach.off_golden(examination, name, got, references)
         wrong = wrong | reach.off_kinks(examination, name, off, references)
     return wrong
 
 
-def _swallowed(
+def _report_swallowed(
     examination: Examination,
     golden: GoldenResults,
     label: str,
@@ -306,7 +308,9 @@ def _swallowed(
     real = {name: torch.zeros_like(mask) for name, mask in lost.items()}
     for input, place in _places(examination).items():
         special, finite = (
-            examination.references(_planted(examination, {input: place}, v), done, taken(examination, done)).values
+            examination.references(
+                _planted(examination, {input: place}, v), done, own_decisions(examination, done)
+            ).values
             for v in (value, None)
         )
         nearby = _nearby(examination, done, input, place) if any(name.endswith(".grad") for name in lost) else {}
@@ -320,14 +324,15 @@ def _swallowed(
     for name, mask in lost.items():
         mask = mask & real[name]
         if name.endswith(".grad") and not any(bool(real[n].any()) for n in lost if not n.endswith(".grad")):
-            mask = _elsewhere(examination, label, name, mask)
+            mask = _without_planted(examination, label, name, mask)
         if bool(mask.any()):
             where = examination.locate(name, mask)
-            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(examination)}"
+            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; "
+            text += _places_text(examination)
             examination.find(CERTAIN, NAME, name, text, where=where)
 
 
-def _elsewhere(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
+def _without_planted(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
     """The mask without the gradient of the changed element itself, if every output is NaN as it should be.
 
     A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through its closed branch, and a clamp
@@ -351,7 +356,7 @@ def _nearby(examination: Examination, done: CandidateRun, input: str, place: int
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)
     values = examination.references(
-        examination.material.with_inputs({input: copy}), done, taken(examination, done)
+        examination.material.with_inputs({input: copy}), done, own_decisions(examination, done)
     ).values
     return {n: g for n, g in values.items() if n.endswith(".grad")}
 

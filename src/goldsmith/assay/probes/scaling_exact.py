@@ -22,12 +22,12 @@ from ..report.results import SYSTEMATIC
 Change = Callable[[Material], Material]
 
 
-def held(
+def compare(
     examination: Examination, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change
 ) -> None:
     """Compare a scaled run with the plain one; report a difference only if a fresh seed repeats it."""
     differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
-    broken = _broken(examination, examination.material, examination.first, done, golden)
+    broken = _inexact(examination, examination.material, examination.first, done, golden)
     broken = {n: m for n, m in broken.items() if n not in examination.bad | differing}
     if not broken:
         return
@@ -37,7 +37,7 @@ def held(
     scaled = change(plain)
     before, after = (examination.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled))
     raised = before.error is not None or after.error is not None
-    repeated = {} if raised else _broken(examination, plain, before, after, examination.references(scaled, after))
+    repeated = {} if raised else _inexact(examination, plain, before, after, examination.references(scaled, after))
     for name, mask in broken.items():
         if name in steady and name in repeated:
             where = examination.locate(name, mask)
@@ -50,7 +50,7 @@ def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
-def _broken(
+def _inexact(
     examination: Examination, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
 ) -> dict[str, Tensor]:
     """Masks of the elements that are not the plain run's times the golden's power of two. golden: of the scaled run."""
@@ -69,12 +69,12 @@ def _broken(
             continue
         wanted = was.double() * power
         mask = _normal(was, was.dtype) & _normal(y, y.dtype) & _normal(wanted, y.dtype) & (y.double() != wanted)
-        if bool(mask.any()) and _kept(before, golden, name, power):
+        if bool(mask.any()) and _golden_scales(before, golden, name, power):
             out[name] = mask
     return out
 
 
-def _kept(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
+def _golden_scales(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
     """Whether the golden as written scales exactly in compute precision; a square overflows early in float16."""
     small, large = before.unmodified(False).get(name), after.unmodified(False).get(name)
     return small is None or large is None or torch.equal(small.double() * power, large.double())

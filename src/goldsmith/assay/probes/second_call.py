@@ -38,19 +38,19 @@ def run(examination: Examination) -> None:
 
 def _interleaved(examination: Examination) -> None:
     """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
-    material, made = examination.variant(1), _Between(examination)
-    how = RunSettings(fresh=False, before_backward=lambda: made.call(material))
+    material, between = examination.variant(1), _Between(examination)
+    how = RunSettings(fresh=False, before_backward=lambda: between.call(material))
     done = examination.execute(NAME, "interleaved", how)
-    if made.error is not None:
-        raise made.error
-    if made.run is not None:
-        _others(examination, material, made.run)
-    for name, apart in made.lost.items():
+    if between.error is not None:
+        raise between.error
+    if between.run is not None:
+        _judge_others(examination, material, between.run)
+    for name, apart in between.lost.items():
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
         examination.find(CERTAIN, NAME, name, text, where=where)
-    told = "the first inputs, with a call of other inputs between forward and backward"
-    if not examination.raised(NAME, told, done):
+    label = "the first inputs, with a call of other inputs between forward and backward"
+    if not examination.raised(NAME, label, done):
         agree(examination, NAME, "interleaved", done, BETWEEN)
 
 
@@ -90,14 +90,14 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
         if apart.equal:
             continue
         if apart.lawful:
-            said = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
-            examination.note("order_nondeterminism", name, said)
+            message = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
+            examination.note("order_nondeterminism", name, message)
             continue
         good = False
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
-        said = f"{text}: {apart.text} ({label})"
-        examination.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
+        message = f"{text}: {apart.text} ({label})"
+        examination.find(rung, probe, name, message, where=where, measured=apart.measured, limit=apart.limit)
         if tensor is not None:
             maps.draw_one(examination, label, kind, tensor, examination.ref, name)
     return good
@@ -108,7 +108,7 @@ def _lost(first: CandidateRun) -> dict[str, Difference]:
     known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
     live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
     apart = {n: difference(known[n], t, None) for n, t in live.items()}
-    return {n: found for n, found in apart.items() if not found.equal}
+    return {n: change for n, change in apart.items() if not change.equal}
 
 
 def _backward_twice(examination: Examination, done: CandidateRun) -> None:
@@ -128,7 +128,7 @@ def _backward_twice(examination: Examination, done: CandidateRun) -> None:
                 maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)
 
 
-def _others(examination: Examination, material: Material, done: CandidateRun) -> None:
+def _judge_others(examination: Examination, material: Material, done: CandidateRun) -> None:
     """Judge other values of the same shapes by their own golden, which shows a result cached by shape."""
     if examination.raised(NAME, "other inputs of the same shapes", done):
         return

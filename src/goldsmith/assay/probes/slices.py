@@ -90,11 +90,11 @@ def results(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
+def run_changed(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
     done = examination.execute(NAME, label, material=material, look=False)
     if done.error is not None:  # a candidate may refuse NaN, or numbers out of range
         return None
-    return done, examination.references(material, done, taken(examination, done))
+    return done, examination.references(material, done, own_decisions(examination, done))
 
 
 def nan_masks(
@@ -118,7 +118,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def taken(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
+def own_decisions(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
     """The candidate's own decisions, legal or not, so that only the results computed from them are compared."""
-    made = {n: decided(done, n) for n in examination.target.decisions}
-    return {n: t for n, t in made.items() if t is not None}
+    decisions = {n: decided(done, n) for n in examination.target.decisions}
+    return {n: t for n, t in decisions.items() if t is not None}

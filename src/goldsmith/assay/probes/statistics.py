@@ -23,9 +23,9 @@ def run(examination: Examination) -> None:
         if tensor.shape != expected.shape or tensor.numel() < 2:
             continue
         others = {n: g for n, g in golden.items() if n != name and g.shape == expected.shape}
-        said = patterns(tensor.double(), expected, others)
-        if said:
-            examination.note(ID, name, f"{name} {'; '.join(said)}")
+        phrases = patterns(tensor.double(), expected, others)
+        if phrases:
+            examination.note(ID, name, f"{name} {'; '.join(phrases)}")
 
 
 def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str]:
@@ -34,22 +34,22 @@ def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str
     nonzero = finite & (golden != 0)
     if not bool(nonzero.any()):
         return []
-    said = []
+    phrases = []
     zeros = float(((got == 0) & nonzero).sum()) / float(nonzero.sum())
     if zeros > 0:
-        said.append(f"is zero in {zeros:.1%} of the elements where the golden is not")
+        phrases.append(f"is zero in {zeros:.1%} of the elements where the golden is not")
     if zeros == 1.0:
-        return said
-    said += _halves(got, golden, nonzero)
+        return phrases
+    phrases += _halves(got, golden, nonzero)
     got, golden = torch.where(finite, got, 0.0), torch.where(finite, golden, 0.0)
     straight = alike(got, golden)
     if straight < ALIKE:
-        said += _reordered(got, golden, others)
+        phrases += _reordered(got, golden, others)
     flipped = float(((got * golden < 0) & nonzero).sum()) / float(nonzero.sum())
     if flipped > 0.05 and straight > -ALIKE:
-        said.append(f"has the other sign in {flipped:.1%} of its elements")
-    said += _factor(got[nonzero], golden[nonzero])
-    return said
+        phrases.append(f"has the other sign in {flipped:.1%} of its elements")
+    phrases += _factor(got[nonzero], golden[nonzero])
+    return phrases
 
 
 def alike(a: Tensor, b: Tensor) -> float:

@@ -23,7 +23,7 @@ from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder
 from ..judge.examination import Examination
-from .slices import Slice, nan_masks, ran, results, spread
+from .slices import Slice, nan_masks, results, run_changed, spread
 
 Footprint = dict[str, Tensor]
 
@@ -32,12 +32,12 @@ def remaining(examination: Examination, slices: list[Slice]) -> list[Slice]:
     """The slices that need a run of their own, in their order."""
     if examination.target.decisions or not slices:
         return slices  # a changed input changes decisions, and through them the reach of slices
-    reach = {s: _footprint(examination, s) for s in slices}
+    footprints = {s: _footprint(examination, s) for s in slices}
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
-        left |= _without_influence(examination, [s for s in slices if s.axis == axis], reach)
+        left |= _without_influence(examination, [s for s in slices if s.axis == axis], footprints)
     left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # these inputs cannot hold NaN
-    left |= _leaking(examination, [s for s in slices if s not in left], reach)
+    left |= _leaking(examination, [s for s in slices if s not in left], footprints)
     return [s for s in slices if s in left]
 
 
@@ -47,25 +47,25 @@ def _golden(examination: Examination, material: Material) -> GoldenResults:
 
 
 def _footprint(examination: Examination, part: Slice) -> Footprint:
-    found = _golden(examination, part.filled(examination, float("nan"))).values
-    return {n: torch.isnan(found[n]) for n in results(examination, examination.first) if n in found}
+    values = _golden(examination, part.filled(examination, float("nan"))).values
+    return {n: torch.isnan(values[n]) for n in results(examination, examination.first) if n in values}
 
 
 # influence
 
 
-def _without_influence(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
+def _without_influence(examination: Examination, slices: list[Slice], footprints: dict[Slice, Footprint]) -> set[Slice]:
     """The slices of one axis whose influence does not show when all of them are changed."""
-    made = ran(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
-    if made is None:
+    outcome = run_changed(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
+    if outcome is None:
         return set(slices)
-    done, references = made
+    done, references = outcome
     _ = references.bounded  # also computes the values; needed below if all slices show
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
-        kept = _golden(examination, _changed(examination, others)).values
-        if not _follows(examination, results(examination, done), references, kept, reach[part]):
+        unchanged = _golden(examination, _changed(examination, others)).values
+        if not _follows(examination, results(examination, done), references, unchanged, footprints[part]):
             left.add(part)
     if not left and not all(_right(name, y, references) for name, y in results(examination, done).items()):
         return set(slices)  # all slices show, yet the values are wrong: something shows where it should not
@@ -100,17 +100,17 @@ def _follows(
     examination: Examination,
     got: dict[str, Tensor],
     references: GoldenResults,
-    kept: dict[str, Tensor],
-    reach: Footprint,
+    unchanged: dict[str, Tensor],
+    footprints: Footprint,
 ) -> bool:
     """Whether every result responds to a slice as the golden does. unchanged: the golden with the slice unchanged."""
-    for name, mask in reach.items():
+    for name, mask in footprints.items():
         y, g = got.get(name), references.values.get(name)
         if y is None or g is None or y.shape != g.shape:
             return False
         if not g.numel():
             continue
-        response = (g - kept[name]).abs()
+        response = (g - unchanged[name]).abs()
         store, compute = references.stores.get(name, references.compute), references.compute
         rounding = 16 * torch.finfo(store).eps * g.abs() + 256 * torch.finfo(compute).eps * g.abs().amax()
         clear = response > rounding
@@ -123,32 +123,32 @@ def _follows(
 # leaks
 
 
-def _leaking(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
+def _leaking(examination: Examination, slices: list[Slice], footprints: dict[Slice, Footprint]) -> set[Slice]:
     """The slices whose NaN, or whose finite number, shows at other elements than in the golden."""
     left: set[Slice] = set()
-    for group in _alike([s for s in slices if not s.random], reach):
+    for group in _by_footprint([s for s in slices if not s.random], footprints):
         axes = {(s.name, s.axis) for s in group}
-        taken_by = {(s.name, s.axis, s.index) for s in group}
+        covered = {(s.name, s.axis, s.index) for s in group}
         finite = [
-            s for s in slices if s.random and (s.name, s.axis) in axes and (s.name, s.axis, s.index) not in taken_by
+            s for s in slices if s.random and (s.name, s.axis) in axes and (s.name, s.axis, s.index) not in covered
         ]
         material = examination.material
         for parts, value in ((finite, None), (group, float("nan"))):
             for part in parts:
                 material = part.filled(examination, value, material)
         label = f"taint:nan({', '.join(s.text for s in group)})"
-        made = ran(examination, material, label)
-        if made is None or nan_masks(examination, *made) or _moved(examination, *made):
+        outcome = run_changed(examination, material, label)
+        if outcome is None or nan_masks(examination, *outcome) or _moved(examination, *outcome):
             left |= {*group, *finite}
     return left
 
 
-def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slice]]:
+def _by_footprint(slices: list[Slice], footprints: dict[Slice, Footprint]) -> list[list[Slice]]:
     """Groups of slices with the same footprint, without slices that reach every element."""
     groups: dict[tuple, list[Slice]] = {}
     for part in slices:
-        if not all(bool(mask.all()) for mask in reach[part].values()):
-            key = tuple((n, m.cpu().numpy().tobytes()) for n, m in reach[part].items())
+        if not all(bool(mask.all()) for mask in footprints[part].values()):
+            key = tuple((n, m.cpu().numpy().tobytes()) for n, m in footprints[part].items())
             groups.setdefault(key, []).append(part)
     return list(groups.values())
 

@@ -27,12 +27,12 @@ def run(examination: Examination) -> None:
     """Make the first run and its references, check the golden, judge every tensor."""
     first = examination.first = examination.execute("values", "values", look=False)
     plain = examination.references(examination.material, first)
-    _golden_first(examination, plain)
+    _check_golden(examination, plain)
     if first.error is not None:
         examination.look("values", first)
         examination.raised("values", "values", first)
         raise Ended("the candidate raised")
-    _names_exist(examination, plain)
+    _check_names(examination, plain)
     examination.target.check_names(examination.material.supply, first.names, tuple(plain.bounded))
     examination.ref = decisions.settle(examination, first, plain)
     examination.look("values", first)
@@ -57,7 +57,7 @@ def run(examination: Examination) -> None:
     maps.draw(examination)
 
 
-def _golden_first(examination: Examination, plain: GoldenResults) -> None:
+def _check_golden(examination: Examination, plain: GoldenResults) -> None:
     """Stop if the golden is at fault, or raises itself, before the candidate is judged."""
     checked = plain.self_check()
     examination.problems += checked.problems
@@ -112,9 +112,9 @@ def judge(
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
             tensor = torch.zeros_like(examination.material.inputs[name.removesuffix(".grad")])
-        told = _told(examination, done, name)
-        if told is not None and tensor is not None and told.shape == golden.shape:
-            tensor = torch.where(told, golden.to(tensor.dtype), tensor)
+        reported = _reported_elements(examination, done, name)
+        if reported is not None and tensor is not None and reported.shape == golden.shape:
+            tensor = torch.where(reported, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement, gross = look(name, tensor, against, confirm)
         if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
@@ -127,11 +127,11 @@ def judge(
             gross = gross if gross is None else replace(gross, text=gross.text + hint)
         if label != "values":
             judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
-        if told is not None:
+        if reported is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
         if gross is not None:
             examination.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
-        if examination.absorb(judgement) or told is not None or gross is not None:
+        if examination.absorb(judgement) or reported is not None or gross is not None:
             failed.add(name)
     if label == "values":
         examination.bad |= failed
@@ -142,9 +142,9 @@ def judge(
 
 def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
     """The reference of tensor `name`, with the size of the terms that may cancel in it."""
-    found = references.reference(name, kind, noise=noise)
-    terms = 0.0 if found is None else formula_rounding.terms(name, references.bounded, references.leaves)
-    return found if found is None else replace(found, terms=terms)
+    reference = references.reference(name, kind, noise=noise)
+    terms = 0.0 if reference is None else formula_rounding.terms(name, references.bounded, references.leaves)
+    return reference if reference is None else replace(reference, terms=terms)
 
 
 def _far_off(
@@ -189,10 +189,10 @@ def _other_side(
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _told(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
+def _reported_elements(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
     """Elements that hold poison or guard bytes; those probes report them, so the ladder ignores them."""
-    told = (("poison", done.unwritten), ("guard", done.from_guards))
-    masks = [masks[name] for probe, masks in told if probe in examination.selected and name in masks]
+    sources = (("poison", done.unwritten), ("guard", done.from_guards))
+    masks = [masks[name] for probe, masks in sources if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
 
@@ -203,13 +203,13 @@ class _Repeats:
         self, examination: Examination, probe: str, how: RunSettings, change: Callable[[Material], Material] | None
     ):
         self.examination, self.probe, self.how, self.change = examination, probe, how, change
-        self.made: dict[int, tuple[CandidateRun, GoldenResults]] = {}
+        self.runs: dict[int, tuple[CandidateRun, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
-            if attempt not in self.made:
-                self.made[attempt] = self._make(attempt)
-            done, references = self.made[attempt]
+            if attempt not in self.runs:
+                self.runs[attempt] = self._make(attempt)
+            done, references = self.runs[attempt]
             tensor = dict((n, t) for n, _, t in done.results()).get(name)
             reference = _against(references, name, kind, True)
             if reference is None:
@@ -231,14 +231,14 @@ class _Repeats:
         return done, decisions.settle(self.examination, done, plain)
 
 
-def _names_exist(examination: Examination, plain: GoldenResults) -> None:
+def _check_names(examination: Examination, plain: GoldenResults) -> None:
     golden = plain.bounded
     for name in examination.first.outputs:
         if name not in golden:
-            made = ", ".join(n for n in golden if not n.endswith(".grad"))
+            names = ", ".join(n for n in golden if not n.endswith(".grad"))
             raise TargetError(
                 f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; "
-                f"it has: {made}"
+                f"it has: {names}"
             )
 
 
@@ -309,7 +309,7 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
     able = examination.ref.differentiable if target.golden_backward is None else frozenset(visible)
     lost = [n for n in visible if n in able and n not in done.cotangents]
     try:
-        flows = {n: _reached(examination, done, n, visible) for n in lost}
+        flows = {n: _inputs_reached(examination, done, n, visible) for n in lost}
     except (GoldenError, NotImplementedError):  # the first request for the golden's gradient, and it has none
         text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
         examination.note("forward_only", lost[0], f"{text}: gradients were not judged")
@@ -335,7 +335,7 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
         examination.find(CERTAIN, "values", name, text)
 
 
-def _reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _inputs_reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
     sent[name] = examination.material.cotangent(name, visible[name])
