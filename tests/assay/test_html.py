@@ -77,7 +77,7 @@ def test_the_verdict_stands_first_in_one_sentence():
     assert "the golden computes in float32: aten.rsqrt made it" in first["reference"]
     assert "mhc.head on reference, mhc.pre on triton and " in first["verify"] and "are rejected." in first["verify"]
     assert "7 proofs" not in first["verify"] and "6 proofs" in first["verify"], "what could not run is no proof"
-    assert "1 proof could not be made here" in first["verify"]
+    assert "1 proof could not run here" in first["verify"]
 
 
 def test_no_rung_claims_more_than_is_proven():

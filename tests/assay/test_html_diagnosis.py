@@ -26,7 +26,7 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
         "Stages, in the reference's order",
         "Where it is wrong",
         "What the result depends on",
-        "Followed to where it begins bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone.",
+        "Traced to its origin bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone.",
         "Causes, the likeliest first",
         "What could not be decided",
         "The smallest failing case",
@@ -113,7 +113,7 @@ def test_what_replays_the_bundle_is_said_as_the_caller_knows_it(tmp_path):
 
 
 def test_where_nothing_was_followed_nothing_is_said_of_it():
-    assert "Followed to where it begins" not in page_of(samples.diagnosis(traced=[])).said()
+    assert "Traced to its origin" not in page_of(samples.diagnosis(traced=[])).said()
 
 
 def test_what_is_right_and_what_is_not_the_candidates_fault_are_no_accusations():
