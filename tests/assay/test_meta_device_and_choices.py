@@ -1,4 +1,4 @@
-"""Mistakes without a torch error: a result without numbers, and a choice among missing scores."""
+"""Mistakes without a torch error: results on the meta device, and choices among missing scores."""
 
 import pytest
 import torch
@@ -17,18 +17,18 @@ def backward(x, grad_y):
     return (2 * grad_y).to("meta")
 
 
-SAID = "is on the meta device, whose tensors hold no numbers (values)"
+MESSAGE = "is on the meta device, whose tensors hold no numbers (values)"
 
 
 @pytest.mark.parametrize("verb", [lambda t: assay.check(t, raises=False), lambda t: assay.diagnose(t).report])
 def test_a_result_on_the_device_meta_is_a_finding(verb):
     report = verb(assay.Target(lambda x: double(x).to("meta"), double, cases=X))
-    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's y {SAID}"]
+    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's y {MESSAGE}"]
 
 
 def test_a_gradient_on_the_device_meta_is_a_finding():
     report = assay.check(assay.Target(double, double, cases=X, backward=backward, outputs=("y",)), raises=False)
-    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's x.grad {SAID}"]
+    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's x.grad {MESSAGE}"]
 
 
 def test_a_golden_on_the_device_meta_is_a_mistake_in_the_declaration():
