@@ -197,7 +197,7 @@ def _reported_elements(examination: Examination, done: CandidateRun, name: str) 
 
 
 class _Repeats:
-    """Runs of fresh seeds, each made once and shared by all tensors that ask."""
+    """Runs of fresh seeds, each run once and shared by all tensors that ask."""
 
     def __init__(
         self, examination: Examination, probe: str, how: RunSettings, change: Callable[[Material], Material] | None

@@ -124,7 +124,12 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
         verdict = "fail" if accused else REFERENCE_FAULT
         return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
     if partial or not run:
-        return {"verdict": "partial", "headline": "Nothing wrong so far; not everything was judged.", "counts": counts, "why": ""}
+        return {
+            "verdict": "partial",
+            "headline": "Nothing wrong so far; not everything was judged.",
+            "counts": counts,
+            "why": "",
+        }
     several = f"Every {next(iter(kinds))}" if len(kinds) == 1 else "Everything"
     what = several if len(set().union(*kinds.values())) > 1 else run[0].operator
     return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
