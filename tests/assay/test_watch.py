@@ -181,7 +181,7 @@ def test_what_comes_of_a_written_infinity_is_not_said_to_come_of_finite_values()
         infinite - infinite
         torch.where(torch.tensor([True, False]), -math.inf, beside) * 1e38
     assert [(e.kind, e.likely.id) for e in w.events] == [("nan", "unknown"), ("inf", "overflow")]
-    assert w.first.likely.evidence == "aten::sub made it of infinities that the program wrote down"
+    assert w.first.likely.evidence == "aten::sub made it from infinities that the program wrote down"
     assert w.events[1].count == 1 and "in float64 it reaches 1e+76" in w.events[1].likely.evidence
 
 
