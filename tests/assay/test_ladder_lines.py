@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from goldsmith.assay.bounds.running_errors import Bounded
+from goldsmith.assay.bounds.bounded import Bounded
 from goldsmith.assay.noise.noise_floor import Noise
 
 SHAPES = [(129, 4, 256), (4097, 4), (4097, 4, 4), (4096,)]

@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..probes.slices import far, own_decisions
 from .evidence import Influence

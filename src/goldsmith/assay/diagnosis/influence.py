@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..bounds.bounded import SLACK
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..probes.reach import rounding
 from ..probes.slices import far, own_decisions

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
 from ..execute.run import Material, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..probes.slices import own_decisions
 from .evidence import Evidence

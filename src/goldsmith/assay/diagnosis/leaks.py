@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..golden.golden_results import GoldenError
+from ..golden.golden_error import GoldenError
 from ..judge.examination import Examination
 from ..probes import scaling
 from ..probes import slices as parts

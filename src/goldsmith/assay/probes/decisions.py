@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
-from ..bounds.running_errors import SLACK, Bounded
+from ..bounds.bounded import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults

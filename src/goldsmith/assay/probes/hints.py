@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import unit_roundoff
+from ..bounds.bounded import unit_roundoff
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination

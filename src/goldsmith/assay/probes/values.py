@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
-from ..bounds.running_errors import unit_roundoff
+from ..bounds.bounded import unit_roundoff
 from ..execute.run import CandidateRun, Material, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
 from ..judge.examination import Ended, Examination
