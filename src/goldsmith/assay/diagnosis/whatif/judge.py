@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...bounds.running_errors import SLACK
+from ...bounds.bounded import SLACK
 
 _EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
 _ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
