@@ -130,16 +130,16 @@ def test_an_interrupt_names_the_steps_that_it_left_out(monkeypatch):
         raise KeyboardInterrupt
 
     of = target(lambda x, w: x @ w * 1.01, 0.0)
-    for step, said in (
+    for step, omitted in (
         ("collect", "further evidence, and a smaller case"),
-        ("smallest", "a smaller case"),
-        ("_wider", "the same case with float32 inputs, and what other cases show"),
-        ("_beside", "what other cases show"),
+        ("smallest_case", "a smaller case"),
+        ("_in_float32", "the same case with float32 inputs, and what other cases show"),
+        ("_use_other_case", "what other cases show"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(diagnosis, step, interrupted)
             result = assay.diagnose(of, probes="quick")
-        assert result.partial == "interrupted" and result.traced[-1] == f"Left out: {said}."
+        assert result.partial == "interrupted" and result.traced[-1] == f"Left out: {omitted}."
 
 
 def test_a_pass_is_not_finished_unless_costly_probes_ran_on_every_case(seconds):
