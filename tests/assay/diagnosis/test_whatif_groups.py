@@ -6,8 +6,10 @@ import torch
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.diagnosis import diagnose
-from goldsmith.assay.diagnosis.whatif import padding, search, sums
+from goldsmith.assay.diagnosis.whatif import search
 from goldsmith.assay.diagnosis.whatif.engine import Search
+from goldsmith.assay.diagnosis.whatif.masks import padding
+from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
 _MOST = 300  # runs of the candidate that a diagnosis may take
@@ -138,7 +140,7 @@ def test_the_search_ends_where_a_common_change_makes_everything():
     assert found[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
 
 
-@pytest.mark.parametrize("kind", [padding, sums], ids=["of all operators", "of one"])
+@pytest.mark.parametrize("kind", [padding, reductions], ids=["of all operators", "of one"])
 def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, monkeypatch):
     def stumbles(*given):
         raise RuntimeError("a view of two axes")

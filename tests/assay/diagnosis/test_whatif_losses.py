@@ -5,8 +5,9 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain, survivors
-from goldsmith.assay.diagnosis.whatif.calls import OperatorCall
+from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif.run.calls import OperatorCall
+from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
 
 
 @assay.case(T=[13], V=[40])
@@ -138,4 +139,4 @@ def test_a_sum_whose_shape_is_another_is_passed_by():
     """It raised, and every what-if about sums was left out of the diagnosis."""
     x, golden = torch.ones(3, 24), torch.ones(5, 4)
     call = OperatorCall(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
-    assert list(survivors._for_each(call, [call], golden, golden + 1, golden)) == []
+    assert list(surviving_addends._for_each(call, [call], golden, golden + 1, golden)) == []

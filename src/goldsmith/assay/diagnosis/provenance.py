@@ -24,8 +24,8 @@ from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
 from .evidence import Born
 from .isolate import named, order
-from .whatif.calls import Listening, OperatorCall, _line, moved
-from .whatif.golden import Golden
+from .whatif.run.calls import Listening, OperatorCall, _line, moved
+from .whatif.run.golden import Golden
 
 PROBE = "provenance"
 _TRIED = 24  # operations of the golden, at most

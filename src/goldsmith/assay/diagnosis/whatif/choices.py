@@ -22,10 +22,10 @@ from ...golden.golden_results import GoldenError
 from ...judge.examination import Examination, decided
 from ..evidence import WhatIf
 from . import offers
-from .calls import Change
 from .engine import Search, seconds
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change
+from .run.golden import Golden
 from .witness import of_this_draw
 
 _SECONDS = 1.5  # of the processor

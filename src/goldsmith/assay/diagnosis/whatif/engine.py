@@ -17,13 +17,15 @@ from ...judge.examination import Examination
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known
-from . import addends, composed, offers
-from .calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
-from .golden import Golden
+from . import offers
+from .backward import addend_factors
+from .free_numbers import EXPLAINED, sought
+from .inputs import composed_slices
 from .judge import Judge
-from .mistaken import read_instead
-from .replayed import Replay, Unknown, taped
-from .sought import EXPLAINED, sought
+from .run.calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
+from .run.golden import Golden
+from .run.replay import Replay, Unknown, taped
+from .substituted_saved import read_instead
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
 _MOST = 4000  # changes that are tried
@@ -166,7 +168,7 @@ class Search:
         key = -1 if made is None else mode.key_of(made)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
-        self._vanishing = addends.vanishing(calls, self.behind)
+        self._vanishing = addend_factors.vanishing(calls, self.behind)
         self._before = {i for at in self._vanishing for i in behind(calls, at)}
         self._asked = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
@@ -242,7 +244,7 @@ class Search:
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
         if change.composed is not None:
-            return composed.made(
+            return composed_slices.made(
                 change, given, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
             )
         return self.made_by(

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ...execute.run import CandidateRun
 from ...judge.examination import Examination
-from .calls import Change, Changed
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change, Changed
+from .run.golden import Golden
 
 
 class SearchContext(Protocol):

@@ -19,9 +19,9 @@ from ...golden.golden_results import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
 from ..isolate import named
-from .calls import Change, Listening, OperatorCall
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change, Listening, OperatorCall
+from .run.golden import Golden
 
 FEW = 8  # wrong numbers, at most, that a change can make by chance
 _PROBE = "whatif"

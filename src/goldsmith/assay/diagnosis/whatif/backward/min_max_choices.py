@@ -1,0 +1,65 @@
+"""Choices that the backward takes otherwise than the forward: all of a gradient goes to one side of min or max.
+
+min(r A, clip(r) A) has no gradient where it takes what is clipped. A kernel that asks whether r is within its limits
+stops it elsewhere as well: it takes the gradient of the second one, whichever is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..run.calls import Change, Changed, OperatorCall, instead
+
+_CHOICES = frozenset("minimum maximum".split())
+_MASKS = frozenset("gt lt ge le".split())
+_MOST = 64
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong gradient is made of; a line's choices in all turns together."""
+    lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
+    for call in calls:
+        if call.backward or call.name not in _CHOICES or len(call.made) != 2:
+            continue
+        sides = _sides(calls, call)
+        if any(s is not None and s.index in among for s in sides):
+            lines.setdefault(call.line or str(call.index), []).append((call, *sides))
+    for members in lines.values():
+        for taken in (0, 1) if len(members) <= _MOST else ():
+            group: list[tuple[int, Changed]] = []
+            for _, *both in members:
+                for i, side in enumerate(both):
+                    if side is not None:
+                        group += _whole(calls, side) if i == taken else [(side.index, _nothing())]
+            call = members[0][0]
+            name = call.operand(taken) or ("the first", "the second")[taken]
+            text = f"in the backward {call.said} takes {name} always, whichever it is"
+            if group:
+                yield Change("wrong_decision", text, group[0][0], group[0][1], {"operand": name}, 0.6,
+                             group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip
+
+
+def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[OperatorCall | None, OperatorCall | None]:
+    """What the backward hides of the gradient where the other operand is taken: for the first one, and the second."""
+    found: list[OperatorCall | None] = [None, None]
+    masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.made == choice.made}
+    for call in calls:
+        if call.backward and call.name.rstrip("_") == "masked_fill" and len(call.made) > 1 and call.made[1] in masks:
+            mask = masks[int(call.made[1])].name
+            first = (mask in ("gt", "ge")) == (choice.name == "minimum")  # hidden where the first one is larger
+            found[0 if first else 1] = call
+    return found[0], found[1]
+
+
+def _whole(calls: Sequence[OperatorCall], side: OperatorCall) -> Iterator[tuple[int, Changed]]:
+    """All of the gradient that reaches the choice; autograd takes half of it first, where both are the same."""
+    halved = calls[side.made[0]] if isinstance(side.made[0], int) and side.made[0] >= 0 else None
+    if halved is not None and halved.name == "where":
+        yield halved.index, instead(lambda mask, half, sent: sent.clone())
+    yield side.index, instead(lambda x, *a: x.clone())
+
+
+def _nothing() -> Changed:
+    return instead(lambda x, *a: torch.zeros_like(x))

@@ -1,0 +1,121 @@
+"""The same change at several operators: a line in a loop, or an expression that is written twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from .run.calls import Change, OperatorCall, whole
+
+_MOST = 64  # operators in a group
+_TURNS = 4  # of a loop, at least
+_SHOWN = 4096  # whole numbers that are compared
+_PLACED = frozenset("select slice narrow".split())  # their arguments differ from turn to turn
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
+
+
+def turning(calls: Sequence[OperatorCall]) -> set[int]:
+    """The operators of a loop: of a line there are several that read alike."""
+    found: dict[tuple, list[int]] = {}
+    for call in calls:
+        if call.line:
+            found.setdefault(_reading(calls, call), []).append(call.index)
+    return {i for members in found.values() if len(members) >= _TURNS for i in members}
+
+
+def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
+    """Name, line, and the shapes of what is read."""
+    shapes = tuple(tuple(a.shape) for a in call.tensors)
+    return call.name, call.line, call.backward, shapes
+
+
+def made_alike(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
+    """The same, with who makes what is read; of what is no tensor, the value."""
+    makers = []
+    for key in call.made:
+        maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        given = str(key) if maker is None else f"{maker.name} {maker.line}"
+        sent = given.startswith("grad_") if maker is None else maker.backward
+        makers.append("a gradient" if sent else given)  # the last turn's comes from elsewhere
+    rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
+    return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
+
+
+def _indexed_alike(call: OperatorCall) -> tuple | None:
+    """Reads of several tensors with the same whole numbers."""
+    numbers = [a for a in (*call.args, *_listed(call.args)) if whole(a)]
+    if not numbers:
+        return None
+    return (call.name, call.backward, *(str(n.tolist()) for n in numbers if n.numel() <= _SHOWN))
+
+
+def _listed(args: tuple) -> list:
+    return [b for a in args if isinstance(a, list | tuple) for b in a]
+
+
+def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+    """One change for every kind that all operators of a line, of an expression, or with the same indices, know."""
+    groups: dict[tuple, list[OperatorCall]] = {}
+    for call in calls:
+        if changes.get(call.index):
+            if call.line:
+                groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
+                groups.setdefault(made_alike(calls, call), []).append(call)
+            if any(call.operands):
+                groups.setdefault((call.name, call.said, str(call.backward)), []).append(call)
+            indexed = _indexed_alike(call)
+            if indexed is not None:
+                groups.setdefault(indexed, []).append(call)
+    told = set()
+    for members in [*groups.values(), *_in_turn(groups)]:
+        key = tuple(c.index for c in members)
+        if 1 < len(members) <= _MOST and key not in told:
+            told.add(key)
+            yield from together(members, changes)
+
+
+def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequence[OperatorCall]]:
+    """Of a line that calls an operator several times in each turn of a loop: one of those calls, in all turns."""
+    for (_, where, *_), members in groups.items():
+        for each in (2, 3, 4) if ":" in str(where) else ():
+            if len(members) >= 2 * each and len(members) % each == 0:
+                yield from (members[i::each] for i in range(each))
+
+
+def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
+    """One change for every kind that all members know."""
+    kinds = [_kinds(call, changes[call.index]) for call in members]
+    for kind, first in kinds[0].items():
+        alike = [k[kind] for k in kinds if kind in k]
+        if len(alike) == len(members) and first.change is not None:
+            group = tuple((c.at, c.change) for c in alike if c.change is not None)
+            text = f"{first.text}, in {len(members)} places"
+            if first.free is not None:  # the number that is sought comes after it
+                text = f"as {len(members) - 1} more of them, {first.text}"
+            cause, also = first.cause, first.also
+            if cause == "missing_term" and _running(members):  # what was there before is dropped, in every turn
+                cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
+            yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
+
+
+def _running(members: Sequence[OperatorCall]) -> bool:
+    """Whether each adds to what the one before it made."""
+    chained = zip(members, members[1:], strict=False)
+    return members[0].name in ("add", "add_") and all(a.index in b.made for a, b in chained)
+
+
+def _kinds(call: OperatorCall, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
+    """By cause, text without names and numbers, and which of its like it is."""
+    found: dict[tuple[str, str, int], Change] = {}
+    for change in changes:
+        text = change.text
+        for name in sorted({call.said, *call.operands}, key=len, reverse=True):
+            text = text.replace(name, "@") if name else text
+        text, count = _NUMBER.sub("#", text), 0
+        while (change.cause, text, count) in found:
+            count += 1
+        found[change.cause, text, count] = change
+    return found

@@ -1,0 +1,88 @@
+"""Places that are reckoned wrongly: of the whole numbers that an index is made of, one operator on the way.
+
+A place is base + row * stride + column, brought into a range and cut to a width; kernels count a stride as one less,
+begin a window one early or keep a hash in 32 bits with a sign. A base or a row that is forgotten is an addend that is
+left out, as of all numbers; here are numbers that are other ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, OperatorCall, instead, moved, whole
+
+_ADDS, _SUBS = frozenset("add add_".split()), frozenset("sub sub_ rsub".split())
+_MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".split())
+_RESTS = frozenset("remainder remainder_ fmod".split())
+_CUT = frozenset("bitwise_and bitwise_xor bitwise_or __and__ __xor__ __lshift__ bitwise_left_shift".split())
+_ALL = _ADDS | _SUBS | _MULS | _DIVS | _RESTS | _CUT
+_BESIDE = ("off_by_one", "mask_shift", "invalid_index")
+Made = Callable[[Tensor], Tensor]
+
+
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+    if call.backward or call.name not in _ALL or not whole(call.out) or call.out.numel() < 2 or len(call.args) < 2:
+        return
+    yield from _wrapped(call)
+    number = call.args[1]
+    if isinstance(number, int) and not isinstance(number, bool):
+        if call.name in _ADDS | _SUBS:
+            yield from _beside(call)
+        if call.name in _MULS and abs(number) > 1:
+            yield from _strides(call, number)
+        if call.name in _DIVS | _RESTS and number > 1:
+            yield from _divided(call, number)
+
+
+def _wrapped(call: OperatorCall) -> Iterator[Change]:
+    """Cut to a width with a sign, or without one: what does not fit comes out negative, or from the beginning."""
+    top, low = int(call.out.max()), int(call.out.min())
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
+        info = torch.iinfo(dtype)
+        if top <= info.max and low >= info.min or info.min == 0 and low < 0:
+            continue
+        span, least = 1 << info.bits, info.min
+        change = moved(lambda t, n=span, lo=least: (t - lo) % n + lo)
+        how = "with a sign" if least else "without one"
+        text = f"{call.said} is kept in {info.bits} bits {how}"
+        yield Change("index_overflow", text, call.index, change, {"bits": info.bits}, 0.6, also=("invalid_index",))
+
+
+def _beside(call: OperatorCall) -> Iterator[Change]:
+    """Everything lies one place too early or too late."""
+    for step, how in ((-1, "low"), (1, "high")):
+        text = f"{call.said} is one too {how}"
+        change = moved(lambda t, s=step: t + s)
+        yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_BESIDE)
+
+
+def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
+    for other, how in ((number - 1, "one less"), (number + 1, "one more")):
+        if other:
+            text = f"the stride {number} in {call.said} is {how}, {other}"
+            change = instead(lambda x, *a, c=other, **k: x * c)
+            params = {"stride": number, "read": other}
+            yield Change("wrong_stride", text, call.index, change, params, 0.5, also=("invalid_index", "off_by_one"))
+
+
+def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
+    """n // c and n % c: the one for the other, a neighbour's c, or neither."""
+    rest = call.name in _RESTS
+    kinds: list[tuple[str, str, Made]] = [
+        ("wrong_stride", f"{c} stands where {number} should", _of(rest, c)) for c in (number - 1, number + 1) if c > 1
+    ]
+    kinds.append(("invalid_index", "the rest stands for the whole part" if not rest else
+                  "the whole part stands for the rest", _of(not rest, number)))  # fmt: skip
+    if rest:
+        kinds.append(("invalid_index", "what lies beyond counts as the last", lambda x: x.clamp(0, number - 1)))
+    for cause, how, make in kinds:
+        also = ("wrong_stride" if cause == "invalid_index" else "invalid_index", "permuted")
+        change = instead(lambda x, *a, make=make, **k: make(x))
+        yield Change(cause, f"in {call.said} {how}", call.index, change, {"number": number}, 0.45, also=also)
+
+
+def _of(rest: bool, number: int) -> Made:
+    return (lambda x: x % number) if rest else (lambda x: x.div(number, rounding_mode="floor"))

@@ -1,0 +1,36 @@
+"""Results, and named gradients inside of a backward, each of which holds what the other one should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from torch import Tensor
+
+from ..run.calls import Change, floating
+
+_NEAR = 1e-3  # of the size
+Values = Mapping[str, Tensor]
+
+
+def changes(golden: Values, made: Mapping[str, Tensor | None], tensor: str) -> Iterator[Change]:
+    """By name, what the golden has and what the candidate made; forward and backward are not mixed."""
+    own, got, sent = golden.get(tensor), made.get(tensor), tensor.endswith(".grad")
+    if own is None or got is None or not floating(own):
+        return
+    for name, other in golden.items():
+        theirs = made.get(name)
+        if name == tensor or name.endswith(".grad") != sent or theirs is None or not floating(other):
+            continue
+        if other.shape != own.shape or _same(own, other) or not (_same(got, other) and _same(theirs, own)):
+            continue
+
+        def composed(leaves: Values, run: Callable[[Values], Values], other: Tensor = other) -> Values:
+            return {tensor: other.double()} if getattr(run, "until", "") == tensor else run({})
+
+        text = f"{tensor} holds what should be {name}, and {name} holds {tensor}"
+        yield Change("swapped_results", text, -1, None, {"with": name}, 0.9, composed=composed, drawn=True)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    size = float(b.double().norm())
+    return a.shape == b.shape and size > 0 and float((a.double() - b.double()).norm()) <= _NEAR * size

@@ -1,0 +1,57 @@
+"""The first or the last place of an input weighs otherwise: a recursion that begins from zero, and not from its input.
+
+An average that goes on as a h + (1 - a) x has the first x itself for its first h; where it begins from zero that x
+weighs 1 - a. What it weighs is made of the case's own numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..run.calls import Change, floating
+
+_SHORT, _MOST = 2, 96  # places along an axis, at least; changes altogether
+Leaves = Mapping[str, Tensor]
+
+
+def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
+    weights = list(_weights(numbers))
+    given = {n: t for n, t in leaves.items() if floating(t) and not n.startswith("grad_")}
+    places = [
+        (name, axis, at, which)
+        for name, t in given.items()
+        for axis in range(t.dim())
+        for at, which in ((0, "first"), (t.shape[axis] - 1, "last"))
+        if t.shape[axis] > _SHORT
+    ]
+    if len(places) * len(weights) > _MOST:
+        weights = weights[: max(1, _MOST // len(places))]
+    for said, weight in weights:
+        for name, axis, at, which in places:
+
+            def weighed(now: Leaves, name: str = name, axis: int = axis, at: int = at, w: float = weight) -> Leaves:
+                new = now[name].clone()
+                new.select(axis, at).mul_(w)
+                return {name: new}
+
+            text = f"the {which} place of {name} along axis {axis} is multiplied by {said} = {weight:.6g}"
+            params = {"factor": said, "named": said, "input": name, "axis": axis}
+            prior = 0.5 if which == "first" else 0.45
+            yield Change("wrong_factor", text, -1, None, params, prior, leaves=weighed, also=("missing_term",))
+
+
+def _weights(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    real = {n: v for n, v in numbers.items() if isinstance(v, float) and math.isfinite(v) and 0 < abs(v) and v != 1}
+    for n, v in real.items():
+        yield f"1 - {n}", 1 - v
+        yield n, v
+    for n, v in real.items():
+        yield f"1 / (1 - {n})", 1 / (1 - v)
+        yield f"1 / {n}", 1 / v
+        if 0 < v < 1:
+            yield f"sqrt(1 - {n})", math.sqrt(1 - v)
+            yield f"sqrt({n})", math.sqrt(v)

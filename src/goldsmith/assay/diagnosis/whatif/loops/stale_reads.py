@@ -1,0 +1,118 @@
+"""In every turn of a loop one reader reads an operand from before its update, or what an update makes of it too soon.
+
+Recurrences change a state in steps: it fades, is corrected, is written to. What reads it after one of the steps in the
+golden, and before it in a kernel, is wrong in every turn, and later turns are made of what the earlier ones made wrong:
+the golden is run with each read changed as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through
+
+_LEAST, _MOST = 2, 1024  # turns
+_CHANGES = 200
+_STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
+_ALIASES = frozenset("detach alias clone".split())
+_Pair = tuple[OperatorCall, int, OperatorCall, int]  # who makes, of which operand; who reads, as which
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor is made of."""
+    found: dict[tuple, list[_Pair]] = {}
+    readers = _readers(calls, among)
+    for made in calls:
+        if made.backward or not made.line or made.name not in _STEPS or not made.owns or not floating(made.out):
+            continue
+        for j, key in _operands(made):
+            for read, i in readers.get(made.index, []):
+                found.setdefault((False, *_told(made, j, read, i)), []).append((made, j, read, i))
+            for read, i in readers.get(key, []):
+                if read.index > made.index:
+                    found.setdefault((True, *_told(made, j, read, i)), []).append((made, j, read, i))
+    count = 0
+    for (late, *_), pairs in found.items():
+        if _LEAST <= len(pairs) <= _MOST and len({read.index for _, _, read, _ in pairs}) == len(pairs):
+            count += 1
+            if count > _CHANGES:
+                return
+            yield _changed(calls, late, pairs)
+
+
+def _told(made: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
+    """What is the same in every turn: lines, operands, and how many operators lie between."""
+    return made.name, made.line, j, read.name, read.line, i, read.index - made.index
+
+
+def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
+    found: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    for call in calls:
+        if call.index not in among or call.backward or not call.line or not call.owns or call.name in _ALIASES:
+            continue
+        keys = iter(call.made)
+        for i, a in enumerate(call.args):
+            key = next(keys) if isinstance(a, Tensor) else -1
+            if floating(a) and a.numel() > 1 and key != -1:
+                found.setdefault(key, []).append((call, i))
+    return found
+
+
+def _operands(made: OperatorCall) -> Iterator[tuple[int, Key]]:
+    """Those that are as large as the result, so that they may stand in its place."""
+    keys = iter(made.made)
+    for j, a in enumerate(made.args):
+        key = next(keys) if isinstance(a, Tensor) else -1
+        if floating(a) and a.shape == made.out.shape and a.numel() > 1 and key != -1:
+            yield j, key
+
+
+def _changed(calls: Sequence[OperatorCall], late: bool, pairs: list[_Pair]) -> Change:
+    held: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
+    group: dict[int, Changed] = {}
+    for made, j, _, _ in pairs:
+        group[made.index] = _kept(made.index, j, held, late)
+    for made, _, read, i in pairs:
+        group[read.index] = _read(made.index, i, held, group.get(read.index))
+    made, j, read, i = pairs[-1]
+    name, other = made.operand(j) or "an operand", made.operand(1 - j) if len(made.operands) > 1 else ""
+    text = f"in each of {len(pairs)} turns {read.said} reads "
+    text += f"{made.said} in place of {name}" if late else f"{name} from before {made.said}"
+    product = made.name not in ("add", "sub")
+    also: tuple[str, ...]
+    cause, also = "wrong_saved_tensor", ("wrong_factor" if product else "missing_term", "stale_state")
+    if not late and not product:  # of a sum that goes on an addend is lost, and the last one where it is a loop's
+        key = next((k for n, k in _operands(made) if n == j), -1)
+        before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        running = before is not None and (before.name, before.line) == (made.name, made.line)
+        cause, also = "missing_term", ("wrong_saved_tensor", "stale_state")
+        cause, also = ("off_by_one", ("truncated_reduction", *also)) if running else (cause, also)
+    params = {"operand": name, "factor": other} if product else {"operand": name, "term": other}
+    at = next(iter(group))
+    return Change(cause, text, at, group[at], params, 0.5, group=tuple(group.items()), also=also)
+
+
+def _kept(index: int, j: int, held: dict[int, Tensor], late: bool) -> Changed:
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        out = func(*args, **kwargs)
+        held[index] = out if late else torch.empty_like(out).copy_(args[j])
+        return out
+
+    return run
+
+
+def _read(index: int, i: int, held: dict[int, Tensor], inner: Changed | None) -> Changed:
+    """`inner`: what else becomes of the same operator, which another turn may read from."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        seen = seen_through(held[index], args[i])
+        if seen is None:
+            raise RuntimeError("read through a view of another size")
+        args = replaced(args, i, seen)
+        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+    return run

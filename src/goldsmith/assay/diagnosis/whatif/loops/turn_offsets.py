@@ -1,0 +1,145 @@
+"""Loops that read the turn before, or the turn after, where they should read their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, OperatorCall, floating, given, replaced
+
+_LEAST, _MOST = 3, 1024  # turns
+_NEVER = frozenset("detach alias clone copy_".split())
+Made = tuple[str, str]  # name and line of who makes what is read
+
+
+@dataclass
+class Sequence_:
+    """What one operand of one line is, turn by turn: place among its like -> operand, and who reads it."""
+
+    said: str
+    operand: str
+    backward: bool
+    at: int  # of the arguments
+    reads: list[tuple[OperatorCall, int]] = field(default_factory=list)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    carried: bool = False  # each turn reads what the one before it made
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor is made of."""
+    sequences = list(_sequences(calls, among))
+    yield from _states(sequences)
+    for sequence in sequences:
+        places = sorted(sequence.values)
+        for step, which in ((1, "the turn after"), (-1, "the turn before")):
+            name = sequence.operand or "an operand"
+            text = f"in every turn {sequence.said} reads {name} of {which}"
+            for edge, how in (("own", "the last one its own"), ("zero", "the last one zeros")):
+                group = tuple(_moved(sequence, places, step, edge))
+                if group:
+                    params = {"operand": name, "step": step}
+                    also = ("off_by_one", "wrong_saved_tensor") if sequence.backward else ("off_by_one", "stale_state")
+                    yield Change("shifted", f"{text}, {how}", group[0][0], group[0][1], params,
+                                 0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
+
+
+def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
+    """All states that a loop's backward reads from before each turn are those from after it."""
+    carried = [s for s in sequences if s.backward and s.carried]
+    group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
+    if len(carried) > 1 and group:
+        names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
+        text = f"in every turn the backward reads {names} from after the turn, not from before it"
+        yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.82,
+                     group=group, also=("off_by_one", "shifted"))  # fmt: skip
+
+
+def _moved(sequence: Sequence_, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
+    order = {place: i for i, place in enumerate(places)}
+    for call, place in sequence.reads:
+        i = order[place] + step
+        if 0 <= i < len(places):
+            new = sequence.values[places[i]]
+        elif edge == "zero":
+            new = torch.zeros_like(sequence.values[place])
+        else:
+            continue
+        like = call.args[sequence.at]
+        if new.shape != like.shape:
+            return
+        yield call.index, _instead(sequence.at, new)
+
+
+def _instead(at: int, new: Tensor) -> Changed:
+    return given(lambda args: replaced(args, at, new))
+
+
+def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Sequence_]:
+    lines: dict[Made, list[int]] = {}
+    for call in calls:
+        if not call.backward and call.line and call.owns:
+            lines.setdefault((call.name, call.line), []).append(call.index)
+    found: dict[tuple, Sequence_] = {}
+    loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
+    for call in calls:
+        if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
+            continue
+        keys = iter(call.made)
+        for i, a in enumerate(call.args):
+            key = next(keys) if isinstance(a, Tensor) else -1
+            if not floating(a) or not a.numel():
+                continue
+            maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+            reader = (call.name, call.line, call.backward, i, a.shape)
+            made = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
+            if len(lines.get(made, ())) >= _LEAST:
+                kind: tuple = (*reader, made)
+                place = lines[made].index(int(key))
+            elif a._is_view() or a.storage_offset() or isinstance(key, str):
+                kind, place = (*reader, key, a.stride()), a.storage_offset()
+                if isinstance(key, str) and not a._is_view() and not a.storage_offset():
+                    loose.setdefault(reader, []).append((call, i))  # an input may be what the first turn reads
+            else:
+                loose.setdefault(reader, []).append((call, i))
+                continue
+            told = found.setdefault(kind, Sequence_(call.said, call.operand(i), call.backward, i))
+            told.reads.append((call, place))
+            told.values[place] = a
+    for kind, sequence in found.items():
+        if len(sequence.values) == 1 and len(sequence.reads) == 1:
+            at = sequence.reads[0][0], sequence.at
+            loose.setdefault(kind[:5], []).append(at)  # made on a line that makes several things, once each
+    for kind, sequence in found.items():
+        if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
+            _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
+        if _LEAST <= len(sequence.values) <= _MOST:
+            yield sequence
+
+
+def _begun(
+    sequence: Sequence_, made: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+) -> None:
+    """What the first turn reads instead, and what the last one makes, which no turn reads."""
+    places = sorted(sequence.values)
+    each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)
+    like = sequence.values[places[0]]
+    if len(before) == 1 and places[0] - each < 0:
+        call, i = before[0]
+        sequence.values[places[0] - each] = call.args[i]
+        sequence.reads.append((call, places[0] - each))
+    last = places[-1] + each
+    end = _seen_as(calls[made[last]].out, like) if last < len(made) else None
+    if end is not None:
+        sequence.carried = len(sequence.values) == len(made)
+        sequence.values[last] = end
+
+
+def _seen_as(made: Tensor, like: Tensor) -> Tensor | None:
+    """What is made, as it would be read: a state without a batch is read as a row, or as a column."""
+    if made.shape == like.shape:
+        return made
+    vector = made.numel() == like.numel() == max(like.shape, default=0)
+    return made.reshape(like.shape) if vector else None

@@ -1,0 +1,77 @@
+"""Masks that run along a diagonal, in tensors with more columns than rows, and in blocks.
+
+Queries that are the last ones of all tokens lie that much further; a kernel that counts them from the first one shifts
+its mask by the difference. One that masks only where its block crosses the diagonal must pass over those beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, OperatorCall, given, instead, moved, replaced
+
+_BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
+_COMPARES = frozenset("lt le gt ge".split())
+
+
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+    if not isinstance(call.out, Tensor) or call.out.dim() < 2 or not call.out.numel():
+        return
+    rows, columns = call.out.shape[-2:]
+    if call.name in ("tril", "triu") and rows != columns:
+        yield from _offsets(call, columns - rows)
+    if call.name in _COMPARES and rows != columns and min(rows, columns) > 1:
+        yield from _slid(call, columns - rows)
+    if call.name in ("masked_fill", "where") and call.out.is_floating_point():
+        yield from _in_blocks(call, 0 if call.name == "where" else 1)
+
+
+def _offsets(call: OperatorCall, apart: int) -> Iterator[Change]:
+    diagonal = call.args[1] if len(call.args) > 1 else call.kwargs.get("diagonal", 0)
+    which = torch.tril if call.name == "tril" else torch.triu
+    for other in (diagonal - apart, diagonal + apart):
+        text = f"the diagonal of {call.name} is {other} instead of {diagonal}: {_said(apart)}"
+        change = instead(lambda x, *a, at=other, **k: which(x, at))
+        yield Change("mask_shift", text, call.index, change, {"diagonal": other}, 0.7, also=("wrong_mask",))
+
+
+def _said(apart: int) -> str:
+    return f"rows and columns are {abs(apart)} apart in number, and are counted from the other end"
+
+
+def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
+    """A comparison of places with places, moved by as much; what comes in at an end is what stood there."""
+    for axis in (call.out.dim() - 1, call.out.dim() - 2):
+        n = call.out.shape[axis]
+        for step in (apart, -apart):
+
+            def other(m: Tensor, step: int = step, axis: int = axis, n: int = n) -> Tensor:
+                return m.index_select(axis, (torch.arange(n, device=m.device) - step).clamp(0, n - 1))
+
+            text = f"the mask {call.said} is shifted by {step} along axis {axis}: {_said(apart)}"
+            params = {"axis": axis, "step": step}
+            yield Change("mask_shift", text, call.index, moved(other), params, 0.5, also=("wrong_mask",))
+
+
+def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
+    """Only blocks that the diagonal crosses are masked, or all but those."""
+    mask = call.args[at]
+    if not isinstance(mask, Tensor) or mask.dim() < 2 or min(mask.shape[-2:]) < 2:
+        return
+    rows, columns = mask.shape[-2:]
+    i, j = torch.arange(rows, device=mask.device)[:, None], torch.arange(columns, device=mask.device)
+    seen = torch.zeros_like(mask) if call.name == "masked_fill" else torch.ones_like(mask)
+    for block in (b for b in _BLOCKS if b < max(rows, columns)):
+        crossed = i // block == j // block
+        for text, kept in (
+            (f"only the blocks of {block} on the diagonal are masked, what lies beyond is seen", crossed),
+            (f"the blocks of {block} on the diagonal are not masked", ~crossed),
+        ):
+            new = torch.where(kept, mask, seen)
+            if not torch.equal(new, mask):
+                change = given(lambda args, m=new: replaced(args, at, m.expand_as(args[at])))
+                params = {"block": block}
+                yield Change("wrong_mask", f"of {call.said} {text}", call.index, change, params, 0.6)

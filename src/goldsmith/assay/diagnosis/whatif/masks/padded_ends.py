@@ -1,0 +1,133 @@
+"""One line of a golden that runs to each sequence's end runs to the padded end, and all others do as they should.
+
+A loop over a sequence's own steps has no mask that could be forgotten: what a padded kernel makes behind the end is
+what the golden makes of the full lengths. It is run so beside each run, and what one line makes there stands in its
+place: the state after a loop's last turn, a number that is looked up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import integers
+from ..run.calls import Change, Changed, Listening, OperatorCall, floating, moved
+from ..search_context import SearchContext
+
+_MOST = 4096  # operators of a run
+_LINES = 48
+_LOOKS_UP = frozenset("index gather index_select embedding select slice".split())
+Leaves = Mapping[str, Tensor]
+Pairs = list[tuple[int, int]]  # operator of the golden's run -> of the run with full lengths
+
+
+class _Beside:
+    """Runs of the golden with full lengths, each of the leaves that the next run is of."""
+
+    def __init__(self, search: SearchContext, full: Change):
+        self.search, self.full = search, full
+        self.made: dict[int, Any] = {}
+
+    def calls(self, now: Leaves) -> list[OperatorCall]:
+        mode = Listening().record()
+        filled = {**now, **self.full.leaves(now)} if self.full.leaves is not None else now
+        self.search.golden.run_under(mode, filled, self.search.tensor)
+        return mode.calls or []
+
+    def run(self, now: Leaves) -> Leaves:
+        """The leaves stay as they are; what the full run makes of them is kept for the changes."""
+        try:
+            self.made = {call.index: call.out for call in self.calls(now)}
+        except Exception as error:
+            raise RuntimeError("the golden does not run to the padded end") from error
+        return {}
+
+    def out(self, index: int) -> Changed:
+        return moved(lambda out: self.made[index].to(out.dtype).clone())
+
+
+def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+    if search.tensor.endswith(".grad") or len(calls) > _MOST:
+        return
+    material = search.examination.material
+    for full in integers.full(search.leaves, {**material.sizes, **material.scalars}):
+        beside = _Beside(search, full)
+        try:
+            other = beside.calls(search.leaves)
+        except Exception:  # noqa: BLE001 - a golden that cannot run to the padded end
+            continue
+        yield from _lines(calls, other, search.behind, beside, full.text)
+
+
+def _lines(
+    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], beside: _Beside, how: str
+) -> Iterator[Change]:
+    theirs = _by_line(other)
+    count = 0
+    for key, mine in _by_line(calls).items():
+        pairs, turns = _pairs(mine, theirs.get(key, []), calls, other)
+        pairs = [(a, b) for a, b in pairs if a in among and not torch.equal(calls[a].out, other[b].out)]
+        if not pairs:
+            continue
+        count += 1
+        if count > _LINES:
+            return
+        group = tuple((a, beside.out(b)) for a, b in pairs)
+        looked_up = key[0] in _LOOKS_UP
+        text = f"{calls[pairs[0][0]].said} " + ("goes on behind the end" if turns else "is that of the padded end")
+        cause, also = ("invalid_index", ("wrong_mask", "off_by_one")) if looked_up else (
+            "wrong_mask", ("off_by_one", "invalid_index"))  # fmt: skip
+        yield Change(cause, f"{text}: for it alone {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
+                     leaves=beside.run, group=group, also=also)  # fmt: skip
+
+
+def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[OperatorCall]]:
+    found: dict[tuple[str, str], list[OperatorCall]] = {}
+    for call in calls:
+        made = call.owns or call.name in _LOOKS_UP
+        if made and call.line and not call.backward and floating(call.out):
+            found.setdefault((call.name, call.line), []).append(call)
+    return found
+
+
+def _pairs(
+    mine: Sequence[OperatorCall],
+    theirs: Sequence[OperatorCall],
+    calls: Sequence[OperatorCall],
+    other: Sequence[OperatorCall],
+) -> tuple[Pairs, bool]:
+    """Those of a line that stand for one another: each, where there are as many, else where each loop ends."""
+    turns = len(mine) != len(theirs)
+    a, b = (_ends(calls, mine), _ends(other, theirs)) if turns else (mine, theirs)
+    if len(a) != len(b):
+        return [], turns
+    return [(x.index, y.index) for x, y in zip(a, b, strict=True) if x.out.shape == y.out.shape], turns
+
+
+def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
+    """The last turn of each loop: no later operator of the line is made of it."""
+    read: set[int] = set()
+    own = {call.index for call in line}
+    for call in line:
+        read |= _before(calls, call) & own
+    return [call for call in line if call.index not in read]
+
+
+def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
+    """The nearest operators of the same line that it is made of."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = list(call.read)
+    while waiting:
+        key = waiting.pop()
+        if not isinstance(key, int) or not 0 <= key < len(calls) or key in seen:
+            continue
+        seen.add(key)
+        if (calls[key].name, calls[key].line) == (call.name, call.line):
+            found.add(key)
+        else:
+            waiting += calls[key].read
+    return found

@@ -1,0 +1,36 @@
+"""A small number that is added to what is divided by: a / (b + c), at one division or at all of a line.
+
+Where b is one number, a / (b + c) is a factor as well: that is the plainer word, but where it is close to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from ..run.calls import Change, Changed, OperatorCall, floating, given, moved, replaced
+
+_MOST = 16  # divisions: each takes a search for a number, and a loop has too many
+
+
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+    if not _divides(call) or len(list(islice(filter(_divides, calls), _MOST + 1))) > _MOST:
+        return
+
+    def inside(c: float) -> Changed:
+        return given(lambda args: replaced(args, 1, args[1] + c))
+
+    single = call.args[1].numel() == 1
+    text = f"the divisor {call.operand(1) or 'of ' + call.said} in {call.said} is shifted by"
+    yield Change("absolute_eps", text, call.index, inside, {}, 0.45 if single else 0.5, free=0.0)
+    if single:
+        text = f"{call.said}, which has one divisor for all, is multiplied by"
+        yield Change("wrong_factor", text, call.index, _scaled, {}, 0.5, free=1.0)
+
+
+def _scaled(c: float) -> Changed:
+    return moved(lambda out: out * c)
+
+
+def _divides(call: OperatorCall) -> bool:
+    return not call.backward and call.name in ("div", "div_") and len(call.args) > 1 and floating(call.args[1])

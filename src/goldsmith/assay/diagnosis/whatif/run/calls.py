@@ -1,0 +1,348 @@
+"""What the golden does, operator by operator, and what a change of one of them is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....support.dispatch_mode import DispatchMode
+
+Key = str | int  # a leaf's name, or the index of the operator that made a tensor
+Instead = Callable[[Mapping[Key, Tensor]], Mapping[Key, Tensor]]
+Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the operator returns instead
+
+
+@dataclass
+class OperatorCall:
+    """One operator of the golden's run, with its operands and what they are called."""
+
+    index: int
+    name: str
+    args: tuple
+    kwargs: dict[str, Any]
+    out: Any
+    operands: tuple[str, ...]  # of the tensors among args, in their order
+    backward: bool
+    made: tuple[Key, ...] = ()  # who made those tensors
+    line: str = ""  # of the golden, where it is called; in autograd's backward, where what it is the gradient of is
+    func: Any = None
+    owns: bool = False  # whether its result has memory of its own
+    read: tuple[Key, ...] = ()  # who made what it reads, tensors in lists among it
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [a for a in self.args if isinstance(a, Tensor)]
+
+    @property
+    def said(self) -> str:
+        """`x * inv_rms`, `sum(x)`"""
+        return _said(self.name, self.operands, self.args)
+
+    def operand(self, i: int) -> str:
+        """The name of the i-th argument; "" where it has none."""
+        at = sum(isinstance(a, Tensor) for a in self.args[:i])
+        return self.operands[at] if i < len(self.args) and isinstance(self.args[i], Tensor) else str(self.args[i])
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing to try.
+
+    at       index of the operator; -1: the golden's leaves are changed instead
+    change   what the operator returns (of func, args, kwargs); with `free`, of a number first: the one that fits best
+             is sought, from `free` on
+    leaves   for at = -1: input or output gradient -> what it is instead
+    prior    how common the mistake is: of two that explain the same, the higher one comes first
+    wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
+    group    (index, what it returns): several operators are changed alike, instead of the one; with `free`, of a number
+    saved    of all forward tensors: those that the backward reads otherwise, and what it reads
+    also     other causes that the same mistake may be called by, the likeliest first
+    scalars  for at = -1: number of the case -> what it is instead
+    composed for at = -1: of the leaves, and of a run of the golden with others: results put together of several runs
+    drawn    made of the very numbers that came: of another draw's it says nothing
+    redone   of such a change: the changes of its kind that the numbers of another draw offer
+    """
+
+    cause: str
+    text: str
+    at: int
+    change: Callable[..., Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    prior: float = 0.5
+    free: float | None = None
+    leaves: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
+    wrap: str = ""
+    group: tuple[tuple[int, Callable[..., Any]], ...] = ()
+    saved: Instead | None = None
+    also: tuple[str, ...] = ()
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    composed: Callable[..., Mapping[str, Tensor]] | None = None
+    drawn: bool = False
+    redone: Callable[..., Iterable[Change]] | None = None
+
+    @property
+    def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:
+        """The operators that it changes."""
+        return self.group or (((self.at, self.change),) if self.change is not None else ())
+
+
+class Listening(DispatchMode):
+    """Counts the operators of a run, records them when asked to, and changes some."""
+
+    def __init__(self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: Instead | None = None):
+        super().__init__()
+        self.changes, self.wrap, self.saved = dict(changes or {}), wrap, saved
+        self.count = 0
+        self.backward = False
+        self.calls: list[OperatorCall] | None = None
+        self.names: dict[int, str] = {}  # storage -> what it is called
+        self.keys: dict[int, Key] = {}  # storage -> who made it
+        self.held: dict[Key, Tensor] = {}
+        self.others: Mapping[Key, Tensor] | None = None  # what the backward reads otherwise
+        self.alive: list[Any] = []  # so that no storage's address is used again
+        self.lines: dict[int, str] = {}  # autograd's number of an operator -> its line
+
+    def record(self) -> Listening:
+        self.calls = []
+        return self
+
+    @property
+    def follows(self) -> bool:
+        return self.calls is not None or self.saved is not None
+
+    def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
+        """A tensor of that storage is called so from now on."""
+        if self.follows and tensor.numel():
+            place = tensor.untyped_storage().data_ptr()
+            self.names[place] = name
+            self.alive.append(tensor)
+            if leaf:
+                self.keys[place], self.held[name] = name, tensor.detach()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        index, self.count = self.count, self.count + 1
+        if self.wrap:
+            args = _within(func, args, self.wrap)
+        if self.saved is not None and self.backward:
+            args = tuple(self._instead(a) for a in args)
+        change = self.changes.get(index)
+        if not self.follows:
+            out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
+            self.alive.append(out)  # as when recording: torch detaches what a factory made and another still holds
+            return out
+        before = tuple(a.clone() if isinstance(a, Tensor) else a for a in args) if _writes(func) else args
+        out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
+        self._followed(func, index, before, args, kwargs, out)
+        return out
+
+    def _instead(self, a: Any) -> Any:
+        if self.others is None and self.saved is not None:
+            self.others = self.saved(self.held)
+        if not isinstance(a, Tensor) or not a.numel():
+            return a
+        new = (self.others or {}).get(self.keys.get(a.untyped_storage().data_ptr(), -1))
+        seen = None if new is None or not floating(a) else seen_through(new, a)
+        return a if seen is None else seen
+
+    def _followed(self, func: Any, index: int, before: tuple, args: tuple, kwargs: dict, out: Any) -> None:
+        name = func._schema.name.split("::")[1]
+        operands = tuple(self._name(a) for a in args if isinstance(a, Tensor))
+        if self.calls is not None:
+            made = tuple(self.key_of(a) for a in args if isinstance(a, Tensor))
+            owns = isinstance(out, Tensor) and self.key_of(out) == -1
+            read = tuple(self.key_of(a) for a in _inside_of((args, kwargs)))
+            line = self._line()
+            call = OperatorCall(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
+            self.calls.append(call)
+        self.alive.append((args, out))
+        for made in out if isinstance(out, list | tuple) else ():
+            if isinstance(made, Tensor) and made.numel():
+                self.keys.setdefault(made.untyped_storage().data_ptr(), index)
+        if isinstance(out, Tensor) and out.numel():
+            place = out.untyped_storage().data_ptr()
+            if place not in self.keys:
+                self.keys[place] = index
+                if not self.backward:
+                    self.held[index] = out  # no operator here: it would be counted
+            self.names.setdefault(place, _said(name, operands, args))
+
+    def _line(self) -> str:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self.lines.get(node._sequence_nr(), "")
+        line = _line()
+        self.lines[torch.autograd._get_sequence_nr() - 1] = line  # of the node that was made for this operator
+        return line
+
+    def _name(self, tensor: Tensor) -> str:
+        return self.names.get(tensor.untyped_storage().data_ptr(), "") if tensor.numel() else ""
+
+    def key_of(self, tensor: Tensor) -> Key:
+        return self.keys.get(tensor.untyped_storage().data_ptr(), -1) if tensor.numel() else -1
+
+
+def _inside_of(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for v in value for t in _inside_of(v)] if isinstance(value, list | tuple) else []
+
+
+def behind(calls: Sequence[OperatorCall], key: Key) -> set[int]:
+    """The operators that a tensor is made of, given who made it."""
+    written: dict[Key, list[OperatorCall]] = {}
+    for call in calls:
+        outs = call.out if isinstance(call.out, list | tuple) else (call.out,)
+        writes = not call.owns and any(isinstance(o, Tensor) for o in outs)
+        for k in call.made[:1] if writes else ():
+            written.setdefault(k, []).append(call)  # in place, or a view that may be written to
+    found: set[int] = set()
+    waiting, known = [key], {key}
+    while waiting:
+        at = waiting.pop()
+        makers = written.get(at, []) + ([calls[at]] if isinstance(at, int) and 0 <= at < len(calls) else [])
+        for call in makers:
+            found.add(call.index)
+            for k in call.read:
+                if k not in known:
+                    known.add(k)
+                    waiting.append(k)
+    return found
+
+
+def compared(calls: Sequence[OperatorCall], among: set[int]) -> set[int]:
+    """The operators among these that comparisons of numbers are made of, and the comparisons."""
+    found: set[int] = set()
+    for call in calls:
+        asks = isinstance(call.out, Tensor) and call.out.dtype == torch.bool and any(map(floating, call.tensors))
+        if asks and call.index in among and call.index not in found:
+            found |= behind(calls, call.index)
+    return found & among
+
+
+def read_back(calls: Sequence[OperatorCall], among: set[int]) -> set[Key]:
+    """Who made what the backward's operators among these read."""
+    return {key for call in calls if call.backward and call.index in among for key in call.made}
+
+
+_SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
+_LONG = 36
+
+
+def _said(name: str, operands: tuple[str, ...], args: tuple) -> str:
+    """A short expression: `x * inv_rms`, `sum(...)`."""
+    parts = list(operands)
+    if len(args) > 1 and len(parts) == 1 and isinstance(args[1], int | float) and name in _SIGNS:
+        parts.append(f"{args[1]:g}")
+    sign = _SIGNS.get(name.rstrip("_"))
+    if sign and len(parts) == 2:
+        text = f" {sign} ".join(f"({p})" if " " in p and not p.endswith(")") else p for p in parts)
+    else:
+        text = f"{name.strip('_')}({', '.join(p for p in parts if p)})"
+    return text if len(text) <= _LONG else f"{name.strip('_')}(...)"
+
+
+def _within(func: Any, args: tuple, how: str) -> tuple:
+    """The arguments with every index put into its range."""
+    name = func._schema.name.split("::")[1].rstrip("_")
+
+    def inside(i: Any, n: int) -> Any:
+        if not whole(i) or not n:
+            return i
+        return i % n if how == "around" else i.clamp(0, n - 1)
+
+    if name in ("index_add", "index_select", "gather", "scatter_add", "scatter", "index_copy") and len(args) > 2:
+        return replaced(args, 2, inside(args[2], args[0].shape[args[1]] if args[0].dim() else 0))
+    if name in ("index", "index_put"):
+        new = [inside(i, args[0].shape[d]) if isinstance(i, Tensor) else i for d, i in enumerate(args[1])]
+        return replaced(args, 1, new)
+    return args
+
+
+_INSIDE = (
+    f"{os.sep}torch{os.sep}",
+    f"{os.sep}goldsmith{os.sep}assay{os.sep}",
+    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
+)
+
+
+def _line() -> str:
+    """File and line of the nearest frame that is neither torch's nor the assay's; "" in autograd's backward."""
+    frame = sys._getframe(1)
+    while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
+        if frame.f_code.co_name == "_gradients":
+            return ""
+        frame = frame.f_back  # type: ignore[assignment]
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def seen_through(new: Tensor, view: Tensor) -> Tensor | None:
+    """`new` as `view` sees the memory that `new` stands for; None where the sizes do not fit."""
+    if view.untyped_storage().nbytes() != new.numel() * view.element_size() or new.dtype != view.dtype:
+        return None
+    return new.as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+def _writes(func: Any) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def moved(change: Callable[..., Tensor]) -> Changed:
+    """The operator's result, changed."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        out = func(*args, **kwargs)
+        if not isinstance(out, Tensor):
+            return out
+        new = change(out)
+        return out.copy_(new) if _writes(func) else new
+
+    return run
+
+
+def given(change: Callable[..., tuple]) -> Changed:
+    """The operator on other arguments."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        return func(*change(args), **kwargs)
+
+    return run
+
+
+def instead(make: Callable[..., Tensor]) -> Changed:
+    """Something else of the same arguments, in place where the operator is."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        if _writes(func):
+            return args[0].copy_(make(args[0].clone(), *args[1:], **kwargs))
+        return make(*args, **kwargs)
+
+    return run
+
+
+def replaced(args: tuple, i: int, value: Any) -> tuple:
+    return (*args[:i], value, *args[i + 1 :])
+
+
+def floating(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in (torch.float64, torch.float32)
+
+
+def masks(x: Any) -> bool:
+    """Whether a tensor, with all that it is a part of, holds 0 and 1 alone, and both."""
+    if not floating(x) or not x.numel():
+        return False
+    lying = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+    return bool(((lying == 0) | (lying == 1)).all()) and bool((lying != lying[:1]).any())
+
+
+def whole(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -1,0 +1,100 @@
+"""Each part of an axis takes a sum of its own where one of the whole axis should stand for all; or two axes share one.
+
+An axis of several levels, heads or tiles that lie one behind another: the inner sum of a softmax's backward, a mean
+that is subtracted, a total that is divided by are taken over the inner axis of a view, and not over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, OperatorCall, floating, instead
+
+_SUMS = frozenset("sum mean amax logsumexp".split())
+_NORMS = frozenset("_softmax _log_softmax".split())
+_SLOPES = frozenset("_softmax_backward_data _log_softmax_backward_data".split())
+_PARTS = 6  # sizes that are tried
+_ALSO = ("truncated_reduction", "wrong_factor")
+
+
+def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
+    axis = _axis(call)
+    if axis is None:
+        return
+    if call.name in _NORMS | _SLOPES:  # of sums, other axes are asked with them
+        yield from _together(call, axis)
+    n = call.args[0].shape[axis]
+    sizes = [size for size in range(2, n // 2 + 1) if n % size == 0]
+    for size in sizes[:_PARTS]:
+        for which, inner in (("of its own", True), ("of every place that stands where it does in its part", False)):
+            made = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
+            change = instead(_in_parts(call.name, made, axis, size, inner))
+            text = f"of {call.said} each of {n // size} parts of {size} has a sum {which}"
+            params = {"axis": axis, "part": size}
+            yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
+
+
+def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
+    """The other way round: the sum goes over a neighbouring axis as well, as of a view that has both in one."""
+    x = call.args[0]
+    for other in (axis - 1, axis + 1):
+        if not 0 <= other < x.dim() or x.shape[other] < 2:
+            continue
+        first, shape = min(axis, other), (x.shape[min(axis, other)], x.shape[max(axis, other)])
+        made = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
+
+        def run(*args: Any, first: int = first, shape: tuple[int, int] = shape, made: Made = made, **kw: Any) -> Tensor:
+            tensors = tuple(t.flatten(first, first + 1) for t in args if isinstance(t, Tensor) and t.dim())
+            return made(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
+
+        text = f"of {call.said} the sum goes over axes {first} and {first + 1} together"
+        params = {"axis": other, "golden_axis": axis}
+        yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
+
+
+def _axis(call: OperatorCall) -> int | None:
+    """The one axis that is summed along, and whose places all read the sum; None elsewhere."""
+    if not call.args or not floating(call.args[0]) or not call.args[0].dim():
+        return None
+    if call.name in _NORMS:
+        said: Any = call.args[1]
+    elif call.name in _SLOPES:
+        said = call.args[2]
+    elif call.name in _SUMS and len(call.args) > 2 and call.args[2] is True:  # its shape is kept, to be read along it
+        said = call.args[1]
+    else:
+        return None
+    said = said[0] if isinstance(said, list | tuple) and len(said) == 1 else said
+    return said % call.args[0].dim() if isinstance(said, int) and not isinstance(said, bool) else None
+
+
+Made = Callable[[str, tuple[Tensor, ...], int], Tensor]  # of operands with an axis of parts before the one of places
+
+
+def _in_parts(name: str, made: Made, axis: int, size: int, inner: bool) -> Callable[..., Tensor]:
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = tuple(t.unflatten(axis, (-1, size)) for t in args if isinstance(t, Tensor) and t.dim())
+        along = axis + 1 if inner else axis
+        return made(name, tensors, along).expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
+
+    return run
+
+
+def _sum(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
+    kinds: dict[str, Callable[..., Tensor]] = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax}
+    return kinds.get(name, torch.logsumexp)(tensors[0], axis, keepdim=True)
+
+
+def _norm(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
+    return tensors[0].log_softmax(axis) if name == "_log_softmax" else tensors[0].softmax(axis)
+
+
+def _slope(name: str, tensors: tuple[Tensor, ...], axis: int) -> Tensor:
+    g, y = tensors[:2]
+    if name.startswith("_log"):
+        return g - torch.exp(y) * g.sum(axis, keepdim=True)
+    return y * (g - (g * y).sum(axis, keepdim=True))
