@@ -12,11 +12,11 @@ BLOCK = 8
 
 def best(target, tensor="y"):
     examination = session_of(target, ("values", "ensemble"))
-    found = explain(
+    changes = explain(
         examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
     )
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(T=[5], N=[29])
@@ -37,16 +37,16 @@ def moments(x, *, weighed=True, apart=True):
 
 
 @pytest.mark.parametrize(
-    "merged, which, cause, said",
+    "merged, which, cause, text",
     [
         ({"weighed": False}, 0, "wrong_factor", "blocks of 8 weigh alike in mean(x), the last one with 5 as well"),
         ({"apart": False}, 1, "missing_term", "blocks of 8 have their own means"),
     ],
 )
-def test_blocks_are_merged_with_the_wrong_weight_or_without_their_distance(merged, which, cause, said):
+def test_blocks_are_merged_with_the_wrong_weight_or_without_their_distance(merged, which, cause, text):
     goldens = (lambda x: x.mean(1), lambda x: (x - x.mean(1, keepdim=True)).square().mean(1))
-    found = best(assay.Target(lambda x: moments(x, **merged)[which], goldens[which], cases=rows))
-    assert (found.cause, found.exact) == (cause, True) and said in found.text
+    change = best(assay.Target(lambda x: moments(x, **merged)[which], goldens[which], cases=rows))
+    assert (change.cause, change.exact) == (cause, True) and text in change.text
 
 
 def test_right_moments_are_right():
@@ -70,9 +70,9 @@ def gated(r, z, h, *, share=lambda z: z):
 
 
 def test_one_of_two_calls_of_a_line_is_another_in_every_turn():
-    found = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
-    assert (found.cause, found.exact) == ("swapped_results", True)
-    assert found.text.startswith("1 - exp(") and found.text.endswith("in 6 places")
+    change = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
+    assert (change.cause, change.exact) == ("swapped_results", True)
+    assert change.text.startswith("1 - exp(") and change.text.endswith("in 6 places")
 
 
 # running sums
@@ -103,8 +103,8 @@ def joined(parts):
 def test_a_running_sum_takes_too_little_over_from_earlier_blocks(scan, carry, cause):
     golden = lambda x: scan(x, 1)  # noqa: E731
     assert assay.check(assay.Target(lambda x: blocks_of(x, scan, carry=joined), golden, cases=rows), raises=False).ok
-    found = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
-    assert (found.cause, found.exact, found.params["block"]) == (cause, True, BLOCK)
+    change = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
+    assert (change.cause, change.exact, change.params["block"]) == (cause, True, BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -117,5 +117,5 @@ def test_a_running_sum_takes_too_little_over_from_earlier_blocks(scan, carry, ca
     ids=["exclusive", "backwards", "a_round_short"],
 )
 def test_a_running_sum_is_made_of_others(kernel, cause):
-    found = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
-    assert (found.cause, found.exact) == (cause, True)
+    change = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
+    assert (change.cause, change.exact) == (cause, True)

@@ -59,8 +59,8 @@ def target(fault):
 def test_a_loop_over_taps_or_images_goes_wrong(fault, tensor, cause):
     examination = session_of(target(fault), ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = explain(examination, tensor, got, examination.first)
-    assert (found[0].cause, found[0].exact) == (cause, True)
+    changes = explain(examination, tensor, got, examination.first)
+    assert (changes[0].cause, changes[0].exact) == (cause, True)
 
 
 def test_the_right_one_is_right():

@@ -19,7 +19,7 @@ def tried(target, tensor="y"):
     """What explains the tensor, and how many changes were tried for it."""
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = search(examination, tensor, got, examination.first)
+    session = search(examination, tensor, got, examination.first)
     count = 0
     plain = Search._tried
 
@@ -30,7 +30,7 @@ def tried(target, tensor="y"):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Search, "_tried", counted)
-        return found.run(lambda: False), count
+        return session.run(lambda: False), count
 
 
 @assay.case(T=[11], G=[5], D=[6])
@@ -81,9 +81,9 @@ def mixed(times):
 
 
 def test_products_of_a_loop_that_count_several_times():
-    found, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
-    assert found[0].cause == "repeated_term" and found[0].exact, found
-    assert found[0].params["value"] == pytest.approx(3, rel=1e-4)
+    change, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
+    assert change[0].cause == "repeated_term" and change[0].exact, change
+    assert change[0].params["value"] == pytest.approx(3, rel=1e-4)
 
 
 @assay.case(T=[6], D=[8], R=[3])
@@ -136,8 +136,8 @@ def test_the_search_ends_where_a_common_change_makes_everything():
         return lambda x, w, b: 2 * torch.softmax(x @ w, -1) + more
 
     _, all_of_them = tried(assay.Target(kernel(noise), golden, cases=cases, backward=None))
-    found, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
-    assert found[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
+    change, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
+    assert change[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
 
 
 @pytest.mark.parametrize("kind", [padding, reductions], ids=["of all operators", "of one"])
@@ -147,9 +147,9 @@ def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, m
 
     monkeypatch.setattr(kind, "changes" if kind is padding else "repeated", stumbles)
     target = assay.Target(lambda x: (x + x.sin()).tanh(), lambda x: (x + x.sin() + x.exp()).tanh(), cases=logits)
-    found = diagnose(target, budget_s=600)
-    assert found.causes[0].id == "missing_term" and found.evidence.whatif[0].exact
-    assert "a view of two axes" in " ".join(found.undecided)
+    diagnosis = diagnose(target, budget_s=600)
+    assert diagnosis.causes[0].id == "missing_term" and diagnosis.evidence.whatif[0].exact
+    assert "a view of two axes" in " ".join(diagnosis.undecided)
 
 
 @pytest.mark.parametrize("target", [layer("h"), adapter("saved")], ids=lambda t: t.name)
@@ -157,8 +157,8 @@ def test_a_diagnosis_takes_no_more_runs_than_it_says(target):
     runs = []
     hooks.RUNS.append(lambda *run: runs.append(run))
     try:
-        found = diagnose(target)
+        diagnosis = diagnose(target)
     finally:
         hooks.RUNS.pop()
-    assert found.verdict == "fail" and not found.partial
+    assert diagnosis.verdict == "fail" and not diagnosis.partial
     assert 20 < len(runs) <= _MOST, len(runs)

@@ -13,9 +13,9 @@ BLOCK = 4
 def best(target, tensor="y"):
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = explain(examination, tensor, got, examination.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    changes = explain(examination, tensor, got, examination.first)
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(T=[10], D=[3])
@@ -40,9 +40,9 @@ def scan(x, a, *, border=lambda a, h, x: a * h + x):
     ],
 )
 def test_what_is_carried_over_the_border_of_a_chunk(cause, border):
-    found = best(assay.Target(lambda x, a: scan(x, a, border=border), lambda x, a: scan(x, a), cases=steps))
-    assert (found.cause, found.exact, found.whole) == (cause, True, True)
-    assert f"at every {BLOCK}th of 10 steps, where a chunk begins" in found.text or "in 2 places" in found.text
+    change = best(assay.Target(lambda x, a: scan(x, a, border=border), lambda x, a: scan(x, a), cases=steps))
+    assert (change.cause, change.exact, change.whole) == (cause, True, True)
+    assert f"at every {BLOCK}th of 10 steps, where a chunk begins" in change.text or "in 2 places" in change.text
 
 
 class Scan(torch.autograd.Function):
@@ -65,8 +65,8 @@ class Scan(torch.autograd.Function):
 
 
 def test_what_the_backward_drops_at_the_border_of_a_chunk():
-    found = best(assay.Target(Scan.apply, lambda x, a: scan(x, a), cases=steps), "x.grad")
-    assert (found.cause, found.exact) == ("missing_term", True)
+    change = best(assay.Target(Scan.apply, lambda x, a: scan(x, a), cases=steps), "x.grad")
+    assert (change.cause, change.exact) == ("missing_term", True)
 
 
 @assay.case(T=[7], D=[13])
@@ -83,8 +83,8 @@ def centred(x, width=None):
 
 
 def test_lanes_beyond_the_end_that_are_no_longer_zero():
-    found = best(assay.Target(lambda x: centred(x, 16), lambda x: centred(x), cases=rows))
-    assert (found.cause, found.exact, found.params["padded"]) == ("wrong_mask", True, 16)
+    change = best(assay.Target(lambda x: centred(x, 16), lambda x: centred(x), cases=rows))
+    assert (change.cause, change.exact, change.params["padded"]) == ("wrong_mask", True, 16)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_lanes_beyond_the_end_that_are_no_longer_zero():
     ],
 )
 def test_reduced_along_more_or_fewer_axes(candidate, golden):
-    found = best(assay.Target(candidate, golden, cases=rows))
-    assert (found.cause, found.exact) == ("wrong_axis", True), found
+    change = best(assay.Target(candidate, golden, cases=rows))
+    assert (change.cause, change.exact) == ("wrong_axis", True), change
 
 
 @assay.case(T=[300], D=[2])
@@ -109,8 +109,8 @@ def test_whole_numbers_that_wrap():
     def turned(x, at):
         return x * torch.cos(at.to(x.dtype) / 50)[:, None]
 
-    found = best(assay.Target(lambda x, at: turned(x, at.to(torch.uint8)), turned, cases=places))
-    assert (found.cause, found.exact) == ("index_overflow", True)
+    change = best(assay.Target(lambda x, at: turned(x, at.to(torch.uint8)), turned, cases=places))
+    assert (change.cause, change.exact) == ("index_overflow", True)
 
 
 @assay.case(T=[9], E=[3], D=[4])
@@ -126,8 +126,8 @@ def test_rows_in_the_order_that_a_kernel_sorts_them_in():
         order = e.argsort(stable=True)
         return torch.empty_like(x).index_copy(0, order, x[order] * m[e[order]] * w[:, None])
 
-    found = best(assay.Target(kernel, golden, cases=pairs))
-    assert (found.cause, found.exact, found.params["operand"]) == ("permuted", True, "w")
+    change = best(assay.Target(kernel, golden, cases=pairs))
+    assert (change.cause, change.exact, change.params["operand"]) == ("permuted", True, "w")
 
 
 def test_a_comparison_of_positions_is_a_shifted_mask_and_one_with_a_border_an_off_by_one():

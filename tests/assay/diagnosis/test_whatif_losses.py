@@ -50,16 +50,16 @@ def explained(candidate, tensor="y", golden=loss, cases=tokens):
 
 
 def test_a_number_is_explained_by_what_holds_for_other_inputs_too():
-    found = explained(lambda logits, target, z: loss(logits, target, z, power=1))
-    assert [w.cause for w in found[:1]] == ["wrong_factor"]
-    assert "lse" in found[0].text or "logsumexp" in found[0].text
-    assert not any("multiplied by" in w.text for w in found), "a factor that fits one draw alone"
+    change = explained(lambda logits, target, z: loss(logits, target, z, power=1))
+    assert [w.cause for w in change[:1]] == ["wrong_factor"]
+    assert "lse" in change[0].text or "logsumexp" in change[0].text
+    assert not any("multiplied by" in w.text for w in change), "a factor that fits one draw alone"
 
 
 def test_a_factor_that_all_draws_share_is_told():
-    found = explained(lambda logits, target, z: loss(logits, target, z, times=2.7))
-    assert found and {w.cause for w in found} == {"wrong_factor"}
-    assert any("2.7" in w.text for w in found)
+    change = explained(lambda logits, target, z: loss(logits, target, z, times=2.7))
+    assert change and {w.cause for w in change} == {"wrong_factor"}
+    assert any("2.7" in w.text for w in change)
 
 
 def test_a_number_of_no_known_making_has_no_explanation():
@@ -69,10 +69,10 @@ def test_a_number_of_no_known_making_has_no_explanation():
     assert explained(odd) == []
 
 
-@pytest.mark.parametrize("sent, said", [(torch.ones_like, "grad_y counts as one"), (torch.square, "grad_y is squared")])
-def test_a_gradient_that_does_not_take_its_output_s_as_it_comes(sent, said):
-    found = explained(lambda logits, target, z: OwnGradient.apply(logits, target, z, sent), "logits.grad")
-    assert (found[0].cause, found[0].text, found[0].exact) == ("wrong_factor", said, True)
+@pytest.mark.parametrize("sent, text", [(torch.ones_like, "grad_y counts as one"), (torch.square, "grad_y is squared")])
+def test_a_gradient_that_does_not_take_its_output_s_as_it_comes(sent, text):
+    change = explained(lambda logits, target, z: OwnGradient.apply(logits, target, z, sent), "logits.grad")
+    assert (change[0].cause, change[0].text, change[0].exact) == ("wrong_factor", text, True)
 
 
 # softmax in blocks
@@ -130,9 +130,9 @@ def attend_in_blocks(x, v):
     ids=["loss", "by_hand", "log_softmax", "attention"],
 )
 def test_blocks_that_are_not_rescaled(candidate, golden, cases, which):
-    found = explained(candidate, golden=golden, cases=cases)
-    assert (found[0].cause, found[0].exact) == ("missing_rescale", True)
-    assert found[0].params == {"block": BLOCK, "which": which}
+    change = explained(candidate, golden=golden, cases=cases)
+    assert (change[0].cause, change[0].exact) == ("missing_rescale", True)
+    assert change[0].params == {"block": BLOCK, "which": which}
 
 
 def test_a_sum_whose_shape_is_another_is_passed_by():

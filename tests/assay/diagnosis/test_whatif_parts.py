@@ -61,8 +61,8 @@ def test_a_slope_that_torch_has_in_one_piece(op, cause, text, slope):
         return {"x": slope(grad_y, y, x)}
 
     examination = session_of(assay.Target(FORWARD[op], FORWARD[op], cases=plain, backward=backward))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
 OWNERS = (0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3)
@@ -122,8 +122,8 @@ READ = [
 def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
     target = assay.Target(lambda table, at: table[read(at)], lambda table, at: table[at], cases=case, backward=None)
     examination = session_of(target)
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert any(w.exact and w.cause == cause and w.text == text for w in found), found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert any(w.exact and w.cause == cause and w.text == text for w in changes), changes
 
 
 def bent(x):
@@ -135,8 +135,8 @@ def test_a_slope_of_several_steps_that_is_dropped():
         return {"x": grad_y @ x.new_ones(3, 9)}
 
     examination = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert found[0].cause == "wrong_factor" and "a slope is dropped" in found[0].text, found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert changes[0].cause == "wrong_factor" and "a slope is dropped" in changes[0].text, changes
 
 
 @assay.case(M=[3], K=[11], N=[4])
@@ -153,5 +153,5 @@ def test_strides_that_stand_in_each_others_place():
         return a @ torch.as_strided(b, b.shape, b.stride()[::-1])
 
     examination = session_of(assay.Target(kernel, product, cases=tall, backward=None))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert found[0].cause == "wrong_stride" and "in each other's place" in found[0].text, found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert changes[0].cause == "wrong_stride" and "in each other's place" in changes[0].text, changes

@@ -73,8 +73,8 @@ READS = {
 def test_what_the_backward_reads(text):
     cause, slope = READS[text]
     examination = session_of(routed_target(slope))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
 def test_the_right_backward_is_not_explained():
@@ -120,16 +120,16 @@ ELSEWHERE = {
 def test_a_forward_that_takes_it_from_elsewhere(text):
     cause, golden, kernel = ELSEWHERE[text]
     examination = session_of(assay.Target(kernel, golden, cases=rows))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
     spoken = text.replace("square(x)", "pow(x)")
-    assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in found), found
+    assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in changes), changes
 
 
 def test_one_element_of_a_tiny_bound_does_not_stand_for_all():
     """The first row of a cumulative sum is exact: its error outweighs all others, and says nothing of them."""
     examination = session_of(assay.Target(lambda x, b: x.cumsum(0) - x, lambda x, b: x.cumsum(0), cases=rows))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert not [w for w in found if w.exact and w.whole and w.cause == "overwritten_accumulator"], found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert not [w for w in changes if w.exact and w.whole and w.cause == "overwritten_accumulator"], changes
 
 
 def test_rows_that_come_out_elsewhere_are_no_mask():
@@ -140,11 +140,11 @@ def test_rows_that_come_out_elsewhere_are_no_mask():
         return x / x.square().mean(1, keepdim=True) * b
 
     examination = session_of(assay.Target(kernel, golden, cases=rows, backward=None))
-    found = influence(examination, {"y"})["x[0]"]
-    assert found.extra == ((0, 6),) and not found.elsewhere  # each row still reaches itself
+    influences = influence(examination, {"y"})["x[0]"]
+    assert influences.extra == ((0, 6),) and not influences.elsewhere  # each row still reaches itself
     moved = session_of(assay.Target(lambda x, b: golden(x, b).roll(2, 0), golden, cases=rows, backward=None))
-    found = influence(moved, {"y"})["x[0]"]
-    assert found.missing == ((0, 6),) or found.none or found.elsewhere
+    influences = influence(moved, {"y"})["x[0]"]
+    assert influences.missing == ((0, 6),) or influences.none or influences.elsewhere
 
 
 def test_paths_through_stages_of_a_golden_with_its_own_backward():
@@ -163,8 +163,8 @@ def test_paths_through_stages_of_a_golden_with_its_own_backward():
 
     target = assay.Target(golden, golden, cases=rows, backward=flipped, golden_backward=by_autograd)
     examination = session_of(target)
-    found = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
-    assert [(f.term, f.reading) for f in found] == [("path through v", "sign_flipped")]
+    fits = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
+    assert [(f.term, f.reading) for f in fits] == [("path through v", "sign_flipped")]
 
 
 def failing(target):
@@ -191,6 +191,6 @@ def test_zeros_at_some_negative_places_are_no_padded_maximum():
 
     examination, evidence = failing(assay.Target(kernel, golden, cases=rows, backward=None))
     collect(examination, evidence)
-    found = matches(replace(evidence, whatif=[]))
+    by_cause = matches(replace(evidence, whatif=[]))
     assert bool((evidence.got[evidence.golden < 0] != 0).any())
-    assert "zero wherever the golden is negative" not in str(found.get("wrong_mask"))
+    assert "zero wherever the golden is negative" not in str(by_cause.get("wrong_mask"))

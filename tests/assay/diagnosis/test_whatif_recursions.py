@@ -21,9 +21,9 @@ def cheapest(start, cost, steps, *, turn=lambda t: t):
 
 
 def test_a_table_that_a_loop_reads_by_its_columns_and_another_line_by_its_rows():
-    found = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
-    assert found.cause == "transposed" and "reads cost by its columns" in found.text, found
-    assert found.exact and found.whole and "in 3 places" in found.text, found
+    change = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
+    assert change.cause == "transposed" and "reads cost by its columns" in change.text, change
+    assert change.exact and change.whole and "in 3 places" in change.text, change
 
 
 @assay.case(N=[9], V=[4])
@@ -36,8 +36,8 @@ def bigrams(x, table, a, b, *, first=True):
 
 
 def test_pairs_that_are_looked_up_in_the_other_order():
-    found = best(lambda **k: bigrams(**k, first=False), bigrams, pairs)
-    assert found.cause == "transposed" and "in the other order" in found.text and found.exact, found
+    change = best(lambda **k: bigrams(**k, first=False), bigrams, pairs)
+    assert change.cause == "transposed" and "in the other order" in change.text and change.exact, change
 
 
 # a state that fades over each row's own steps
@@ -79,9 +79,11 @@ def padded(x, w, length, *, state_to_the_end=False, last_of_all=False):
     ],
 )
 def test_one_line_that_sees_every_sequence_as_full(mistake, cause, text):
-    found = best(lambda **k: padded(**k, **mistake), faded, rows)
-    assert found.cause == cause and text in found.text and "every number of length counts as T, 7" in found.text, found
-    assert found.exact and found.whole, found
+    change = best(lambda **k: padded(**k, **mistake), faded, rows)
+    assert change.cause == cause and text in change.text and "every number of length counts as T, 7" in change.text, (
+        change
+    )
+    assert change.exact and change.whole, change
 
 
 # a sum over the paths of a chain whose steps have weights of their own
@@ -129,9 +131,9 @@ class Paths(torch.autograd.Function):
 
 @pytest.mark.parametrize("later, which", [(1, "its own turn"), (-1, "the turn before the last")])
 def test_shares_that_are_made_again_of_another_turns_state(later, which):
-    found = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
-    assert found.cause == "wrong_saved_tensor" and which in found.text and found.exact and found.whole, found
-    assert found.also == ("shifted", "off_by_one"), found
+    change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
+    assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
+    assert change.also == ("shifted", "off_by_one"), change
 
 
 # a chain of probabilities, whose states are vectors
@@ -169,6 +171,6 @@ class Likelihood(torch.autograd.Function):
 
 
 def test_states_without_a_batch_that_are_read_after_their_turn():
-    found = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
-    assert found.exact and found.whole and "of the turn after, the last one its own" in found.text, found
-    assert "wrong_saved_tensor" in (found.cause, *found.also), found
+    change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
+    assert change.exact and change.whole and "of the turn after, the last one its own" in change.text, change
+    assert "wrong_saved_tensor" in (change.cause, *change.also), change

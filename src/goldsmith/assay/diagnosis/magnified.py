@@ -46,7 +46,7 @@ def magnified(
     best = max(tried, key=lambda s: s.judge.worst, default=found)
     if best.judge.worst <= _GAIN * found.judge.worst:
         return None
-    best.beside = [found, *(s for s in tried if s is not best and s.judge.worst > found.judge.worst)]
+    best.magnitudes = [found, *(s for s in tried if s is not best and s.judge.worst > found.judge.worst)]
     return best
 
 

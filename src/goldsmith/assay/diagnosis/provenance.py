@@ -56,8 +56,8 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     passed = _passed(examination, stage, got, mask)
     if passed is not None:
         call, largest, dtype = passed
-        said.append(f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
-                    f"{stage} depends on")  # fmt: skip
+        said.append(f"the golden's {call.expression} reaches {largest:.4g}, beyond {dtype}, in exactly the elements "
+                    f"that {stage} depends on")  # fmt: skip
     cause = "" if event is None else _cause(event)
     if event is None and nan and freed.read:
         told = f"the candidate itself fills memory with NaN{freed.filled}, and {freed.read}"

@@ -19,11 +19,11 @@ _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 def turning(calls: Sequence[OperatorCall]) -> set[int]:
     """The operators of a loop: of a line there are several that read alike."""
-    found: dict[tuple, list[int]] = {}
+    lines: dict[tuple, list[int]] = {}
     for call in calls:
         if call.line:
-            found.setdefault(_reading(calls, call), []).append(call.index)
-    return {i for members in found.values() if len(members) >= _TURNS for i in members}
+            lines.setdefault(_reading(calls, call), []).append(call.index)
+    return {i for members in lines.values() if len(members) >= _TURNS for i in members}
 
 
 def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
@@ -35,11 +35,11 @@ def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
 def made_alike(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     """The same, with who makes what is read; of what is no tensor, the value."""
     makers = []
-    for key in call.made:
+    for key in call.makers:
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-        given = str(key) if maker is None else f"{maker.name} {maker.line}"
-        sent = given.startswith("grad_") if maker is None else maker.backward
-        makers.append("a gradient" if sent else given)  # the last turn's comes from elsewhere
+        source = str(key) if maker is None else f"{maker.name} {maker.line}"
+        sent = source.startswith("grad_") if maker is None else maker.backward
+        makers.append("a gradient" if sent else source)  # the last turn's comes from elsewhere
     rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
     return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
@@ -65,15 +65,15 @@ def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change
                 groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
                 groups.setdefault(made_alike(calls, call), []).append(call)
             if any(call.operands):
-                groups.setdefault((call.name, call.said, str(call.backward)), []).append(call)
+                groups.setdefault((call.name, call.expression, str(call.backward)), []).append(call)
             indexed = _indexed_alike(call)
             if indexed is not None:
                 groups.setdefault(indexed, []).append(call)
-    told = set()
+    seen = set()
     for members in [*groups.values(), *_in_turn(groups)]:
         key = tuple(c.index for c in members)
-        if 1 < len(members) <= _MOST and key not in told:
-            told.add(key)
+        if 1 < len(members) <= _MOST and key not in seen:
+            seen.add(key)
             yield from together(members, changes)
 
 
@@ -104,18 +104,18 @@ def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Cha
 def _running(members: Sequence[OperatorCall]) -> bool:
     """Whether each adds to what the one before it made."""
     chained = zip(members, members[1:], strict=False)
-    return members[0].name in ("add", "add_") and all(a.index in b.made for a, b in chained)
+    return members[0].name in ("add", "add_") and all(a.index in b.makers for a, b in chained)
 
 
 def _kinds(call: OperatorCall, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
     """By cause, text without names and numbers, and which of its like it is."""
-    found: dict[tuple[str, str, int], Change] = {}
+    kinds: dict[tuple[str, str, int], Change] = {}
     for change in changes:
         text = change.text
-        for name in sorted({call.said, *call.operands}, key=len, reverse=True):
+        for name in sorted({call.expression, *call.operands}, key=len, reverse=True):
             text = text.replace(name, "@") if name else text
         text, count = _NUMBER.sub("#", text), 0
-        while (change.cause, text, count) in found:
+        while (change.cause, text, count) in kinds:
             count += 1
-        found[change.cause, text, count] = change
-    return found
+        kinds[change.cause, text, count] = change
+    return kinds

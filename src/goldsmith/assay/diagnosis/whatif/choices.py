@@ -44,7 +44,7 @@ Counted = tuple[str, str, float, tuple[str, ...], Any]  # the last: what becomes
 class _Draw:
     """One run's choice, rows by rows, with the golden's own and what the golden makes its scores of."""
 
-    made: Tensor
+    choice: Tensor
     own: Tensor
     scores: Tensor
     ordered: bool
@@ -54,16 +54,16 @@ class _Draw:
     def legal(self, scores: Tensor) -> Tensor:
         """Of each row, whether all that is chosen is as good as what is not, and in its order, within rounding."""
         n = scores.shape[-1]
-        inside = self.made.clamp(0, n - 1)
-        right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.made).all(-1)
+        inside = self.choice.clamp(0, n - 1)
+        right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.choice).all(-1)
         finite = scores[torch.isfinite(scores)]
         near = SLACK * _ROUNDED * (float(finite.abs().max()) if finite.numel() else 0.0)
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, inside, True)
         worst = torch.where(chosen, scores, torch.inf).amin(-1)
         best = torch.where(chosen, -torch.inf, scores).amax(-1)
         if self.ordered:
-            taken = scores.gather(-1, inside)
-            right &= ~(taken[..., 1:] > taken[..., :-1] + near).any(-1)
+            picked = scores.gather(-1, inside)
+            right &= ~(picked[..., 1:] > picked[..., :-1] + near).any(-1)
         return right & (worst + near >= best) & ~torch.isnan(scores).any(-1)
 
 
@@ -79,9 +79,11 @@ def explain(examination: Examination, name: str) -> list[WhatIf]:
     if sum(int((~d.legal(d.scores)).sum()) for d in draws) < _LEAST:
         return []
     sizes = examination.material.sizes
-    found = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
-    found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)]
-    return found[:_KEPT] or _by_other_scores(examination, name, decision, draws)
+    explanations = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
+    explanations += [
+        _what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)
+    ]
+    return explanations[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
 def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
@@ -96,11 +98,11 @@ def _drawn(examination: Examination, name: str, decision: TopK, material: Materi
     if own is None or scores is None or own.shape != got.shape:
         return None
     dim = decision.dim
-    made, own = (t.unsqueeze(dim) if t.dim() < scores.dim() else t for t in (got.long(), own.long()))
-    made, own, rows = (t.movedim(dim, -1) for t in (made, own, scores.double()))
-    if made.shape[:-1] != rows.shape[:-1] or not made.numel() or not rows.shape[-1]:
+    choice, own = (t.unsqueeze(dim) if t.dim() < scores.dim() else t for t in (got.long(), own.long()))
+    choice, own, rows = (t.movedim(dim, -1) for t in (choice, own, scores.double()))
+    if choice.shape[:-1] != rows.shape[:-1] or not choice.numel() or not rows.shape[-1]:
         return None
-    return _Draw(made, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
+    return _Draw(choice, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
 
 
 # the right choice, counted otherwise
@@ -157,13 +159,13 @@ def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
 
 def _chosen_of(draw: _Draw, scores: Tensor) -> bool:
     """Whether the choice is the best of what is left, and nothing in it is left out."""
-    at = draw.made.clamp(0, scores.shape[-1] - 1)
+    at = draw.choice.clamp(0, scores.shape[-1] - 1)
     return torch.equal(scores.gather(-1, at), draw.scores.gather(-1, at)) and bool(draw.legal(scores).all())
 
 
 def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:
     """In every row; where scores are as good as each other the golden's choice is one of several."""
-    return not torch.equal(draw.made, draw.own) and torch.equal(counted(draw.own), draw.made)
+    return not torch.equal(draw.choice, draw.own) and torch.equal(counted(draw.own), draw.choice)
 
 
 # other scores
@@ -173,18 +175,20 @@ def _by_other_scores(examination: Examination, name: str, decision: TopK, draws:
     search = _search(examination, decision, draws[0])
     if search is None:
         return []
-    over, found = seconds(_SECONDS), list[Change]()
+    over, matches = seconds(_SECONDS), list[Change]()
     changes = sorted(offers.of(search, search._calls()), key=lambda c: -c.prior)
     for change in changes[:_MOST]:
-        if over() or change.prior < (found[0].prior - _RARER if found else _COMMON) or len(found) >= _KEPT:
+        if over() or change.prior < (matches[0].prior - _RARER if matches else _COMMON) or len(matches) >= _KEPT:
             break
         if change.free is not None or change.drawn or change.composed is not None:
             continue
         if all(_explains(search, change, draw, decision) for draw in draws[: 1 if of_this_draw(change) else None]):
-            found.append(change)
-    masks = [c for c in found if c.cause in _MASKS]
-    told = [_what(name, c.cause, f"{decision.scores} is another: {c.text}", c.prior, c.also) for c in masks or found]
-    return told if masks else [_criterion(name, w) for w in told]
+            matches.append(change)
+    masks = [c for c in matches if c.cause in _MASKS]
+    explanations = [
+        _what(name, c.cause, f"{decision.scores} is another: {c.text}", c.prior, c.also) for c in masks or matches
+    ]
+    return explanations if masks else [_criterion(name, w) for w in explanations]
 
 
 def _criterion(name: str, what: WhatIf) -> WhatIf:
@@ -204,27 +208,27 @@ def _search(examination: Examination, decision: TopK, first: _Draw) -> Search | 
 
 
 def _others(examination: Examination, name: str, decision: TopK) -> list[_Draw]:
-    found = []
+    draws = []
     for salt in range(1, _DRAWS + 1):
         material = examination.variant(salt)
         done = examination.execute("whatif", f"other inputs {salt}", material=material, look=False)
         draw = _drawn(examination, name, decision, material, done)
-        found += [] if draw is None else [draw]
-    return found
+        draws += [] if draw is None else [draw]
+    return draws
 
 
 def _explains(search: Search, change: Change, draw: _Draw, decision: TopK) -> bool:
     """Whether the choice is legal by the scores that the changed golden makes."""
-    given = dict(draw.leaves)
+    leaves = dict(draw.leaves)
     try:
-        given |= change.leaves(given) if change.leaves is not None else {}
+        leaves |= change.leaves(leaves) if change.leaves is not None else {}
     except (RuntimeError, ZeroDivisionError):
         return False
-    made = search.made_by(
-        change.at, change.change, given, decision.scores, change.wrap, change.saved, change.group, draw.golden,
+    values = search.made_by(
+        change.at, change.change, leaves, decision.scores, change.wrap, change.saved, change.group, draw.golden,
         change.scalars,
     )  # fmt: skip
-    value = (made or {}).get(decision.scores)
+    value = (values or {}).get(decision.scores)
     if value is None or not value.is_floating_point():
         return False
     rows = value.double().movedim(decision.dim, -1)

@@ -68,8 +68,8 @@ def explain(
     spent: Callable[[], bool] = lambda: False,
 ) -> list[WhatIf]:
     """All that a search finds, the best first."""
-    found = search(examination, tensor, got, own, causes=causes)
-    return [] if found is None else found.run(spent)
+    session = search(examination, tensor, got, own, causes=causes)
+    return [] if session is None else session.run(spent)
 
 
 class Search:
@@ -87,7 +87,7 @@ class Search:
         self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
-        self.beside: list[Search] = []
+        self.magnitudes: list[Search] = []
         self.seen = ""
         self.behind: set[int] = set()  # the operators that the wrong tensor is made of
         self.operators: frozenset[str] = frozenset()  # their names
@@ -98,7 +98,7 @@ class Search:
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
         self._waiting: Iterator[tuple[int, Change]] | None = None
-        self._found: list[tuple[Change, WhatIf]] = []
+        self._explanations: list[tuple[Change, WhatIf]] = []
         self._seen: set[tuple[str, str]] = set()
         self._settled = 0.0  # changes of that prior, or less, need not be tried
         self._witnesses: list[Witness] | None = None
@@ -121,27 +121,27 @@ class Search:
             what = self._tried(change)
             if what is not None and (what.cause, what.text) not in self._seen:
                 self._seen.add((what.cause, what.text))
-                self._found.append((change, what))
+                self._explanations.append((change, what))
                 self._settle(change, what)
-                self._found += self._mistaken(change, what)
+                self._explanations += self._mistaken(change, what)
             if spent() or enough():
-                return self._said()
+                return self._whatifs()
         self.left = False
-        return self._said()
+        return self._whatifs()
 
-    def _said(self) -> list[WhatIf]:
-        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._found)]
+    def _whatifs(self) -> list[WhatIf]:
+        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._explanations)]
 
     def _enough(self) -> Callable[[], bool]:
         """Whether as much time again as it took to find what makes every element is over, and two seconds at least."""
-        began, found = time.thread_time(), 0.0
+        began, found_after = time.thread_time(), 0.0
 
         def enough() -> bool:
-            nonlocal found
+            nonlocal found_after
             now = time.thread_time() - began
-            if not found and any(w.exact and w.whole and c.free is None for c, w in self._found):
-                found = max(now, _ON)
-            return bool(found) and now > found + max(found, _ON)
+            if not found_after and any(w.exact and w.whole and c.free is None for c, w in self._explanations):
+                found_after = max(now, _ON)
+            return bool(found_after) and now > found_after + max(found_after, _ON)
 
         return enough
 
@@ -150,7 +150,7 @@ class Search:
         sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
         if not sent or not what.exact or not what.whole or self._others(change, forward=True) == 1:
             return []
-        other = read_instead(what, self.examination.ref.values, self._made(change, "") or {})
+        other = read_instead(what, self.examination.ref.values, self._run_changed(change, "") or {})
         return [] if other is None else [(change, other)]
 
     def _settle(self, change: Change, what: WhatIf) -> None:
@@ -163,16 +163,16 @@ class Search:
 
     def _calls(self) -> list[OperatorCall]:
         mode = Listening().record()
-        made = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
+        value = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
         calls = mode.calls or []
-        key = -1 if made is None else mode.key_of(made)
+        key = -1 if value is None else mode.key_of(value)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         self._vanishing = addend_factors.vanishing(calls, self.behind)
         self._before = {i for at in self._vanishing for i in behind(calls, at)}
         self._asked = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
-        self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
+        self.alike = next((c.expression for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
     def _all(self, calls: list[OperatorCall]) -> Iterator[Change]:
@@ -212,53 +212,53 @@ class Search:
         return None
 
     def _value(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None = None
     ) -> Tensor | None:
-        found = self.made_by(at, change, given, self.tensor)
-        return None if found is None else found.get(self.tensor)
+        value = self.made_by(at, change, leaves, self.tensor)
+        return None if value is None else value.get(self.tensor)
 
     def made_by(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
         golden: Golden | None = None, scalars: Mapping[str, Any] | None = None, sure: bool = False,
     ) -> dict[str, Tensor] | None:  # fmt: skip
         """What the golden makes then; sure: by a whole run, even where a replay can tell."""
         changes = dict(group) if group else {at: change} if change is not None else {}
-        given, golden = self.leaves if given is None else given, golden or self.golden
+        leaves, golden = self.leaves if leaves is None else leaves, golden or self.golden
         own = golden is self.golden and until == self.tensor and not (wrap or scalars or sure)
         try:
             if own and self.replay is not None:
                 with suppress(Unknown):
-                    other = {n: t for n, t in given.items() if t is not self.leaves.get(n)}
+                    other = {n: t for n, t in leaves.items() if t is not self.leaves.get(n)}
                     return {until: self.replay.value(changes, other, saved)}
-            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), given, until, scalars)
+            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), leaves, until, scalars)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None
 
-    def _made(
+    def _run_changed(
         self, change: Change, until: str, draw: Witness | None = None, *, sure: bool = False
     ) -> dict[str, Tensor] | None:
-        given, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
+        leaves, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         try:
-            given = {**given, **change.leaves(given)} if change.leaves is not None else given
+            leaves = {**leaves, **change.leaves(leaves)} if change.leaves is not None else leaves
         except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
             return None
         if change.composed is not None:
-            return composed_slices.made(
-                change, given, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
+            return composed_slices.composed_values(
+                change, leaves, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
             )
         return self.made_by(
-            change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars,
+            change.at, change.change, leaves, until, change.wrap, change.saved, change.group, golden, change.scalars,
             sure,
         )  # fmt: skip
 
     def fits(self, change: Change) -> bool:
         """Whether it makes what came at the other magnitudes as well, or leads there where rounding hides the rest."""
-        if not self.beside or change.drawn or of_this_draw(change):
+        if not self.magnitudes or change.drawn or of_this_draw(change):
             return True
-        for other in self.beside:
+        for other in self.magnitudes:
             if other.all_operators == self.all_operators:
-                share, _ = other.judge.explained((other._made(change, self.tensor) or {}).get(self.tensor))
+                share, _ = other.judge.explained((other._run_changed(change, self.tensor) or {}).get(self.tensor))
                 if share <= _TOWARDS or other.judge.worst > SMALL and share < EXPLAINED:
                     return False
         return True
@@ -272,7 +272,7 @@ class Search:
                 if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._seen_in(draw))):
                     return False
                 continue
-            share, exact = draw.judge.explained((self._made(change, self.tensor, draw) or {}).get(self.tensor))
+            share, exact = draw.judge.explained((self._run_changed(change, self.tensor, draw) or {}).get(self.tensor))
             if share < EXPLAINED and not exact:
                 return False
         return True
@@ -303,13 +303,13 @@ class Search:
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:
             return sought(self, change)
-        value = (self._made(change, self.tensor) or {}).get(self.tensor)
+        value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
         if share < EXPLAINED and any(at in self._before and at not in self._vanishing for at, _ in change.all):
             change = replace(change, group=(*self._vanishing.items(), *change.all))
-            value = (self._made(change, self.tensor) or {}).get(self.tensor)
+            value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:
             return None
@@ -321,7 +321,7 @@ class Search:
             return None
         if exact and whole and not self._again(change):
             return None
-        value = (self._made(change, self.tensor, sure=True) or {}).get(self.tensor)
+        value = (self._run_changed(change, self.tensor, sure=True) or {}).get(self.tensor)
         if value is None or max(self.judge.explained(value), self.judge.explained_where_wrong(value))[0] < EXPLAINED:
             return None  # the golden's Python had read what was changed
         params = dict(change.params)
@@ -329,25 +329,25 @@ class Search:
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
         )
 
-    def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
+    def _ordered(self, pairs: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
         """Exact ones first, then those that make the other results, too, then the common ones."""
         named = (lambda w: w.exact, lambda w: w.whole, lambda w: "value" not in w.params or w.params.get("named"))
         for better in named:  # a number that nothing in the case explains may stand for what a plain change makes
-            if any(better(w) for _, w in found):
-                found = [(c, w) for c, w in found if better(w)]
-        found = found[: 4 * _KEPT]
-        if any(c.composed for c, _ in found):  # these make no gradients: the forward alone is compared first
-            found = self._best(found, [self._others(c, forward=True) for c, _ in found])
-        scored = [(self._others(c), w) for c, w in found]
-        best = max((s for (s, w), (c, _) in zip(scored, found, strict=True) if not c.composed), default=0.0)
+            if any(better(w) for _, w in pairs):
+                pairs = [(c, w) for c, w in pairs if better(w)]
+        pairs = pairs[: 4 * _KEPT]
+        if any(c.composed for c, _ in pairs):  # these make no gradients: the forward alone is compared first
+            pairs = self._best(pairs, [self._others(c, forward=True) for c, _ in pairs])
+        scored = [(self._others(c), w) for c, w in pairs]
+        best = max((s for (s, w), (c, _) in zip(scored, pairs, strict=True) if not c.composed), default=0.0)
         kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
         # a term that is gone altogether is simpler than a factor whose loss makes a sum vanish
         kept.sort(key=lambda w: (-w.exact, -w.prior, w.cause != "missing_term", -w.match))
         return kept[:_KEPT]
 
     @staticmethod
-    def _best(found: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
-        return [f for f, s in zip(found, shares, strict=True) if s >= max(shares) - 1e-9]
+    def _best(pairs: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
+        return [f for f, s in zip(pairs, shares, strict=True) if s >= max(shares) - 1e-9]
 
     def _others(self, change: Change, *, forward: bool = False) -> float:
         """The share of the candidate's other results, or of those of the forward, that the change makes as well."""
@@ -355,7 +355,7 @@ class Search:
             return 1.0
         one_by_one = change.composed is not None  # its gradients would have to be put together as well
         forward |= one_by_one
-        values = self._made(change, "") if not one_by_one else {}
+        values = self._run_changed(change, "") if not one_by_one else {}
         if values is None:
             return 0.0
         same = total = 0
@@ -365,7 +365,7 @@ class Search:
                 continue
             if mine.shape != bounded.value.shape or not mine.numel() or forward and other.endswith(".grad"):
                 continue
-            values = self._made(change, other) or {} if one_by_one else values
+            values = self._run_changed(change, other) or {} if one_by_one else values
             total += 1
             judge = Judge(mine.detach(), bounded.value, bounded.bound)
             same += judge.explained(values.get(other))[1]

@@ -34,17 +34,17 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
     if best is None or best.share < EXPLAINED or best.at == begin:
         return None
     number = math.exp(best.at) if factor else best.at
-    made = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
-    held = not few(search.judge) or search.holds(made)
-    return _number(search, change, number, best.share, best.exact) if held and search.fits(made) else None
+    fitted = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
+    confirmed = not few(search.judge) or search.holds(fitted)
+    return _number(search, change, number, best.share, best.exact) if confirmed and search.fits(fitted) else None
 
 
 def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
     """What the number that fits best means."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
         return None  # a term that is missing, or all there is: another change says so
-    said = name(number, 1e-3 * min(abs(number), abs(number - 1)), search.numbers) if change.free == 1.0 else None
-    called = said.name if said is not None else ""
+    label = name(number, 1e-3 * min(abs(number), abs(number - 1)), search.numbers) if change.free == 1.0 else None
+    called = label.name if label is not None else ""
     cause, prior = change.cause, change.prior - 0.1
     if change.free == 1.0:
         near = abs(number - 1) < 2.0**-5 and not any(n in called for n in search.numbers)

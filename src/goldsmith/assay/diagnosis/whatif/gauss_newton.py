@@ -13,7 +13,7 @@ from .judge import Judge
 _STEPS = 14
 _HALVED = 3
 
-Made = Callable[[float], Tensor | None]
+Make = Callable[[float], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Best:
     exact: bool
 
 
-def fitting(made: Made, judge: Judge, begin: float, farthest: float) -> Best | None:
+def fitting(make: Make, judge: Judge, begin: float, farthest: float) -> Best | None:
     """By Gauss and Newton from `begin`, in steps of `farthest` at most; a step that does not help is halved."""
     t, step, halved = begin, 0.0, 0
     best: Best | None = None
     for _ in range(_STEPS):
-        value = made(t)
+        value = make(t)
         share, exact = judge.explained(value)
         if value is None or (best is not None and share <= best.share):
             if best is None or halved > _HALVED or best.exact:
@@ -39,7 +39,7 @@ def fitting(made: Made, judge: Judge, begin: float, farthest: float) -> Best | N
             t = best.at + step
             continue
         best = Best(t, share, exact)
-        step = _step(made, judge, t, value)
+        step = _step(make, judge, t, value)
         if abs(step) < 1e-9 * max(abs(t), 1e-9) or not abs(step) < 1e9:
             break
         step = max(-farthest, min(farthest, step))
@@ -47,9 +47,9 @@ def fitting(made: Made, judge: Judge, begin: float, farthest: float) -> Best | N
     return best
 
 
-def _step(made: Made, judge: Judge, t: float, value: Tensor) -> float:
+def _step(make: Make, judge: Judge, t: float, value: Tensor) -> float:
     small = 1e-5 * max(1.0, abs(t)) if t else 1e-7
-    further = made(t + small)
+    further = make(t + small)
     if further is None:
         return 0.0
     left = judge.residual(value)

@@ -184,12 +184,14 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
     for call in calls:
         if call.index not in search.behind:
             continue
-        made = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
-        made = [c for c in made if search.asked(c)]
+        own_changes = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
+        own_changes = [c for c in own_changes if search.asked(c)]
         often = offered("repeated", reductions.repeated, call)
-        waiting += [replace(c, prior=c.prior - _ONE_TURN) for c in made] if call.index in turning else made
-        if made or often:
-            by_call[call.index] = [*made, *often]
+        waiting += (
+            [replace(c, prior=c.prior - _ONE_TURN) for c in own_changes] if call.index in turning else own_changes
+        )
+        if own_changes or often:
+            by_call[call.index] = [*own_changes, *often]
     waiting += offered("groups", call_groups.grouped, calls, by_call)
     waiting += offered("again", recomputation.changes, calls, by_call, search.tensor)
     waiting += _drawn(offered("borders", chunk_borders.changes, calls, by_call, search.judge.wrong_at))
@@ -230,15 +232,17 @@ def _drawn(changes: list[Change]) -> list[Change]:
 def _known(search: SearchContext) -> dict[str, Tensor]:
     """Inputs and stages of the forward by name."""
     values = search.examination.ref.values
-    made = [n for n in search.examination.ref.order if not n.endswith(".grad") and n != search.tensor]
-    stages = {n: values[n].double() for n in made if n in values and values[n].is_floating_point()}
+    names = [n for n in search.examination.ref.order if not n.endswith(".grad") and n != search.tensor]
+    stages = {n: values[n].double() for n in names if n in values and values[n].is_floating_point()}
     return {**{n: t for n, t in search.leaves.items() if not n.startswith("grad_")}, **stages}
 
 
-def _offered(search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *given: Any) -> list[Change]:
+def _offered(
+    search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *arguments: Any
+) -> list[Change]:
     """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
     try:
-        return list(source(*given))
+        return list(source(*arguments))
     except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
         search.left_out[kind] = f"{type(error).__name__}: {str(error).strip()[:200]}"
         return []

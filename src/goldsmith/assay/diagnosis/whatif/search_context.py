@@ -34,6 +34,6 @@ class SearchContext(Protocol):
     def holds(self, change: Change) -> bool: ...
 
     def made_by(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
         *, group: tuple[tuple[int, Changed], ...] = (),
     ) -> dict[str, Tensor] | None: ...  # fmt: skip

@@ -67,21 +67,21 @@ def of_this_draw(change: Change) -> bool:
     waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
-        if id(held) in seen:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(held))
-        if isinstance(held, Tensor) and held.numel() > 1 or isinstance(held, OperatorCall):
+        seen.add(id(value))
+        if isinstance(value, Tensor) and value.numel() > 1 or isinstance(value, OperatorCall):
             return True
-        if isinstance(held, tuple | list):
-            waiting += held
-        elif isinstance(held, dict):
-            waiting += held.values()
-        elif isinstance(held, partial):
-            waiting += [held.func, *held.args, *held.keywords.values()]
-        elif isinstance(held, FunctionType):
-            waiting += [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]
-            waiting += [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+        if isinstance(value, tuple | list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, FunctionType):
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     return False
 
 

@@ -26,22 +26,22 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     addends: dict[int, OperatorCall] = {}
     for call in backward:
         if call.name in _SUMS:
-            for key in call.made[:2]:
-                maker = _made(calls, key)
+            for key in call.makers[:2]:
+                maker = _maker(calls, key)
                 if maker is not None and floating(maker.out) and maker.out.numel() > 1:
                     addends.setdefault(maker.index, maker)
     factors = _forward(calls)
     yield from _left_out(calls, backward)
     for addend in list(addends.values())[:_ADDENDS]:
-        for name, given in factors:
-            alike = given.numel() == addend.out.numel() and addend.out.is_contiguous()
-            factor = given.reshape(addend.out.shape) if alike else given
+        for name, scale in factors:
+            alike = scale.numel() == addend.out.numel() and addend.out.is_contiguous()
+            factor = scale.reshape(addend.out.shape) if alike else scale
             if not _fits(factor, addend.out) or bool((factor == 0).any()):
                 continue
             params = {"factor": name, "named": f"1/{name}"}
-            text = f"{name} is left out of the addend {addend.said}"
+            text = f"{name} is left out of the addend {addend.expression}"
             yield Change("wrong_factor", text, addend.index, _times(1 / factor), params, 0.5)
-            text = f"{name} enters the addend {addend.said} once more"
+            text = f"{name} enters the addend {addend.expression} once more"
             yield Change("wrong_factor", text, addend.index, _times(factor), {**params, "named": name}, 0.5)
 
 
@@ -49,53 +49,53 @@ def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -
     """Nothing comes through one of the ways, in every turn of a loop."""
     ways: dict[tuple, dict[int, OperatorCall]] = {}
     for call in backward:
-        for i, key in enumerate(call.made[:2] if call.name in _SUMS else ()):
-            maker = _made(calls, key)
+        for i, key in enumerate(call.makers[:2] if call.name in _SUMS else ()):
+            maker = _maker(calls, key)
             if maker is not None and floating(maker.out):
                 ways.setdefault((call.line, call.name, i, maker.name, maker.line), {})[maker.index] = maker
                 ways.setdefault((maker.name, maker.line), {})[maker.index] = maker
                 ways.setdefault((maker.name, *made_alike(calls, _source(calls, maker))), {})[maker.index] = maker
         if call.name in _PRODUCTS and call.owns and floating(call.out):
             ways.setdefault(made_alike(calls, call), {})[call.index] = call
-    told = set()
+    seen = set()
     for members in ways.values():
         at = tuple(sorted(members))
-        if at in told:
+        if at in seen:
             continue
-        told.add(at)
+        seen.add(at)
         group = tuple((index, moved(torch.zeros_like)) for index in at)
         first = members[at[0]]
         often = f", in {len(group)} places" if len(group) > 1 else ""
-        text = f"nothing comes through {first.said}{often}"
-        more = {"term": first.said}
+        text = f"nothing comes through {first.expression}{often}"
+        more = {"term": first.expression}
         prior = 0.55 if first.name in _PRODUCTS else 0.6
         yield Change("missing_term", text, at[0], group[0][1], more, prior, group=group if len(group) > 1 else ())
 
 
 def _source(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall:
     """What a gradient is that only takes its place in a larger one."""
-    while call.name in _PLACING and call.made:
-        before = _made(calls, call.made[0])
+    while call.name in _PLACING and call.makers:
+        before = _maker(calls, call.makers[0])
         if before is None:
             break
         call = before
     return call
 
 
-def _made(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
+def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     return maker if maker is not None and maker.backward and maker.owns else None
 
 
 def _forward(calls: Sequence[OperatorCall]) -> list[tuple[str, Tensor]]:
     """What the forward computes of several numbers, and what it is given; what was seen last has its name."""
-    found: dict[Key, tuple[str, Tensor]] = {}
+    tensors: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
-        for key, name, tensor in zip(call.made, call.operands, call.tensors, strict=True):
-            known = not call.backward or key in found
+        for key, name, tensor in zip(call.makers, call.operands, call.tensors, strict=True):
+            known = not call.backward or key in tensors
             if known and floating(tensor) and tensor.numel() > 1 and key != -1 and not str(key).startswith("grad_"):
-                found[key] = name or "an intermediate", tensor
-    return list(found.values())[:_FACTORS]
+                tensors[key] = name or "an intermediate", tensor
+    return list(tensors.values())[:_FACTORS]
 
 
 def _fits(factor: Tensor, addend: Tensor) -> bool:
@@ -115,27 +115,27 @@ def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Chang
     The path of a norm's mean through its variance is one: a kernel's formula does not have it. When something else is
     changed, autograd's is no longer 0.
     """
-    found: dict[int, Changed] = {}
+    zeroed: dict[int, Changed] = {}
     sizes: dict[Key, float] = {}  # of what cancels in a sum of two: a maximum that is taken out has no gradient
     for call in calls:
         if not (call.backward and call.index in among and floating(call.out) and call.out.numel()):
             continue
-        if call.name in ("add", "sub") and len(call.made) == 2:
+        if call.name in ("add", "sub") and len(call.makers) == 2:
             size = max(
-                [sizes.get(key, 0.0) for key in call.made] + [float(t.detach().abs().amax()) for t in call.tensors]
+                [sizes.get(key, 0.0) for key in call.makers] + [float(t.detach().abs().amax()) for t in call.tensors]
             )
             if size > 0 and bool((call.out.abs() <= _LEAST * size).all()):
-                found[call.index], sizes[call.index] = moved(torch.zeros_like), size
+                zeroed[call.index], sizes[call.index] = moved(torch.zeros_like), size
         if call.name != "sum":
             continue
-        made, addends = _made(calls, call.made[0]), [call.args[0]]
-        if made is not None and made.name == "neg":
-            made = _made(calls, made.made[0])
-        if made is not None and made.name in _SUMS and made.out.shape == call.args[0].shape:
-            addends += [t for t in made.tensors[:2] if t.shape == made.out.shape]
+        maker, addends = _maker(calls, call.makers[0]), [call.args[0]]
+        if maker is not None and maker.name == "neg":
+            maker = _maker(calls, maker.makers[0])
+        if maker is not None and maker.name in _SUMS and maker.out.shape == call.args[0].shape:
+            addends += [t for t in maker.tensors[:2] if t.shape == maker.out.shape]
         if any(_vanishes(call, t) for t in addends):
-            found[call.index] = instead(lambda *args, out=call.out, **kwargs: out.clone())
-    return found
+            zeroed[call.index] = instead(lambda *args, out=call.out, **kwargs: out.clone())
+    return zeroed
 
 
 def _vanishes(call: OperatorCall, addend: Tensor) -> bool:

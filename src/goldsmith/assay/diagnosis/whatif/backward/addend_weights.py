@@ -60,23 +60,23 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
     near = (factors - 1).abs() < 1e-4
     if not bool(torch.isfinite(factors).all()) or bool(near.all()):
         return None
-    made = (a * factors) @ b
-    if bool(((made - got).abs() > 4 * bound * factors.abs().max().clamp_min(1)).any()):
+    product = (a * factors) @ b
+    if bool(((product - got).abs() > 4 * bound * factors.abs().max().clamp_min(1)).any()):
         return None
-    where = f"of the addends of {call.said} each has a factor of its own"
+    where = f"of the addends of {call.expression} each has a factor of its own"
     if bool((near | (factors.abs() < 1e-4)).all()):
         gone = (~near).nonzero().flatten().tolist()
         params = {"axis": call.args[0].dim() - 1, "missing": [gone[0], gone[-1] + 1]}
-        text = f"{len(gone)} of the {n} addends of {call.said} are left out"
+        text = f"{len(gone)} of the {n} addends of {call.expression} are left out"
         # a loop that loses its beginning seldom begins late: each of its turns replaces the one before
         begins = gone == list(range(len(gone)))
         cause, *also = ("overwritten_accumulator", "truncated_reduction") if begins else ("truncated_reduction",)
-        return Change(cause, text, call.index, moved(lambda out: made), params, 0.5,
+        return Change(cause, text, call.index, moved(lambda out: product), params, 0.5,
                       also=(*also, "missing_term", "lost_update"))  # fmt: skip
     name = _name(calls, factors)
     text = f"{where}, {name}" if name else f"{where}, {float(factors.min()):.3g} to {float(factors.max()):.3g}"
     params = {"factor": name, "named": name}
-    return Change("wrong_factor", text, call.index, moved(lambda out: made), params, 0.5 if name else 0.4,
+    return Change("wrong_factor", text, call.index, moved(lambda out: product), params, 0.5 if name else 0.4,
                   also=("repeated_term",))  # fmt: skip
 
 
@@ -84,21 +84,21 @@ def _name(calls: Sequence[OperatorCall], factors: Tensor) -> str:
     """What in the golden these are: one of its rows, its inverse, or the quotient or product of two."""
     rows: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
-        for key, name, t in zip(call.made, call.operands, call.tensors, strict=True):
+        for key, name, t in zip(call.makers, call.operands, call.tensors, strict=True):
             if not call.backward and floating(t) and t.numel() == len(factors) and name:
                 rows[key] = name, t.detach().reshape(-1)
-    found = list(rows.values())[:_FACTORS]
+    candidates = list(rows.values())[:_FACTORS]
 
     def same(t: Tensor) -> bool:
         return bool(((t - factors).abs() <= 1e-4 * factors.abs()).all())
 
-    for name, t in found:
+    for name, t in candidates:
         if same(t):
             return name
         if same(1 / t):
             return f"1/{name}"
-    for i, (name, t) in enumerate(found):
-        for j, (other, u) in enumerate(found):
+    for i, (name, t) in enumerate(candidates):
+        for j, (other, u) in enumerate(candidates):
             if i != j and same(t / u):
                 return f"{name}/{other}"
             if i < j and same(t * u):

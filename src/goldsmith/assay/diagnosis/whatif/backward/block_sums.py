@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, replaced
+from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
 
 BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
 _PRODUCTS = {"mm": (1, 0), "bmm": (2, 1), "mv": (1, 0)}
@@ -32,7 +32,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _makers(calls: Sequence[OperatorCall], call: OperatorCall) -> Iterator[str]:
-    for key in call.made:
+    for key in call.makers:
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
         yield str(key) if maker is None else f"{maker.name} {maker.line} {maker.backward}"
 
@@ -65,7 +65,7 @@ def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
         )  # fmt: skip
         for cause, how, part, also, rarer in kinds:
             group = tuple((c.index, _only(_contracted(c), *part(n))) for c, n in zip(members, lengths, strict=True))
-            text = f"{members[0].said}: {how}{often}"
+            text = f"{members[0].expression}: {how}{often}"
             params = {"block": block, "axis": _contracted(members[0])}
             yield Change(cause, text, group[0][0], group[0][1], params, 0.5 - rarer,
                          group=group if len(group) > 1 else (), also=also)  # fmt: skip
@@ -78,7 +78,7 @@ def _only(axis: int, lo: int, hi: int) -> Changed:
             out.narrow(axis, lo, hi - lo).copy_(args[0].narrow(axis, lo, hi - lo))
         return replaced(args, 0, out)
 
-    return given(part)
+    return with_arguments(part)
 
 
 def _turned(call: OperatorCall) -> Iterator[Change]:
@@ -88,8 +88,8 @@ def _turned(call: OperatorCall) -> Iterator[Change]:
         if x.shape[-2] != n or n < 3 or torch.equal(x, x.mT):
             continue
         for block in (b for b in BLOCKS if b < n):
-            text = f"within blocks of {block} {call.said} reads {call.operand(i) or 'an operand'} transposed"
-            change = given(lambda args, i=i, b=block: replaced(args, i, _in_blocks(args[i], b)))
+            text = f"within blocks of {block} {call.expression} reads {call.operand(i) or 'an operand'} transposed"
+            change = with_arguments(lambda args, i=i, b=block: replaced(args, i, _in_blocks(args[i], b)))
             yield Change("transposed", text, call.index, change, {"operand": i, "block": block}, 0.5)
 
 

@@ -24,7 +24,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
     for cause, how, first, second in _KINDS:
 
-        def made(a: Tensor, b: Tensor, *, dim: int = -1, x: float = first, y: float = second, **_: Any) -> Tensor:
+        def product(a: Tensor, b: Tensor, *, dim: int = -1, x: float = first, y: float = second, **_: Any) -> Tensor:
             return x * a.roll(-1, dim) * b.roll(-2, dim) + y * a.roll(-2, dim) * b.roll(-1, dim)
 
-        yield Change(cause, f"{how} in {call.said}", call.index, instead(made), {}, 0.6)
+        yield Change(cause, f"{how} in {call.expression}", call.index, instead(product), {}, 0.6)

@@ -21,21 +21,21 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong gradient is made of; a line's choices in all turns together."""
     lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
     for call in calls:
-        if call.backward or call.name not in _CHOICES or len(call.made) != 2:
+        if call.backward or call.name not in _CHOICES or len(call.makers) != 2:
             continue
         sides = _sides(calls, call)
         if any(s is not None and s.index in among for s in sides):
             lines.setdefault(call.line or str(call.index), []).append((call, *sides))
     for members in lines.values():
-        for taken in (0, 1) if len(members) <= _MOST else ():
+        for always in (0, 1) if len(members) <= _MOST else ():
             group: list[tuple[int, Changed]] = []
             for _, *both in members:
                 for i, side in enumerate(both):
                     if side is not None:
-                        group += _whole(calls, side) if i == taken else [(side.index, _nothing())]
+                        group += _whole(calls, side) if i == always else [(side.index, _nothing())]
             call = members[0][0]
-            name = call.operand(taken) or ("the first", "the second")[taken]
-            text = f"in the backward {call.said} takes {name} always, whichever it is"
+            name = call.operand(always) or ("the first", "the second")[always]
+            text = f"in the backward {call.expression} takes {name} always, whichever it is"
             if group:
                 yield Change("wrong_decision", text, group[0][0], group[0][1], {"operand": name}, 0.6,
                              group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip
@@ -43,19 +43,24 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[OperatorCall | None, OperatorCall | None]:
     """What the backward hides of the gradient where the other operand is taken: for the first one, and the second."""
-    found: list[OperatorCall | None] = [None, None]
-    masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.made == choice.made}
+    sides: list[OperatorCall | None] = [None, None]
+    masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.makers == choice.makers}
     for call in calls:
-        if call.backward and call.name.rstrip("_") == "masked_fill" and len(call.made) > 1 and call.made[1] in masks:
-            mask = masks[int(call.made[1])].name
+        if (
+            call.backward
+            and call.name.rstrip("_") == "masked_fill"
+            and len(call.makers) > 1
+            and call.makers[1] in masks
+        ):
+            mask = masks[int(call.makers[1])].name
             first = (mask in ("gt", "ge")) == (choice.name == "minimum")  # hidden where the first one is larger
-            found[0 if first else 1] = call
-    return found[0], found[1]
+            sides[0 if first else 1] = call
+    return sides[0], sides[1]
 
 
 def _whole(calls: Sequence[OperatorCall], side: OperatorCall) -> Iterator[tuple[int, Changed]]:
     """All of the gradient that reaches the choice; autograd takes half of it first, where both are the same."""
-    halved = calls[side.made[0]] if isinstance(side.made[0], int) and side.made[0] >= 0 else None
+    halved = calls[side.makers[0]] if isinstance(side.makers[0], int) and side.makers[0] >= 0 else None
     if halved is not None and halved.name == "where":
         yield halved.index, instead(lambda mask, half, sent: sent.clone())
     yield side.index, instead(lambda x, *a: x.clone())

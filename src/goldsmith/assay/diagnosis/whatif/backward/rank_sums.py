@@ -39,7 +39,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
                     change = moved(lambda out, f=factor: out * f)
                     by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
                     how = " and divides by its own length" if mean else ""
-                    text = f"of {call.said} {by} takes its own part of axis {axis}{how}: they are not joined"
+                    text = f"of {call.expression} {by} takes its own part of axis {axis}{how}: they are not joined"
                     params = {"axis": axis, "block": block}
                     cause, also = _named(ranks)
                     groups.setdefault((axis, block, n, mean), []).append((at.index, change))
@@ -63,12 +63,12 @@ def _named(ranks: int) -> tuple[str, tuple[str, ...]]:
 
 def _blocks(n: int, numbers: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """(places of a block, how many ranks that makes where the case has such a number)"""
-    told: dict[int, int] = {}
+    rank_counts: dict[int, int] = {}
     for ranks in numbers.values():
         if isinstance(ranks, int) and not isinstance(ranks, bool) and 2 <= ranks <= n:
-            told.setdefault(-(-n // ranks), ranks)
-    for block in sorted({b for b in (*_BLOCKS, *told) if b < n}):
-        yield block, told.get(block, 0)
+            rank_counts.setdefault(-(-n // ranks), ranks)
+    for block in sorted({b for b in (*_BLOCKS, *rank_counts) if b < n}):
+        yield block, rank_counts.get(block, 0)
 
 
 def _of_blocks(x: Tensor, own: tuple[int, ...], axis: int, block: int) -> Tensor:
@@ -83,10 +83,10 @@ def _like(part: Tensor, own: tuple[int, ...], axis: int) -> list[int]:
 
 def _spread(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
     """The last operator behind a sum whose result is as large as what was summed, where each place has its own."""
-    made, last = {call.index}, None
+    reached, last = {call.index}, None
     for other in calls[call.index + 1 :]:
-        if other.index in among and made.intersection(other.read):
-            made.add(other.index)
+        if other.index in among and reached.intersection(other.read):
+            reached.add(other.index)
             same = isinstance(other.out, Tensor) and floating(other.out) and other.out.shape == call.args[0].shape
             if same and other.name in ("expand", "mul", "div"):
                 last = other

@@ -21,13 +21,13 @@ _SUMS = frozenset(("_softmax", "_log_softmax", "logsumexp"))
 _MASKS = frozenset("masked_fill where tril triu".split())
 
 
-def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
     """`made`: what is tried of each operator alone, in the forward of which the outputs would be wrong, too."""
     if not tensor.endswith(".grad"):
         return
     read = {k for call in calls if call.backward for k in call.read}
     reaching = _reaching(calls, read)
-    found = []
+    offers = []
     inner = _old_inner(calls)
     for call in calls:
         if call.backward or call.index not in reaching or not call.owns or call.func is None:
@@ -36,18 +36,18 @@ def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]],
             continue
         below = call.name in _SUMS or _summed_below(calls, call)
         masks = _in_backward(calls, call) if call.name in _MASKS else ()
-        for change in made.get(call.index, ()):
+        for change in by_call.get(call.index, ()):
             if change.change is None or change.free is not None or change.group or change.wrap:
                 continue
             for kept in (True, False) if below else (False,):
                 how = ", as the backward makes it again" + (" with the forward's sums" if kept else "")
-                found.append(replace(
+                offers.append(replace(
                     change, text=change.text + how, at=-1, change=None, saved=_remade(calls, call, change, kept),
                     prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (),
                 ))  # fmt: skip
                 if masks:  # which a kernel takes from the same line: nothing cuts the gradient either
-                    found.append(replace(found[-1], group=(*found[-1].group, *masks)))
-    yield from sorted(found, key=lambda c: -c.prior)[:_MOST]
+                    offers.append(replace(offers[-1], group=(*offers[-1].group, *masks)))
+    yield from sorted(offers, key=lambda c: -c.prior)[:_MOST]
 
 
 def _old_inner(calls: Sequence[OperatorCall]) -> tuple[tuple[int, Changed], ...]:
@@ -68,7 +68,7 @@ def _with_inner(call: OperatorCall) -> Changed:
 
 
 def _remade(calls: Sequence[OperatorCall], call: OperatorCall, change: Change, kept: bool) -> Instead:
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
         if change.change is None:
             return {}
         new = change.change(call.func, call.args, call.kwargs)
@@ -96,7 +96,7 @@ def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
     for call in reversed(calls):
         if not call.backward and call.index in known:
             known.update(call.read)
-        elif not call.backward and not call.owns and call.made and call.made[0] in known:
+        elif not call.backward and not call.owns and call.makers and call.makers[0] in known:
             known.update(call.read)
     return {k for k in known if isinstance(k, int)}
 

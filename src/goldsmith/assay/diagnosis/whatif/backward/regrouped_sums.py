@@ -29,7 +29,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         if len(axes) != 1 or x.dim() < 2 or call.out.dim() != x.dim():
             continue
         axis = axes[0]
-        addends = list(_addends(calls, call.made[0], x, 1.0, _ADDENDS))
+        addends = list(_addends(calls, call.makers[0], x, 1.0, _ADDENDS))
         kept = [t for t in addends if not _vanishes(call, t)]
         if not kept:
             continue
@@ -39,12 +39,12 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         factors += [(f"1/{n}", 1 / t) for n, t in fitting[:_FACTORS]] + [(n, t) for n, t in fitting[:_FACTORS]]
         for other in (d for d in range(x.dim()) if d != axis and x.shape[d] > 1):
             for name, factor in factors:
-                made = (summed if factor is None else summed * factor).sum(other, keepdim=True)
-                made = (made if factor is None else made / factor).expand(x.shape)
+                result = (summed if factor is None else summed * factor).sum(other, keepdim=True)
+                result = (result if factor is None else result / factor).expand(x.shape)
                 for share, how in ((x.shape[axis] / x.shape[other], ", and is divided by its length"), (1.0, "")):
                     inside = f", with {name} inside" if name else ""
-                    text = f"{call.said} runs along axis {other} instead of {axis}{inside}{how}"
-                    change = instead(lambda *a, v=made * share, **k: v.clone())
+                    text = f"{call.expression} runs along axis {other} instead of {axis}{inside}{how}"
+                    change = instead(lambda *a, v=result * share, **k: v.clone())
                     params = {"input": call.operand(0), "axis": other, "golden_axis": axis}
                     yield Change("wrong_axis", text, call.index, change, params, 0.6)
 
@@ -54,12 +54,12 @@ def _addends(calls: Sequence[OperatorCall], key: Key, value: Tensor, sign: float
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is not None and maker.backward and maker.owns and maker.out.shape == value.shape and most:
         if maker.name == "neg":
-            yield from _addends(calls, maker.made[0], maker.args[0], -sign, most - 1)
+            yield from _addends(calls, maker.makers[0], maker.args[0], -sign, most - 1)
             return
         same = len(maker.tensors) == 2 and all(t.shape == value.shape for t in maker.tensors)
         if maker.name in ("add", "sub") and same and not maker.kwargs:
             signs = (sign, sign if maker.name == "add" else -sign)
-            for k, t, s in zip(maker.made, maker.tensors, signs, strict=True):
+            for k, t, s in zip(maker.makers, maker.tensors, signs, strict=True):
                 yield from _addends(calls, k, t, s, most - 1)
             return
     yield sign * value

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, given, moved, replaced
+from ..run.calls import Change, Instead, Key, OperatorCall, floating, moved, replaced, with_arguments
 from .saved_tensors import followed
 
 _MOST = 12  # tensors that the backward reads
@@ -30,7 +30,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     forward: dict[Key, str] = {}
     readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
-        keys = iter(call.made)
+        keys = iter(call.makers)
         for i, a in enumerate(call.args):
             key = next(keys) if isinstance(a, Tensor) else -1
             if not floating(a) or a.numel() < _LEAST or key == -1 or str(key).startswith("grad_"):
@@ -49,8 +49,8 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                 yield Change(cause, text, -1, None, params, 0.46 - rarer,
                              saved=_instead(list(calls), key, move), also=also)  # fmt: skip
                 for call, i in places if 1 < len(places) <= _READERS else ():
-                    change = given(lambda args, i=i, move=move: replaced(args, i, move(args[i])))
-                    text = f"{call.said} in the backward reads {name} {how}"
+                    change = with_arguments(lambda args, i=i, move=move: replaced(args, i, move(args[i])))
+                    text = f"{call.expression} in the backward reads {name} {how}"
                     if call.args[i].shape == first.shape:
                         yield Change(cause, text, call.index, change, params, 0.42 - rarer, also=also)
 
@@ -76,8 +76,8 @@ def _first(t: Tensor, axis: int) -> Tensor:
 
 
 def _instead(calls: list[OperatorCall], key: Key, move: Callable[[Tensor], Tensor]) -> Instead:
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        return followed(calls, {key: move(held[key])}, _FOLLOWED) if key in held else {}
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        return followed(calls, {key: move(tensors[key])}, _FOLLOWED) if key in tensors else {}
 
     return instead
 
@@ -89,6 +89,6 @@ def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterato
         return
     for axis, n in enumerate(call.out.shape):
         if n > 1:
-            text = f"the first along axis {axis} of {call.said} stands for all"
+            text = f"the first along axis {axis} of {call.expression} stands for all"
             yield Change("wrong_stride", text, call.index, moved(lambda t, d=axis: _first(t, d)), {"axis": axis}, 0.36,
                          also=("invalid_index", "wrong_factor"))  # fmt: skip

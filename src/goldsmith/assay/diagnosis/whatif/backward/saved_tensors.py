@@ -21,7 +21,7 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
     shapes: dict[Key, tuple[int, ...]] = {}
     read: dict[Key, str] = {}
     for call in calls:
-        for key, name, tensor in zip(call.made, call.operands, call.tensors, strict=True):
+        for key, name, tensor in zip(call.makers, call.operands, call.tensors, strict=True):
             if not floating(tensor) or tensor.numel() < 2 or key == -1:
                 continue
             if not call.backward:
@@ -30,7 +30,7 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
             elif key in forward:
                 read.setdefault(key, name)
         if not call.backward and floating(call.out) and call.out.numel() > 1:
-            forward.setdefault(call.index, call.said)
+            forward.setdefault(call.index, call.expression)
             shapes.setdefault(call.index, tuple(call.out.shape))
     meant = {**_sources(calls, read, forward), **read}
     for what, name in list(meant.items())[:_MOST]:
@@ -43,21 +43,21 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
 
 def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
     """What the read tensors are copies of, or rows of."""
-    found: dict[Key, str] = {}
+    names: dict[Key, str] = {}
     for key in read:
-        while isinstance(key, int) and 0 <= key < len(calls) and calls[key].name in _MOVES and calls[key].made:
-            key = calls[key].made[0]
+        while isinstance(key, int) and 0 <= key < len(calls) and calls[key].name in _MOVES and calls[key].makers:
+            key = calls[key].makers[0]
             if key in forward:
-                found.setdefault(key, forward[key])
-    return found
+                names.setdefault(key, forward[key])
+    return names
 
 
 def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, other: str) -> Change:
     """An operand read in place of the product or the sum that it is part of is a factor, or a term, left out."""
     text, cause, params = f"the backward reads {other} in place of {name}", "wrong_saved_tensor", {}
     maker = calls[what] if isinstance(what, int) and 0 <= what < len(calls) else None
-    if maker is not None and by in maker.made and len(maker.operands) == 2:
-        left_out = maker.operands[1 - maker.made.index(by)] or "the other"
+    if maker is not None and by in maker.makers and len(maker.operands) == 2:
+        left_out = maker.operands[1 - maker.makers.index(by)] or "the other"
         if maker.name in ("mul", "div"):
             cause, params = "wrong_factor", {"factor": left_out, "named": f"1/{left_out}"}
         if maker.name in ("add", "sub"):
@@ -65,12 +65,12 @@ def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, othe
 
     also: tuple[str, ...] = ()
     whole = calls[by] if isinstance(by, int) and 0 <= by < len(calls) else None
-    if cause == "wrong_saved_tensor" and whole is not None and what in whole.made and whole.name in ("mul", "div"):
+    if cause == "wrong_saved_tensor" and whole is not None and what in whole.makers and whole.name in ("mul", "div"):
         cause, also = "wrong_factor", ("wrong_saved_tensor",)  # a product read in place of its factor
-        params = {"factor": whole.said}
+        params = {"factor": whole.expression}
 
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        old, new = held.get(what), held.get(by)
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        old, new = tensors.get(what), tensors.get(by)
         if old is None or new is None or old.numel() != new.numel():
             return {}
         return followed(calls, {what: new.reshape(old.shape)}, _MOVES)
@@ -84,43 +84,43 @@ def _reordered(
     """Rows in the order of something else: of all that is handed over, with what is made of it, or of one tensor."""
     together = {n for n in (shapes[k][0] for k in handed if shapes[k])}
     for n in sorted({shape[0] for k, shape in shapes.items() if k in read and shape and shape[0] > 2}):
-        for said, move in _orders(calls, n):
+        for order_name, move in _orders(calls, n):
             if n in together:
                 kept = [k for k in handed if shapes[k] and shapes[k][0] == n]
                 names = ", ".join(handed[k] for k in kept)
-                yield _in_order(calls, kept, names, said, move, 0.6)
+                yield _in_order(calls, kept, names, order_name, move, 0.6)
             for key in [k for k in read if shapes[k] and shapes[k][0] == n][:_MOST]:
-                yield _in_order(calls, [key], read[key], said, move, 0.5)
+                yield _in_order(calls, [key], read[key], order_name, move, 0.5)
 
 
 def _in_order(
-    calls: list[OperatorCall], keys: list[Key], names: str, said: str, move: Callable, prior: float
+    calls: list[OperatorCall], keys: list[Key], names: str, order_name: str, move: Callable, prior: float
 ) -> Change:
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        return followed(calls, {k: move(held[k]) for k in keys if k in held}, None)
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        return followed(calls, {k: move(tensors[k]) for k in keys if k in tensors}, None)
 
-    text = f"the backward reads the rows of {names} {said}"
+    text = f"the backward reads the rows of {names} {order_name}"
     return Change("permuted", text, -1, None, {"saved": names, "axis": 0}, prior, saved=instead)
 
 
 def _orders(calls: Sequence[OperatorCall], n: int) -> list[Moved]:
     """The orders of n rows that the golden itself knows, there and back, and the reverse one."""
-    found: dict[tuple[int, ...], Moved] = {}
+    orders: dict[tuple[int, ...], Moved] = {}
 
-    def known(said: str, index: Tensor) -> None:
+    def known(order_name: str, index: Tensor) -> None:
         key = tuple(index.tolist())
         if key != tuple(range(n)):
-            found.setdefault(key, (said, lambda t, i=index: t.index_select(0, i.to(t.device))))  # type: ignore[misc]
+            orders.setdefault(key, (order_name, lambda t, i=index: t.index_select(0, i.to(t.device))))  # type: ignore[misc]
 
     for call in calls:
         for out in call.out if isinstance(call.out, list | tuple) else (call.out,):
-            if whole(out) and out.dim() == 1 and len(out) == n and len(found) < _ORDERS:
+            if whole(out) and out.dim() == 1 and len(out) == n and len(orders) < _ORDERS:
                 index = out.long()
                 if torch.equal(index.sort().values, torch.arange(n, device=index.device)):
-                    known(f"in the order of {call.said}", index)
-                    known(f"in the order that {call.said} undoes", index.argsort())
+                    known(f"in the order of {call.expression}", index)
+                    known(f"in the order that {call.expression} undoes", index.argsort())
     known("in reverse order", torch.arange(n).flip(0))
-    return list(found.values())
+    return list(orders.values())
 
 
 def followed(
@@ -131,19 +131,19 @@ def followed(
 
     otherwise  what an operator makes of its new arguments instead; None where it does as ever
     """
-    found = {key: t.contiguous() for key, t in new.items()}
+    tensors = {key: t.contiguous() for key, t in new.items()}
     for call in calls:
-        if call.backward or not any(key in found for key in call.made) or call.index in found:
+        if call.backward or not any(key in tensors for key in call.makers) or call.index in tensors:
             continue
         own = isinstance(call.out, Tensor) and call.func is not None and call.owns
         if not own or (through is not None and call.name not in through):
             continue
-        keys = iter(call.made)
+        keys = iter(call.makers)
         args = []
         for a in call.args:
-            made = found.get(next(keys)) if isinstance(a, Tensor) else None
-            args.append(a if made is None else seen_through(made, a))
+            result = tensors.get(next(keys)) if isinstance(a, Tensor) else None
+            args.append(a if result is None else seen_through(result, a))
         if all(a is not None for a, b in zip(args, call.args, strict=True) if b is not None):
             other = None if otherwise is None else otherwise(call, args)
-            found[call.index] = (call.func(*args, **call.kwargs) if other is None else other).contiguous()
-    return found
+            tensors[call.index] = (call.func(*args, **call.kwargs) if other is None else other).contiguous()
+    return tensors

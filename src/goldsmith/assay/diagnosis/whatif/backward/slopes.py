@@ -17,10 +17,10 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
     known: dict[int, OperatorCall] = {}  # that make gradients
     read: dict[int, list[OperatorCall]] = {}
     for call in calls:
-        for key in call.made:
+        for key in call.makers:
             if isinstance(key, int):
                 read.setdefault(key, []).append(call)
-        sent = any(key in known or isinstance(key, str) and key.startswith("grad_") for key in call.made)
+        sent = any(key in known or isinstance(key, str) and key.startswith("grad_") for key in call.makers)
         if call.backward and sent and floating(call.out) and call.out.numel() > 1 and call.name not in _ALIASES:
             known[call.index] = call
     for call in known.values():
@@ -29,7 +29,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
             continue
         before = _before(call, known)
         for by in before if len(before) <= _MOST else (*before[: _MOST // 2], *before[-_MOST // 2 :]):
-            text = f"{by.said} passes on in place of {call.said}: a slope is dropped"
+            text = f"{by.expression} passes on in place of {call.expression}: a slope is dropped"
             yield Change("wrong_factor", text, call.index, _passes(by.out), {"factor": "slope"}, 0.55)
 
 
@@ -40,15 +40,15 @@ def _on_elements(call: OperatorCall, reader: OperatorCall) -> bool:
 
 def _before(call: OperatorCall, known: dict[int, OperatorCall]) -> list[OperatorCall]:
     """The gradients of its shape that it is made of, the first one first."""
-    found: dict[int, OperatorCall] = {}
+    gradients: dict[int, OperatorCall] = {}
     waiting = [call]
     while waiting:
-        for key in waiting.pop().made:
+        for key in waiting.pop().makers:
             before = known.get(key) if isinstance(key, int) else None
-            if before is not None and before.index not in found and before.out.shape == call.out.shape:
-                found[before.index] = before
+            if before is not None and before.index not in gradients and before.out.shape == call.out.shape:
+                gradients[before.index] = before
                 waiting.append(before)
-    return [found[index] for index in sorted(found)]
+    return [gradients[index] for index in sorted(gradients)]
 
 
 def _passes(gradient: Tensor) -> Changed:

@@ -45,21 +45,21 @@ def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Chan
 
 def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
     """The operators of the backward that its gradient is made of."""
-    found: set[int] = set()
-    waiting = [call.made[0]]
+    operators: set[int] = set()
+    waiting = [call.makers[0]]
     while waiting:
         key = waiting.pop()
-        if isinstance(key, int) and 0 <= key < len(calls) and key not in found and calls[key].backward:
-            found.add(key)
+        if isinstance(key, int) and 0 <= key < len(calls) and key not in operators and calls[key].backward:
+            operators.add(key)
             waiting += calls[key].read
-    return found
+    return operators
 
 
 def _with_sum(call: OperatorCall) -> Changed:
     g, y, axis = call.args[0], call.args[1], call.args[2]
     total = (g.sum(axis, keepdim=True) if call.name.startswith("_log") else (g * y).sum(axis, keepdim=True)).detach()
 
-    def made(g: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def gradient(g: Tensor, y: Tensor, *args: Any) -> Tensor:
         return g - torch.exp(y) * total if call.name.startswith("_log") else y * (g - total)
 
-    return instead(made)
+    return instead(gradient)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, given, moved, whole
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, moved, whole, with_arguments
 from .block_sums import BLOCKS
 from .saved_tensors import followed
 
@@ -38,7 +38,7 @@ def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
     read: dict[Key, tuple[str, Tensor]] = {}
     forward: dict[Key, Tensor] = {}
     for call in calls:
-        for key, name, t in zip(call.made, call.operands, call.tensors, strict=True):
+        for key, name, t in zip(call.makers, call.operands, call.tensors, strict=True):
             if call.backward and key in forward:
                 read.setdefault(key, (name, forward[key]))
             elif not call.backward and floating(t) and t.dim() >= 2 and t.is_contiguous() and key != -1:
@@ -49,8 +49,8 @@ def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         if min(t.shape[-2:]) < 2 or square and torch.equal(t, t.mT):
             continue
 
-        def instead(held: Mapping[Key, Tensor], key: Key = key) -> dict[Key, Tensor]:
-            old = held.get(key)
+        def instead(tensors: Mapping[Key, Tensor], key: Key = key) -> dict[Key, Tensor]:
+            old = tensors.get(key)
             return {} if old is None else followed(list(calls), {key: old.mT.reshape(old.shape)}, _MOVES)
 
         cause, also = ("transposed", ("wrong_stride",)) if square else ("wrong_stride", ("transposed",))
@@ -71,8 +71,8 @@ def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]
                 places = a // old * new + a % old
                 if int(places.max()) > max(int(a.max()), _last(call)):
                     continue
-                change = given(lambda args, i=i, p=places: (*args[:i], p, *args[i + 1 :]))
-                text = f"places in {call.said} are counted with rows of {new}, not of {old}"
+                change = with_arguments(lambda args, i=i, p=places: (*args[:i], p, *args[i + 1 :]))
+                text = f"places in {call.expression} are counted with rows of {new}, not of {old}"
                 yield Change("wrong_stride", text, call.index, change, {"stride": new, "golden_stride": old}, 0.5,
                              also=("permuted", "invalid_index"))  # fmt: skip
 
@@ -98,19 +98,21 @@ def _tiled(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         for over in axes:
             for block in (b for b in BLOCKS if b < min(shape[a] for a in over)):
                 where = " and ".join(map(str, over))
-                text = f"what {members[0].said} puts into the first block of {block} stands in every one, axis {where}"
+                text = (
+                    f"what {members[0].expression} puts into the first block of {block} is in every one, axis {where}"
+                )
                 group = tuple((c.index, _repeated(over, block)) for c in members)
                 yield Change("invalid_index", text, group[0][0], group[0][1], {"axis": over[-1], "block": block}, 0.5,
                              group=group if len(group) > 1 else (), also=("wrong_mask", "repeated_term"))  # fmt: skip
 
 
 def _repeated(over: tuple[int, ...], block: int) -> Changed:
-    def made(out: Tensor) -> Tensor:
+    def repeated(out: Tensor) -> Tensor:
         for axis in over:
             out = out.index_select(axis, torch.arange(out.shape[axis], device=out.device) % block)
         return out
 
-    return moved(made)
+    return moved(repeated)
 
 
 def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
@@ -118,16 +120,16 @@ def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
     What is before the first group is itself, or, counted from the end, the last one.
     """
-    found: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
+    groups: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
     for call in calls:
         if not call.backward or call.index not in among:
             continue
         for i, a in enumerate(call.args):
             for place, index in enumerate(a) if isinstance(a, list | tuple) else ((None, a),):
                 if whole(index) and index.dim() == 1 and len(index) > 2 and bool((index.diff() >= 0).all()):
-                    found.setdefault((tuple(index.tolist()),), []).append((call, place, i))
-    for (told,), members in found.items():
-        if len(set(told)) < 2:
+                    groups.setdefault((tuple(index.tolist()),), []).append((call, place, i))
+    for (owner,), members in groups.items():
+        if len(set(owner)) < 2:
             continue
         for move, text in (
             (lambda x, n: torch.cat((x[:1], x[:-1])), "the first entry of each group belongs to the group before"),
@@ -135,8 +137,8 @@ def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
              "the first entry of each group belongs to the group before, that of the first one to the last"),
             (lambda x, n: torch.cat((x[1:], x[-1:])), "the last entry of each group belongs to the group behind"),
         ):  # fmt: skip
-            group = tuple((c.index, given(_with_index(i, place, move))) for c, place, i in members)
-            text = f"in {members[0][0].said} {text}"
+            group = tuple((c.index, with_arguments(_with_index(i, place, move))) for c, place, i in members)
+            text = f"in {members[0][0].expression} {text}"
             yield Change("off_by_one", text, group[0][0], group[0][1], {}, 0.5,
                          group=group if len(group) > 1 else (), also=("shifted", "invalid_index"))  # fmt: skip
 

@@ -18,16 +18,16 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     for call in calls:
         if call.backward or call.name != "_softmax" or not floating(call.out) or call.index not in read:
             continue
-        text = f"the backward reads {call.said} as it was before it was divided by its total"
-        yield Change("wrong_saved_tensor", text, -1, None, {"saved": call.said}, 0.48,
+        text = f"the backward reads {call.expression} as it was before it was divided by its total"
+        yield Change("wrong_saved_tensor", text, -1, None, {"saved": call.expression}, 0.48,
                      saved=_undivided(list(calls), call), also=("missing_rescale", "wrong_factor"))  # fmt: skip
 
 
 def _undivided(calls: list[OperatorCall], call: OperatorCall) -> Instead:
     dim = int(call.args[1])
 
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        p = held.get(call.index)
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        p = tensors.get(call.index)
         return {} if p is None else followed(calls, {call.index: p / p.amax(dim, keepdim=True)}, _MOVES)
 
     return instead

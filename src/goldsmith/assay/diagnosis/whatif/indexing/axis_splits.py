@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, instead, replaced, whole
+from ..run.calls import Change, Changed, OperatorCall, floating, instead, replaced, whole, with_arguments
 
 _VIEWS = frozenset("view _unsafe_view reshape clone _reshape_alias".split())
 _INDEXED = {"index_select": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "gather": 2, "scatter_add": 2}
@@ -53,7 +53,7 @@ def _split(call: OperatorCall) -> Iterator[Change]:
             other = (*new[:axis], new[axis + 1], new[axis], *new[axis + 2 :])
             return x.reshape(other).transpose(axis, axis + 1).contiguous()
 
-        text = f"axis {axis} of {call.operand(0) or call.said} is split as {b} times {a}, not as {a} times {b}"
+        text = f"axis {axis} of {call.operand(0) or call.expression} is split as {b} times {a}, not as {a} times {b}"
         yield Change("permuted", text, call.index, instead(turned), {"axis": axis}, 0.55, also=_OTHERS)
 
 
@@ -68,7 +68,7 @@ def _joined(call: OperatorCall) -> Iterator[Change]:
         def turned(x: Tensor, *args: object, axis: int = axis, **kwargs: object) -> Tensor:
             return x.transpose(axis, axis + 1).reshape(new).contiguous()
 
-        text = f"axes {axis} and {axis + 1} of {call.operand(0) or call.said} are joined in the other order"
+        text = f"axes {axis} and {axis + 1} of {call.operand(0) or call.expression} are joined in the other order"
         # as long as each other, they are the axes of a square that is turned
         cause, also = ("transposed", ("permuted", *_OTHERS)) if a == b else ("permuted", _OTHERS)
         yield Change(cause, text, call.index, instead(turned), {"axis": axis}, 0.55, also=also)
@@ -80,21 +80,21 @@ def _indices(
     """Of a whole number for each place: the place's own remainder, or the number of the place before or after."""
 
     def read(f: Callable[[Tensor], Tensor]) -> Changed:
-        return given(lambda args: put(args, f))
+        return with_arguments(lambda args: put(args, f))
 
     if not n or index.dim() == 0 or len(index) < 2:
         return
     own = torch.arange(index.numel(), device=index.device).reshape(index.shape).to(index.dtype)
     if index.numel() > n and not torch.equal(own % n, index):
-        text = f"an index of {call.said} is its place modulo {n}"
+        text = f"an index of {call.expression} is its place modulo {n}"
         yield Change("permuted", text, call.index, read(lambda i: own % n), {"modulo": n}, 0.55, also=_OTHERS)
     repeats = index.numel() // n if index.numel() % n == 0 else 0
     if repeats > 1 and n % repeats == 0 and not torch.equal(own % repeats, index):
-        text = f"an index of {call.said} is its place modulo {repeats}"
+        text = f"an index of {call.expression} is its place modulo {repeats}"
         yield Change("permuted", text, call.index, read(lambda i: own % repeats), {"modulo": repeats}, 0.5,
                      also=_OTHERS)  # fmt: skip
     for step, which in ((1, "before"), (-1, "after")):
-        text = f"an index of {call.said} is that of the place {which}"
+        text = f"an index of {call.expression} is that of the place {which}"
         at = (torch.arange(len(index), device=index.device) - step).clamp(0, len(index) - 1)
         cause, also = ("off_by_one", "shifted") if bool((index.diff(dim=0) >= 0).all()) else ("shifted", "off_by_one")
 

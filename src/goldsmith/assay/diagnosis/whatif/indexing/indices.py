@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, moved, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, whole, with_arguments
 
 _COMPARES = {"lt": torch.le, "le": torch.lt, "gt": torch.ge, "ge": torch.gt}
 _INDEXED = {"index_select": 2, "gather": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "scatter_add": 2,
@@ -77,16 +77,16 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
             yield Change(cause, text, call.index, change, {}, prior)
     cause = "invalid_index" if _of_indices(call) else "wrong_mask"
     for value, how in ((True, "always true"), (False, "always false")):
-        text = f"the condition {call.said} is {how}"
+        text = f"the condition {call.expression} is {how}"
         change = moved(lambda m, v=value: torch.full_like(m, v))
         yield Change(cause, text, call.index, change, {}, 0.6)
         for wrap, where in (("around", "wrap around"), ("clamp", "count for the nearest")):
             if cause == "invalid_index":
-                text = f"the condition {call.said} is {how}, and indices out of range {where}"
+                text = f"the condition {call.expression} is {how}, and indices out of range {where}"
                 yield Change(cause, text, call.index, change, {}, 0.65, wrap=wrap)
     for axis in range(call.out.dim()):
         for step in (1, -1):
-            text = f"the mask {call.said} is shifted by {step} along axis {axis}"
+            text = f"the mask {call.expression} is shifted by {step} along axis {axis}"
             yield Change("mask_shift", text, call.index, moved(lambda m, s=step, d=axis: _slid(m, s, d)),
                          {"axis": axis, "step": step}, 0.55)  # fmt: skip
 
@@ -120,13 +120,13 @@ def _filled(call: OperatorCall) -> Iterator[Change]:
     if not isinstance(mask, Tensor) or not mask.numel():
         return
     for value, how in ((mask.new_zeros(()), "never taken"), (mask.new_ones(()), "always taken")):
-        text = f"the mask of {call.said} is {how}"
-        change = given(lambda args, v=value: replaced(args, at, v.expand_as(args[at])))
+        text = f"the mask of {call.expression} is {how}"
+        change = with_arguments(lambda args, v=value: replaced(args, at, v.expand_as(args[at])))
         yield Change("wrong_mask", text, call.index, change, {}, 0.55)
     for axis in range(mask.dim()):
         for step in (1, -1):
-            change = given(lambda args, s=step, d=axis: replaced(args, at, _slid(args[at], s, d)))
-            text = f"the mask of {call.said} is shifted by {step} along axis {axis}"
+            change = with_arguments(lambda args, s=step, d=axis: replaced(args, at, _slid(args[at], s, d)))
+            text = f"the mask of {call.expression} is shifted by {step} along axis {axis}"
             yield Change("mask_shift", text, call.index, change, {"axis": axis, "step": step}, 0.65)
 
 
@@ -183,9 +183,11 @@ def _indices(call: OperatorCall, at: int, n: int) -> Iterator[Change]:
     width = source.numel() // n if call.name in ("index_select", "embedding", "index_add") else 1
     name = call.operand(at) or "the index"
     for cause, text, transform, prior in _transformed(n, max(width, 1)):
-        change = given(lambda args, f=transform: replaced(args, at, f(args[at])))
+        change = with_arguments(lambda args, f=transform: replaced(args, at, f(args[at])))
         cause, also = _of(cause, text, index)
-        yield Change(cause, f"{name} in {call.said} is {text}", call.index, change, {"index": name}, prior, also=also)
+        yield Change(
+            cause, f"{name} in {call.expression} is {text}", call.index, change, {"index": name}, prior, also=also
+        )
 
 
 def _index(call: OperatorCall) -> Iterator[Change]:
@@ -204,12 +206,20 @@ def _index(call: OperatorCall) -> Iterator[Change]:
                 return replaced(args, 1, new)
 
             cause, also = _of(cause, text, index)
-            yield Change(cause, f"an index of {call.said} is {text}", call.index, given(other), {}, prior, also=also)
+            yield Change(
+                cause,
+                f"an index of {call.expression} is {text}",
+                call.index,
+                with_arguments(other),
+                {},
+                prior,
+                also=also,
+            )
         if call.name == "index" and place == 0 and len([i for i in indices if i is not None]) == 1:
             yield from _flat(call, n, width)
     if call.name.startswith("index_put") and len(call.args) > 3 and call.args[3]:
-        text = f"{call.said} stores where it should add: of several updates of one place one is left"
-        yield Change("lost_update", text, call.index, given(lambda args: replaced(args, 3, False)), {}, 0.7)
+        text = f"{call.expression} stores where it should add: of several updates of one place one is left"
+        yield Change("lost_update", text, call.index, with_arguments(lambda args: replaced(args, 3, False)), {}, 0.7)
 
 
 def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
@@ -224,7 +234,7 @@ def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
             at = (start[..., None] + torch.arange(width, device=x.device)) % x.numel()
             return x.flatten()[at].reshape(*i.shape, *x.shape[1:])
 
-        text = f"the offsets of {call.said} wrap at {bits} bits"
+        text = f"the offsets of {call.expression} wrap at {bits} bits"
         yield Change("index_overflow", text, call.index, instead(read), {"bits": bits}, 0.7)
 
 
@@ -255,11 +265,11 @@ def _lost(call: OperatorCall) -> Iterator[Change]:
     # rows of one place that lie one behind another are summed in a loop, and not scattered
     causes = ("overwritten_accumulator", "lost_update") if indexed and _in_runs(call.args[2]) else ("lost_update",)
     for last, which in ((True, "last"), (False, "first")):
-        text = f"{call.said} stores where it should add: of several updates of one place the {which} is left"
+        text = f"{call.expression} stores where it should add: of several updates of one place the {which} is left"
         prior = 0.68 + 0.02 * len(causes)
         yield Change(causes[0], text, call.index, stored(last, True), {"left": which}, prior, also=causes[1:])
     if floating(call.args[0]) and bool(call.args[0].any()):
-        text = f"{call.said} stores over what was there"
+        text = f"{call.expression} stores over what was there"
         yield Change("overwritten_accumulator", text, call.index, stored(True, False), {}, 0.5)
 
 
@@ -288,7 +298,7 @@ def _borders(call: OperatorCall) -> Iterator[Change]:
             return out.index_add(dim, index[at], sign * source.index_select(dim, rows))
 
         if call.name.startswith("index_add"):
-            text = f"every group of {call.said} {text}"
+            text = f"every group of {call.expression} {text}"
             yield Change("off_by_one", text, call.index, instead(borders), {"axis": axis}, 0.6)
 
 
@@ -322,7 +332,9 @@ def _offsets(call: OperatorCall) -> Iterator[Change]:
     size = 1 if call.name == "select" else call.out.shape[axis]
     n = x.shape[axis]
     if call.name == "select" and x.dim() == 2 and min(x.shape) > 1:
-        text = f"{call.said} is read as if the axes of {call.operand(0) or 'what it reads'} lay in the other order"
+        text = (
+            f"{call.expression} is read as if the axes of {call.operand(0) or 'what it reads'} lay in the other order"
+        )
 
         def across(x: Tensor, dim: int, index: int) -> Tensor:
             return x.reshape(x.shape[1], x.shape[0]).select(1 - axis, index)
@@ -342,14 +354,14 @@ def _offsets(call: OperatorCall) -> Iterator[Change]:
 
         near = abs(other - start) == 1
         cause = "off_by_one" if near and size > 1 else "wrong_stride" if other else "missing_partition"
-        text = f"{call.said} begins at {other} instead of {start} of axis {axis}"
+        text = f"{call.expression} begins at {other} instead of {start} of axis {axis}"
         yield Change(cause, text, call.index, instead(elsewhere), {"axis": axis, "from": other}, 0.45)
 
 
 def _shifted(call: OperatorCall) -> Iterator[Change]:
     for axis in range(call.out.dim()):
         for step in (1, -1) if call.out.shape[axis] > 2 else (1,) if call.out.shape[axis] == 2 else ():
-            text = f"the result of {call.said} is shifted by {step} along axis {axis}"
+            text = f"the result of {call.expression} is shifted by {step} along axis {axis}"
             params = {"axis": axis, "step": step}
             yield Change("shifted", text, call.index, moved(lambda t, s=step, d=axis: t.roll(s, d)), params, 0.3)
 
@@ -367,7 +379,7 @@ def _reinterpreted(call: OperatorCall) -> Iterator[Change]:
             return replaced(args, 0, args[0].view(other))
 
         text = f"the bytes of {name} are read as {str(other).removeprefix('torch.')}"
-        yield Change("wrong_format", text, call.index, given(bytes_as), {"input": name}, 0.7)
+        yield Change("wrong_format", text, call.index, with_arguments(bytes_as), {"input": name}, 0.7)
     for text, read in _FORMATS:
         change = instead(lambda t, *a, read=read, **k: read(t.long()).to(k.get("dtype", torch.float64)))
         yield Change("wrong_format", f"{name} is read {text}", call.index, change, {"input": name}, 0.4)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, whole, with_arguments
 
 _SMALL = 8  # places of a row of indices
 _AT = {"gather": 2, "scatter": 2, "scatter_add": 2, "scatter_add_": 2}
@@ -37,16 +37,16 @@ def _together(call: OperatorCall) -> tuple[int, list[Tensor]] | None:
 
 
 def _offsets(call: OperatorCall) -> Iterator[Change]:
-    found = _together(call)
-    if found is None or not floating(call.args[0]):
+    indexed = _together(call)
+    if indexed is None or not floating(call.args[0]):
         return
-    first, indices = found
+    first, indices = indexed
     sizes = list(call.args[0].shape[first : first + len(indices)])
     lengths = list(dict.fromkeys(call.args[0].shape))
     for d in range(1, len(sizes)):
         for other in (n for n in lengths if n != sizes[d] and n > 1):
             steps = [*sizes[:d], other, *sizes[d + 1 :]]
-            text = f"the stride of axis {first + d - 1} of {call.said} is made of {other} instead of {sizes[d]}"
+            text = f"the stride of axis {first + d - 1} of {call.expression} is made of {other} instead of {sizes[d]}"
             params = {"axis": first + d - 1, "stride": other}
             change = _at(call, first, len(indices), partial(_horner, sizes=steps))
             yield Change("wrong_stride", text, call.index, change, params, 0.55, also=("invalid_index",))
@@ -57,7 +57,7 @@ def _offsets(call: OperatorCall) -> Iterator[Change]:
             new[i], new[j] = now[j], now[i]
             return _horner(new, sizes)
 
-        text = f"the indices of axes {first + i} and {first + j} of {call.said} are exchanged"
+        text = f"the indices of axes {first + i} and {first + j} of {call.expression} are exchanged"
         change = _at(call, first, len(indices), exchanged)
         params = {"axes": [first + i, first + j]}
         yield Change("wrong_stride", text, call.index, change, params, 0.5, also=("transposed", "invalid_index"))
@@ -97,17 +97,17 @@ def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
         places = torch.arange(i.shape[axis], device=i.device).view([-1 if d == axis else 1 for d in range(i.dim())])
         return places.expand(i.shape).to(i.dtype)
 
-    text = f"{call.said} counts along each row where {name} says which place: the index is ignored"
-    change = given(lambda args: replaced(args, at, own(args[at])))
+    text = f"{call.expression} counts along each row where {name} says which place: the index is ignored"
+    change = with_arguments(lambda args: replaced(args, at, own(args[at])))
     yield Change("invalid_index", text, call.index, change, {"index": name}, 0.5, also=("permuted", "wrong_stride"))
     for place, which in ((0, "first"), (-1, "last")):
 
         def alone(i: Tensor, place: int = place) -> Tensor:
             return i.select(axis, place).unsqueeze(axis).expand(i.shape).contiguous()
 
-        text = f"the {which} of every row of {name} stands for all of it in {call.said}"
+        text = f"the {which} of every row of {name} stands for all of it in {call.expression}"
         params = {"index": name, "axis": axis}
-        change = given(lambda args, f=alone: replaced(args, at, f(args[at])))
+        change = with_arguments(lambda args, f=alone: replaced(args, at, f(args[at])))
         yield Change("invalid_index", text, call.index, change, params, 0.45, also=("wrong_format", "wrong_stride"))
         if call.name == "scatter" and isinstance(call.args[3], Tensor):
 

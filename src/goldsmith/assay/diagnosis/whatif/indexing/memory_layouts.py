@@ -29,7 +29,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     shape = _lying(x)
     for i, j in combinations(range(x.dim()), 2):
         if shape[i] != shape[j] and min(shape[i], shape[j]) > 1:
-            name = call.operand(0) or call.said
+            name = call.operand(0) or call.expression
             text = f"axes {i} and {j} of the memory of {name} are taken in the other order by {call.name}"
             make = _stored(i, j) if call.name in _STORES else _read(i, j)
             params = {"operand": name, "axes": [i, j]}
@@ -49,13 +49,13 @@ def _seen(x: Tensor, i: int, j: int) -> tuple[Tensor, Callable[[Tensor], Tensor]
     """The same numbers in memory, with two of its axes the other way round; and the way back."""
     order = _order(x)
     back = [order.index(d) for d in range(x.dim())]
-    held = x.permute(order).contiguous()
-    turned = list(held.shape)
+    laid = x.permute(order).contiguous()
+    turned = list(laid.shape)
     turned[i], turned[j] = turned[j], turned[i]
-    seen = held.view(turned).transpose(i, j).permute(back)
+    seen = laid.view(turned).transpose(i, j).permute(back)
 
     def undone(t: Tensor) -> Tensor:
-        return t.permute(order).transpose(i, j).contiguous().view(held.shape).permute(back)
+        return t.permute(order).transpose(i, j).contiguous().view(laid.shape).permute(back)
 
     return seen, undone
 

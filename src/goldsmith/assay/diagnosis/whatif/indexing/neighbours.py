@@ -23,9 +23,9 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     for step, where in ((1, "after"), (-1, "before")):
         other = min(max(at % n + step, 0), n - 1)
 
-        def beside(x: Tensor, dim: int, index: int, other: int = other) -> Tensor:
+        def neighbour(x: Tensor, dim: int, index: int, other: int = other) -> Tensor:
             return x.select(dim, other)
 
-        text = f"{call.said} reads the place {where} its own along axis {axis}"
-        yield Change("shifted", text, call.index, instead(beside), {"axis": axis, "step": step}, 0.42,
+        text = f"{call.expression} reads the place {where} its own along axis {axis}"
+        yield Change("shifted", text, call.index, instead(neighbour), {"axis": axis, "step": step}, 0.42,
                      also=("off_by_one", "invalid_index"))  # fmt: skip

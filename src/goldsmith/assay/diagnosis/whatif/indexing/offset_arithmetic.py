@@ -30,7 +30,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     number = call.args[1]
     if isinstance(number, int) and not isinstance(number, bool):
         if call.name in _ADDS | _SUBS:
-            yield from _beside(call)
+            yield from _off_by_one(call)
         if call.name in _MULS and abs(number) > 1:
             yield from _strides(call, number)
         if call.name in _DIVS | _RESTS and number > 1:
@@ -47,14 +47,14 @@ def _wrapped(call: OperatorCall) -> Iterator[Change]:
         span, least = 1 << info.bits, info.min
         change = moved(lambda t, n=span, lo=least: (t - lo) % n + lo)
         how = "with a sign" if least else "without one"
-        text = f"{call.said} is kept in {info.bits} bits {how}"
+        text = f"{call.expression} is kept in {info.bits} bits {how}"
         yield Change("index_overflow", text, call.index, change, {"bits": info.bits}, 0.6, also=("invalid_index",))
 
 
-def _beside(call: OperatorCall) -> Iterator[Change]:
+def _off_by_one(call: OperatorCall) -> Iterator[Change]:
     """Everything lies one place too early or too late."""
     for step, how in ((-1, "low"), (1, "high")):
-        text = f"{call.said} is one too {how}"
+        text = f"{call.expression} is one too {how}"
         change = moved(lambda t, s=step: t + s)
         yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_BESIDE)
 
@@ -62,7 +62,7 @@ def _beside(call: OperatorCall) -> Iterator[Change]:
 def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
     for other, how in ((number - 1, "one less"), (number + 1, "one more")):
         if other:
-            text = f"the stride {number} in {call.said} is {how}, {other}"
+            text = f"the stride {number} in {call.expression} is {how}, {other}"
             change = instead(lambda x, *a, c=other, **k: x * c)
             params = {"stride": number, "read": other}
             yield Change("wrong_stride", text, call.index, change, params, 0.5, also=("invalid_index", "off_by_one"))
@@ -81,7 +81,7 @@ def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
     for cause, how, make in kinds:
         also = ("wrong_stride" if cause == "invalid_index" else "invalid_index", "permuted")
         change = instead(lambda x, *a, make=make, **k: make(x))
-        yield Change(cause, f"in {call.said} {how}", call.index, change, {"number": number}, 0.45, also=also)
+        yield Change(cause, f"in {call.expression} {how}", call.index, change, {"number": number}, 0.45, also=also)
 
 
 def _of(rest: bool, number: int) -> Made:

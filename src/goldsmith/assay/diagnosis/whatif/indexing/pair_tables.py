@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments
 
 _PAIRED = frozenset("add add_ sub sub_ rsub mul mul_ div where maximum minimum addcmul".split())
 
@@ -34,8 +34,8 @@ def _square(a: object) -> bool:
 
 def _transposed(call: OperatorCall, at: int) -> Change:
     name = call.operand(at) or "a table"
-    text = f"{call.said} reads {name} by its columns, not by its rows"
-    change = given(lambda args: replaced(args, at, args[at].mT))
+    text = f"{call.expression} reads {name} by its columns, not by its rows"
+    change = with_arguments(lambda args: replaced(args, at, args[at].mT))
     return Change("transposed", text, call.index, change, {"operand": name}, 0.6, also=("invalid_index",))
 
 
@@ -54,6 +54,8 @@ def _looked_up(call: OperatorCall) -> Iterator[Change]:
         new[pair[0]], new[pair[1]] = args[1][pair[1]], args[1][pair[0]]
         return replaced(args, 1, new)
 
-    text = f"{call.said} looks up pairs of {call.operand(0) or 'a table'} in the other order"
+    text = f"{call.expression} looks up pairs of {call.operand(0) or 'a table'} in the other order"
     params = {"axes": pair}
-    yield Change("transposed", text, call.index, given(exchanged), params, 0.55, also=("invalid_index", "wrong_stride"))
+    yield Change(
+        "transposed", text, call.index, with_arguments(exchanged), params, 0.55, also=("invalid_index", "wrong_stride")
+    )

@@ -61,18 +61,18 @@ def _change(cut: _Cut, text: str, takes: dict[int, int], prior: float, also: tup
 
 
 def _cuts(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[_Cut]:
-    found: dict[tuple, _Cut] = {}
+    cuts: dict[tuple, _Cut] = {}
     for call in calls:
-        if call.backward or not call.made or not call.args or not floating(call.args[0]):
+        if call.backward or not call.makers or not call.args or not floating(call.args[0]):
             continue
-        source = call.operands[0] or call.made[0]
+        source = call.operands[0] or call.makers[0]
         cut = (source, tuple(call.args[0].shape), call.name)
         if call.name in _LISTS and isinstance(call.out, list | tuple) and len(call.out) > 1:
-            found.setdefault((*cut, *call.args[1:]), _Cut(str(source))).lists.append(call)
+            cuts.setdefault((*cut, *call.args[1:]), _Cut(str(source))).lists.append(call)
         elif call.name in _VIEWS and call.index in among and call.out.shape != call.args[0].shape:
             place = tuple(call.args[1:])
-            found.setdefault((*cut, *place[:1]), _Cut(str(source))).views.setdefault(place, []).append(call)
-    yield from (cut for cut in found.values() if cut.lists or len(cut.views) > 1)
+            cuts.setdefault((*cut, *place[:1]), _Cut(str(source))).views.setdefault(place, []).append(call)
+    yield from (cut for cut in cuts.values() if cut.lists or len(cut.views) > 1)
 
 
 def _listed(takes: dict[int, int]) -> Changed:

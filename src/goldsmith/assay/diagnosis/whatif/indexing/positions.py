@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..run.calls import Change, OperatorCall, floating, given, moved, replaced
+from ..run.calls import Change, OperatorCall, floating, moved, replaced, with_arguments
 from .indices import wraps
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
@@ -19,16 +19,16 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
     first = float(call.out[0])
     for step, how in ((1, "one too late"), (-1, "one too early")):
-        text = f"{call.said} begins {how}"
+        text = f"{call.expression} begins {how}"
         cause, also = ("off_by_one", "shifted") if first == 1 else ("shifted", "off_by_one")
         change = moved(lambda t, s=step: t + s)
         yield Change(cause, text, call.index, change, {"step": step}, 0.45, also=(also,))
     for bits, wrap in wraps(call.out):
-        text = f"{call.said} wraps at {bits} bits"
+        text = f"{call.expression} wraps at {bits} bits"
         yield Change("index_overflow", text, call.index, moved(wrap), {"bits": bits}, 0.6)
-    of_bits = any(call.index in c.made and c.name in _SHIFTS for c in calls)
+    of_bits = any(call.index in c.makers and c.name in _SHIFTS for c in calls)
     cause, also = ("wrong_format", "permuted") if of_bits else ("permuted", "wrong_format")
-    text = f"{call.said} counts down where it should count up"
+    text = f"{call.expression} counts down where it should count up"
     yield Change(cause, text, call.index, moved(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
@@ -45,9 +45,9 @@ def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, 
             continue
         for k, n in list(sizes.items())[:_SIZES]:
             for up, down in ((n - 1, n), (n, n - 1), (n + 1, n), (n, n + 1)):
-                said = f"{k}" if up == n else f"({k} {up - n:+d})"
+                label = f"{k}" if up == n else f"({k} {up - n:+d})"
                 over = f"{k}" if down == n else f"({k} {down - n:+d})"
-                text = f"{call.args[1]:g} in {call.said} is {said} / {over} of it"
-                change = given(lambda args, c=up / down: replaced(args, 1, args[1] * c))
-                params = {"factor": f"{said} / {over}", "named": f"{said}/{over}", "value": up / down}
+                text = f"{call.args[1]:g} in {call.expression} is {label} / {over} of it"
+                change = with_arguments(lambda args, c=up / down: replaced(args, 1, args[1] * c))
+                params = {"factor": f"{label} / {over}", "named": f"{label}/{over}", "value": up / down}
                 yield Change("wrong_factor", text, call.index, change, params, 0.5, also=("off_by_one",))

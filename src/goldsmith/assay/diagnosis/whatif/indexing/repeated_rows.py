@@ -32,7 +32,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             for axis, ordered, how in _orders(a, tuple(call.out.shape)):
                 name = call.operand(i) or f"an operand of {call.name}"
                 change = _read(i, tuple(call.out.shape), axis, ordered)
-                text = f"{name} in {call.said} is read {how}"
+                text = f"{name} in {call.expression} is read {how}"
                 params = {"operand": name, "axis": axis}
                 yield Change("invalid_index", text, call.index, change, params, 0.5, also=_ALSO)
                 groups.setdefault((axis, tuple(call.out.shape[: axis + 2]), how), []).append((call.index, change))
@@ -69,10 +69,10 @@ def _read(i: int, out: tuple[int, ...], axis: int, first: bool) -> Changed:
         own = (1,) * (len(out) - a.dim()) + tuple(a.shape)
         rows = a.reshape(own).movedim(axis if first else axis + 1, 0)
         rows = rows.reshape(n if first else m, *own[:axis], *own[axis + 2 :])
-        taken = rows.index_select(0, at).unflatten(0, (n, m)).movedim((0, 1), (axis, axis + 1))
-        if prod(taken.shape) > prod(out):
+        selected = rows.index_select(0, at).unflatten(0, (n, m)).movedim((0, 1), (axis, axis + 1))
+        if prod(selected.shape) > prod(out):
             raise RuntimeError("it is no operand of this one")
-        return func(*replaced(args, i, taken.contiguous()), **kwargs)
+        return func(*replaced(args, i, selected.contiguous()), **kwargs)
 
     return run
 

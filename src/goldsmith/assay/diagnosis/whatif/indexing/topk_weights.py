@@ -24,7 +24,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _maker(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall | None:
-    key = call.made[0] if call.made else -1
+    key = call.makers[0] if call.makers else -1
     return calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
@@ -38,22 +38,22 @@ def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Ch
     maker = _maker(calls, call)
     if maker is None or maker.name not in _CHOICES or _axis(maker) != call.args[1] % call.args[0].dim():
         return
-    axis, held = _axis(maker), dict[str, Tensor]()
+    axis, inputs = _axis(maker), dict[str, Tensor]()
     if maker.args[0].dim() != call.args[0].dim():
         return
 
     def kept(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
-        held["all"], held["at"] = args[0], args[2] if maker.name == "gather" else out[1]
+        inputs["all"], inputs["at"] = args[0], args[2] if maker.name == "gather" else out[1]
         return out
 
     def shares(func: Any, args: tuple, kwargs: dict) -> Any:
-        chosen = torch.softmax(held["all"], axis).gather(axis, held["at"])
+        chosen = torch.softmax(inputs["all"], axis).gather(axis, inputs["at"])
         if chosen.shape != args[0].shape:
             raise RuntimeError("not all of what was chosen")
         return chosen
 
-    text = f"the sum of {call.said} runs over all, not over those that are chosen"
+    text = f"the sum of {call.expression} runs over all, not over those that are chosen"
     group = ((maker.index, kept), (call.index, shares))
     yield Change("wrong_factor", text, call.index, shares, {"axis": axis}, 0.6, group=group, also=("wrong_mask",))
 
@@ -70,7 +70,7 @@ def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
         values = values / values.sum(axis, keepdim=True)
         return values if isinstance(out, Tensor) else (values, *out[1:])
 
-    text = f"what {call.said} chooses is divided by its sum"
+    text = f"what {call.expression} chooses is divided by its sum"
     yield Change("wrong_factor", text, call.index, divided, {"axis": axis}, 0.55)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, moved, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, moved, replaced, whole, with_arguments
 from ..sums.reductions import axes_of, neutral, only
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
@@ -53,10 +53,10 @@ def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:
 
 
 def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Change]:
-    found = _looked_up(call)
-    if found is None or not found[0].numel():
+    lookup = _looked_up(call)
+    if lookup is None or not lookup[0].numel():
         return
-    index, n, behind = found
+    index, n, behind = lookup
     most = int(index.max())
 
     def without(lost: Tensor) -> Any:
@@ -65,13 +65,13 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 
     for limit, why in _rests(n, parts):
         if most >= limit:
-            text = f"{call.said} finds nothing from {limit} on: {why}"
+            text = f"{call.expression} finds nothing from {limit} on: {why}"
             change = without(index >= limit)
             yield Change("missing_partition", text, call.index, change, {"from": limit}, 0.5,
                          also=("off_by_one", "wrong_mask"))  # fmt: skip
     for bits, dtype in _NARROW:
         if most > torch.iinfo(dtype).max:
-            text = f"indices of {call.said} have {bits} bits with a sign: those that become negative find nothing"
+            text = f"indices of {call.expression} have {bits} bits with a sign: those that become negative find nothing"
             change = without(index.to(dtype) < 0)
             yield Change("index_overflow", text, call.index, change, {"bits": bits}, 0.55,
                          also=("dtype_width", "invalid_index"))  # fmt: skip
@@ -80,7 +80,7 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 def _of_a_sum(call: OperatorCall, axis: int, parts: Mapping[int, str]) -> Iterator[Change]:
     n, fill = call.args[0].shape[axis], neutral(call.name)
     for limit, why in _rests(n, parts):
-        text = f"{call.said} ends at {limit}: {why}"
-        cut = given(lambda args, k=limit: replaced(args, 0, only(args[0], axis, 0, k, fill)))
+        text = f"{call.expression} ends at {limit}: {why}"
+        cut = with_arguments(lambda args, k=limit: replaced(args, 0, only(args[0], axis, 0, k, fill)))
         yield Change("missing_partition", text, call.index, cut, {"missing": [limit, n], "axis": axis}, 0.5,
                      also=("truncated_reduction", "off_by_one"))  # fmt: skip

@@ -20,17 +20,17 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(leaves: Leaves) -> Iterator[Change]:
-    given = {n: t for n, t in leaves.items() if t.numel() and t.numel() <= _NUMBERS and not n.startswith("grad_")}
-    for names, axis, n in _axes(given):
+    inputs = {n: t for n, t in leaves.items() if t.numel() and t.numel() <= _NUMBERS and not n.startswith("grad_")}
+    for names, axis, n in _axes(inputs):
         for block in (b for b in _BLOCKS if b < n):
             yield from _in_blocks(names, axis, block)
-    yield from _halves([n for n, t in given.items() if t.dtype == torch.uint8])
+    yield from _halves([n for n, t in inputs.items() if t.dtype == torch.uint8])
 
 
-def _axes(given: Leaves) -> Iterator[tuple[tuple[str, ...], int, int]]:
+def _axes(inputs: Leaves) -> Iterator[tuple[tuple[str, ...], int, int]]:
     """Every axis of every input, and inputs of one shape together, as scales and zero points are."""
     shapes: dict[torch.Size, list[str]] = {}
-    for name, t in given.items():
+    for name, t in inputs.items():
         shapes.setdefault(t.shape, []).append(name)
         yield from (((name,), axis, n) for axis, n in enumerate(t.shape) if n > 2)
     for shape, names in shapes.items():
@@ -62,7 +62,7 @@ def _halves(names: list[str]) -> Iterator[Change]:
     """Two numbers of four bits in a byte, the low one taken for the high one."""
     groups = [(n,) for n in names] + ([tuple(names)] if len(names) > 1 else [])
     for some in groups:
-        said = " and ".join(some)
+        joined = " and ".join(some)
         for text, other, also in (
             ("low and high four bits of a byte are exchanged", lambda b: b % 16 * 16 + b // 16, _SWAPPED),
             ("both numbers of a byte are its low four bits", lambda b: b % 16 * 17, ("wrong_stride",)),
@@ -73,5 +73,5 @@ def _halves(names: list[str]) -> Iterator[Change]:
                 return {n: other(now[n]) for n in some}
 
             yield Change(
-                "wrong_format", f"{text} of {said}", -1, None, {"input": some[0]}, 0.5, leaves=bytes_of, also=also
+                "wrong_format", f"{text} of {joined}", -1, None, {"input": some[0]}, 0.5, leaves=bytes_of, also=also
             )

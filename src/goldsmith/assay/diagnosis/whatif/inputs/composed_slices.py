@@ -34,22 +34,22 @@ class GoldenRun(Protocol):
 
 
 class _Run:
-    def __init__(self, given: Values, make: Callable[[Values], Values | None], until: str):
-        self.given, self.make, self.until = given, make, until
+    def __init__(self, leaves: Values, make: Callable[[Values], Values | None], until: str):
+        self.leaves, self.make, self.until = leaves, make, until
 
     def __call__(self, leaves: Values) -> Values:
-        done = self.make({**self.given, **leaves})
+        done = self.make({**self.leaves, **leaves})
         if done is None:
             raise RuntimeError("the golden does not run on these")
         return done
 
 
-def made(
-    change: Change, given: Values, make: Callable[[Values], Values | None], until: str
+def composed_values(
+    change: Change, leaves: Values, make: Callable[[Values], Values | None], until: str
 ) -> dict[str, Tensor] | None:
     """What the change puts together of several runs; None where the golden does not run on such leaves."""
     try:
-        return dict(change.composed(given, _Run(given, make, until))) if change.composed is not None else None
+        return dict(change.composed(leaves, _Run(leaves, make, until))) if change.composed is not None else None
     except (RuntimeError, KeyError, IndexError):
         return None
 
@@ -58,32 +58,32 @@ def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[C
     """`tensor`: the wrong one; `sizes`: the case's, and its other numbers."""
     if tensor.endswith(".grad"):
         return  # what is sent back would have to be cut as well
-    given = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
+    inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
     yield from _on_from_before()
     spent = [0.0]
-    for names, axis, n in _groups(given):
+    for names, axis, n in _groups(inputs):
         for block in _blocks(n):
             yield from _in_blocks(names, axis, n, block, tensor, spent)
-    for names, axis, n in _groups(given):
+    for names, axis, n in _groups(inputs):
         yield from _ordered(names, axis, n, sizes)
 
 
 # blocks
 
 
-def _groups(given: Values) -> Iterator[tuple[tuple[str, ...], int, int]]:
+def _groups(inputs: Values) -> Iterator[tuple[tuple[str, ...], int, int]]:
     """(names, axis, length): inputs that share an axis by their shape, each alone, and all that are as long there."""
-    found: dict[tuple[tuple[str, ...], int], int] = {}
-    for name, t in given.items():
+    axes: dict[tuple[tuple[str, ...], int], int] = {}
+    for name, t in inputs.items():
         for axis, n in enumerate(t.shape):
             if not _LEAST < n <= _MOST or t.numel() > _NUMBERS:
                 continue
-            same = tuple(m for m, s in given.items() if s.shape == t.shape)
-            leading = tuple(m for m, s in given.items() if s.dim() > axis and s.shape[axis] == n)
+            same = tuple(m for m, s in inputs.items() if s.shape == t.shape)
+            leading = tuple(m for m, s in inputs.items() if s.dim() > axis and s.shape[axis] == n)
             for names in (same, leading, (name,)):
-                if any(floating(given[m]) for m in names):
-                    found.setdefault((names, axis), n)
-    yield from ((names, axis, n) for (names, axis), n in found.items())
+                if any(floating(inputs[m]) for m in names):
+                    axes.setdefault((names, axis), n)
+    yield from ((names, axis, n) for (names, axis), n in axes.items())
 
 
 def _blocks(n: int) -> Iterator[int]:
@@ -104,8 +104,8 @@ def _in_blocks(
         def composed(leaves: Values, run: GoldenRun) -> Values:
             parts = pieces.of(leaves, run)
             done = run({})
-            found = {k: _put(make, [p[k] for p in parts], lengths, done[k], whole, k != tensor) for k in done}
-            return {k: v for k, v in found.items() if v is not None}
+            results = {k: _put(make, [p[k] for p in parts], lengths, done[k], whole, k != tensor) for k in done}
+            return {k: v for k, v in results.items() if v is not None}
 
         prior -= 0.05 * (block < 2)
         return Change(cause, f"{of} {text}", -1, None, params, prior, composed=composed, also=also)
@@ -123,7 +123,7 @@ def _in_blocks(
               "missing_rescale")  # fmt: skip
     yield put("their own results are added up", "missing_rescale", 0.4, lambda v, k: torch.stack(v).sum(0),
               "missing_term", "repeated_term")  # fmt: skip
-    yield put("each begins anew", "missing_term", 0.45, _beside, "truncated_reduction", "overwritten_accumulator",
+    yield put("each begins anew", "missing_term", 0.45, _concatenated, "truncated_reduction", "overwritten_accumulator",
               whole=True)  # fmt: skip
     yield _last_step(names, axis, n, block, of, params)
 
@@ -134,27 +134,27 @@ class _Pieces:
     def __init__(self, names: tuple[str, ...], axis: int, n: int, block: int, spent: list[float]):
         self.names, self.axis, self.n, self.block, self.spent = names, axis, n, block, spent
         self.key: tuple | None = None
-        self.made: list[Values] = []  # of those leaves, for that result; a block that does not fit says so once
+        self.results: list[Values] = []  # of those leaves, for that result; a block that does not fit says so once
         self.failed = False
 
     def of(self, leaves: Values, run: GoldenRun) -> list[Values]:
         key = (id(leaves), run.until)
         if key == self.key:
-            return self.made
+            return self.results
         if self.failed or self.spent[0] > _SECONDS:
             raise RuntimeError("the golden does not run on blocks, or takes too long")
-        self.key, self.made, started = None, [], time.thread_time()
+        self.key, self.results, started = None, [], time.thread_time()
         try:
             for at in range(0, self.n, self.block):
                 width = min(self.block, self.n - at)
-                self.made.append(run({m: leaves[m].narrow(self.axis, at, width).contiguous() for m in self.names}))
+                self.results.append(run({m: leaves[m].narrow(self.axis, at, width).contiguous() for m in self.names}))
         except RuntimeError:
             self.failed = True
             raise
         finally:
             self.spent[0] += time.thread_time() - started
         self.key = key
-        return self.made
+        return self.results
 
 
 def _put(make: Put, parts: list[Tensor], lengths: list[int], like: Tensor, whole: bool, other: bool) -> Tensor | None:
@@ -166,17 +166,17 @@ def _put(make: Put, parts: list[Tensor], lengths: list[int], like: Tensor, whole
         return None
     reduced = all(p.shape == like.shape for p in parts)
     if reduced == whole:
-        return None if reduced or not other else _beside(parts, lengths, like)
-    made = make(parts, lengths)
-    return made if made is not None and made.shape == like.shape else None
+        return None if reduced or not other else _concatenated(parts, lengths, like)
+    result = make(parts, lengths)
+    return result if result is not None and result.shape == like.shape else None
 
 
-def _beside(parts: list[Tensor], lengths: list[int], like: Tensor | None = None) -> Tensor | None:
+def _concatenated(parts: list[Tensor], lengths: list[int], like: Tensor | None = None) -> Tensor | None:
     """One block's result behind the other's."""
     for d in range(parts[0].dim()):
         if [p.shape[d] for p in parts] == lengths:
-            made = torch.cat(parts, d)
-            return made if like is None or made.shape == like.shape else None
+            joined = torch.cat(parts, d)
+            return joined if like is None or joined.shape == like.shape else None
     return None
 
 
@@ -201,14 +201,14 @@ class _Once:
 
     def __init__(self) -> None:
         self.key: tuple | None = None
-        self.made: Values = {}
+        self.results: Values = {}
         self.leaves: Values | None = None  # held, so that no others have its id
 
     def of(self, leaves: Values, run: GoldenRun) -> Values:
         if self.key != (id(leaves), run.until):
-            self.made = run({})
+            self.results = run({})
             self.key, self.leaves = (id(leaves), run.until), leaves
-        return self.made
+        return self.results
 
 
 def _on_from_before() -> Iterator[Change]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _READ = frozenset("_to_copy mul sub add div".split())  # where whole numbers become others
@@ -26,7 +26,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             continue
         name = call.operand(i) or "the stored numbers"
         for text, read in _read_otherwise(t):
-            change = given(lambda args, i=i, read=read: replaced(args, i, read(args[i].long())))
+            change = with_arguments(lambda args, i=i, read=read: replaced(args, i, read(args[i].long())))
             yield Change("wrong_format", f"{name} is read {text}", call.index, change, {"input": name}, 0.5)
 
 

@@ -68,14 +68,14 @@ def _together(leaves: Leaves) -> Iterator[Change]:
 
 def _one_for_all(leaves: Leaves) -> Iterator[Change]:
     """One place of an axis stands for all: a number of a block, such as its scale, that is read after the loop."""
-    found: dict[tuple[tuple[str, int], ...], int] = {}
-    given = {n: t for n, t in leaves.items() if floating(t) and t.dim() and not n.startswith("grad_")}
-    for n in sorted({n for t in given.values() for n in t.shape if n > 1}):
-        axes = [[(m, d) for d, k in enumerate(t.shape) if k == n] for m, t in given.items() if n in t.shape]
+    groups: dict[tuple[tuple[str, int], ...], int] = {}
+    inputs = {n: t for n, t in leaves.items() if floating(t) and t.dim() and not n.startswith("grad_")}
+    for n in sorted({n for t in inputs.values() for n in t.shape if n > 1}):
+        axes = [[(m, d) for d, k in enumerate(t.shape) if k == n] for m, t in inputs.items() if n in t.shape]
         together = islice(product(*axes), _MEANT)
         for some in (*together, *((one,) for own in axes for one in own)):
-            found.setdefault(some, n)
-    for some in found:
+            groups.setdefault(some, n)
+    for some in groups:
         for at, which, cause in ((-1, "last", "wrong_factor"), (0, "first", "wrong_stride")):
 
             def stands(now: Leaves, some: tuple = some, at: int = at) -> Leaves:
@@ -111,8 +111,8 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
     for step in (1, -1):
         cause = "off_by_one" if bool((t.diff() >= 0).all()) else "shifted"  # offsets ascend
         text = f"{name} is {step:+d}"
-        held = _one(name, lambda t, s=step: (t.long() + s).clamp(low, high).to(t.dtype))
-        yield _change(cause, f"{text}, within its range", held, {"input": name}, 0.5)
+        clamped = _one(name, lambda t, s=step: (t.long() + s).clamp(low, high).to(t.dtype))
+        yield _change(cause, f"{text}, within its range", clamped, {"input": name}, 0.5)
         around = _one(name, lambda t, s=step: (low + (t.long() + s - low) % (high - low + 1)).to(t.dtype))
         yield _change(cause, f"{text}, around", around, {"input": name}, 0.5)
         plain = _one(name, lambda t, s=step: t + s)
@@ -220,9 +220,9 @@ def _beside_the_diagonal(name: str, t: Tensor) -> Iterator[Change]:
     one = torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
     i, j = torch.nonzero(torch.ones_like(one), as_tuple=True)
     for step, where in ((-1, "below"), (1, "above")):
-        beside = ((j - i) == step).reshape(one.shape)
-        if bool((t * beside).any()):
-            change = _one(name, lambda t, m=beside: t.masked_fill(m, 0.0))
+        off_diagonal = ((j - i) == step).reshape(one.shape)
+        if bool((t * off_diagonal).any()):
+            change = _one(name, lambda t, m=off_diagonal: t.masked_fill(m, 0.0))
             text = f"the places of {name} just {where} its diagonal are left out"
             yield Change("off_by_one", text, -1, None, {"input": name}, 0.45, leaves=change,
                          also=("truncated_reduction", "mask_shift"))  # fmt: skip
@@ -272,11 +272,11 @@ def _valued(name: str) -> Iterator[Change]:
 
 def _formats(examination: Examination, name: str) -> Iterator[Change]:
     """Rounded more narrowly than it came."""
-    given = examination.material.inputs.get(name)
-    if given is None or given.dtype != torch.float32:
+    value = examination.material.inputs.get(name)
+    if value is None or value.dtype != torch.float32:
         return
     for dtype in (torch.bfloat16, torch.float16):
-        said = str(dtype).removeprefix("torch.")
-        text = f"{name} is rounded to {said} before it is used"
+        dtype_name = str(dtype).removeprefix("torch.")
+        text = f"{name} is rounded to {dtype_name} before it is used"
         change = _one(name, lambda t, dtype=dtype: t.to(dtype).to(t.dtype))
-        yield _change("low_precision_accumulation", text, change, {"input": name, "dtype": said}, 0.5)
+        yield _change("low_precision_accumulation", text, change, {"input": name, "dtype": dtype_name}, 0.5)

@@ -41,7 +41,7 @@ _READS: tuple[tuple[str, Read], ...] = (
 
 def changes(leaves: Leaves) -> Iterator[Change]:
     """Of one input, in forward and backward; that every second entry is read twice is told elsewhere."""
-    said, read = _READS[1]
+    text, read = _READS[1]
     for name, t in _stacked(leaves):
         if t[0].numel() % 2 == 0:
             params = {"operand": name, "input": name, "axis": 0}
@@ -49,7 +49,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
             def moved(now: Leaves, name: str = name) -> Leaves:
                 return {name: read(now[name])}
 
-            yield Change("wrong_stride", said.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
+            yield Change("wrong_stride", text.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
 
 
 def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
@@ -63,9 +63,9 @@ def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) 
         some: list[tuple[str, ...]] = [(name,) for name in names]
         some += list(combinations(names, 2))[:_PAIRS]
         some += [tuple(names)] if len(names) > 2 else []
-        for said, read_so in _READS:
+        for phrase, read_so in _READS:
             for group in some:
-                text = f"in the backward {said.format(' and '.join(group))}"
+                text = f"in the backward {phrase.format(' and '.join(group))}"
                 params = {"operand": group[0], "saved": group[0], "axis": 0}
                 yield Change("wrong_stride", text, -1, None, params, 0.58,
                              saved=_instead(list(calls), group, read_so), also=_ALSO)  # fmt: skip
@@ -73,15 +73,15 @@ def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) 
 
 def _stacked(leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
     for name, t in leaves.items():
-        given = floating(t) and not name.startswith("grad_")
-        if given and t.dim() > 1 and len(t) >= _LEAST and 1 < t[0].numel() and t.numel() <= _NUMBERS:
+        is_input = floating(t) and not name.startswith("grad_")
+        if is_input and t.dim() > 1 and len(t) >= _LEAST and 1 < t[0].numel() and t.numel() <= _NUMBERS:
             yield name, t
 
 
 def _instead(calls: list[OperatorCall], names: tuple[str, ...], read: Read) -> Instead:
-    def instead(held: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-        if not all(name in held for name in names):
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        if not all(name in tensors for name in names):
             return {}
-        return followed(calls, {name: read(held[name]) for name in names}, _FOLLOWED)
+        return followed(calls, {name: read(tensors[name]) for name in names}, _FOLLOWED)
 
     return instead

@@ -22,10 +22,10 @@ Values = Mapping[str, Tensor]
 
 def changes(leaves: Values, tensor: str) -> Iterator[Change]:
     """`tensor`: the wrong one."""
-    given = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.dim() > 1 and t.numel()}
+    inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.dim() > 1 and t.numel()}
     if not tensor.endswith(".grad"):
-        for batch, time, shape in _axes(given):
-            yield _as_one(given, batch, time, shape)
+        for batch, time, shape in _axes(inputs):
+            yield _as_one(inputs, batch, time, shape)
     else:
         sent = {n: t for n, t in leaves.items() if n.startswith("grad_") and t.numel()}
         whose = leaves.get(tensor.removesuffix(".grad"))
@@ -33,25 +33,25 @@ def changes(leaves: Values, tensor: str) -> Iterator[Change]:
             yield from _no_further(whose, sent, tensor)
 
 
-def _axes(given: Values) -> list[tuple[int, int, tuple[int, int]]]:
+def _axes(inputs: Values) -> list[tuple[int, int, tuple[int, int]]]:
     """(axis of sequences, axis of steps, their lengths)"""
-    found: dict[tuple[int, int, tuple[int, int]], None] = {}
-    for t in given.values():
+    axes: dict[tuple[int, int, tuple[int, int]], None] = {}
+    for t in inputs.values():
         dims = range(min(t.dim(), 3)) if floating(t) else ()
         for batch in dims:
             for time in dims:
                 if batch != time and t.shape[batch] >= _LEAST and t.shape[time] >= _LEAST:
-                    found.setdefault((batch, time, (t.shape[batch], t.shape[time])))
-    return list(found)[:_PAIRS]
+                    axes.setdefault((batch, time, (t.shape[batch], t.shape[time])))
+    return list(axes)[:_PAIRS]
 
 
-def _as_one(given: Values, batch: int, time: int, shape: tuple[int, int]) -> Change:
+def _as_one(inputs: Values, batch: int, time: int, shape: tuple[int, int]) -> Change:
     def fits(t: Tensor, lengths: tuple[int, int]) -> bool:
         return t.dim() > max(batch, time) and (t.shape[batch], t.shape[time]) == lengths
 
     def composed(leaves: Values, run: GoldenRun) -> Values:
         joined = {
-            n: torch.cat(leaves[n].split(1, batch), time).contiguous() for n, t in given.items() if fits(t, shape)
+            n: torch.cat(leaves[n].split(1, batch), time).contiguous() for n, t in inputs.items() if fits(t, shape)
         }
         done = run(joined)
         whole = (1, shape[0] * shape[1])

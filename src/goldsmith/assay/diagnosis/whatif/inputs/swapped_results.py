@@ -12,13 +12,13 @@ _NEAR = 1e-3  # of the size
 Values = Mapping[str, Tensor]
 
 
-def changes(golden: Values, made: Mapping[str, Tensor | None], tensor: str) -> Iterator[Change]:
+def changes(golden: Values, candidate: Mapping[str, Tensor | None], tensor: str) -> Iterator[Change]:
     """By name, what the golden has and what the candidate made; forward and backward are not mixed."""
-    own, got, sent = golden.get(tensor), made.get(tensor), tensor.endswith(".grad")
+    own, got, sent = golden.get(tensor), candidate.get(tensor), tensor.endswith(".grad")
     if own is None or got is None or not floating(own):
         return
     for name, other in golden.items():
-        theirs = made.get(name)
+        theirs = candidate.get(name)
         if name == tensor or name.endswith(".grad") != sent or theirs is None or not floating(other):
             continue
         if other.shape != own.shape or _same(own, other) or not (_same(got, other) and _same(theirs, own)):

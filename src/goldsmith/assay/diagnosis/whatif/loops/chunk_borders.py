@@ -17,14 +17,14 @@ _OF_A_STEP = 8  # operators of one name and line
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
     """`made`: what is tried of each operator alone; `wrong`: the wrong elements, right before the first border.
 
     Gradients run the other way: there the last chunk is right.
     """
     lines: dict[tuple[str, str, bool], list[OperatorCall]] = {}
     for call in calls:
-        if call.line and call.index in made:
+        if call.line and call.index in by_call:
             lines.setdefault((call.name, call.line, call.backward), []).append(call)
     for backward, n, chunk in _chunks(wrong):
         for (_, _, back), members in lines.items():
@@ -35,12 +35,12 @@ def changes(calls: Sequence[OperatorCall], made: Mapping[int, Sequence[Change]],
                 steps = members[i::each]
                 at = [n - 1 - t if backward else t for t in range(chunk, n, chunk)]
                 changed = [steps[j] for j in at if j < len(steps)]
-                said = f"at every {chunk}th of {n} steps" if 2 * chunk < n else f"at step {chunk} of {n}"
-                for change in together(changed, made) if changed else ():
-                    text = re.sub(r", in \d+ places$", "", change.text) + f", {said}, where a chunk begins"
+                where = f"at every {chunk}th of {n} steps" if 2 * chunk < n else f"at step {chunk} of {n}"
+                for change in together(changed, by_call) if changed else ():
+                    text = re.sub(r", in \d+ places$", "", change.text) + f", {where}, where a chunk begins"
                     yield replace(change, text=text, at=changed[0].index, prior=change.prior - 0.05)
                 if changed and backward:
-                    text = f"nothing of {changed[0].said} is passed on, {said}, where a chunk begins"
+                    text = f"nothing of {changed[0].expression} is passed on, {where}, where a chunk begins"
                     group = tuple((c.index, moved(torch.zeros_like)) for c in changed)
                     yield Change("missing_term", text, changed[0].index, group[0][1], {}, 0.5, group=group)
 

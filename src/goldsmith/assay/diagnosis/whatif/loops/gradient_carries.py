@@ -55,7 +55,7 @@ def _with_last(
     like = edges[0][0].out.shape
     last = [n for n, t in leaves.items() if n.startswith("grad_") and t.shape == like]
     if last:
-        yield f", the last one without {last[0]}", lambda given: {n: torch.zeros_like(given[n]) for n in last}
+        yield f", the last one without {last[0]}", lambda tensors: {n: torch.zeros_like(tensors[n]) for n in last}
 
 
 def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[list[OperatorCall]]]:
@@ -91,7 +91,7 @@ def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list
     for index, call in adds.items():
         addends, own, waiting = [], False, [] if index in step else [call]
         while waiting:
-            for key in waiting.pop().made[:2]:
+            for key in waiting.pop().makers[:2]:
                 if key in step:
                     waiting.append(adds[int(key)])
                 elif isinstance(key, int) and 0 <= key < len(calls) and calls[key].backward:
@@ -104,14 +104,14 @@ def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list
 
 def _reach(calls: Sequence[OperatorCall]) -> list[int]:
     """Of each operator, the operators that its result is made of, as bits."""
-    found: list[int] = []
+    reach: list[int] = []
     for call in calls:
         bits = 0
         for key in call.read:
-            if isinstance(key, int) and 0 <= key < len(found):
-                bits |= found[key] | 1 << key
-        found.append(bits)
-    return found
+            if isinstance(key, int) and 0 <= key < len(reach):
+                bits |= reach[key] | 1 << key
+        reach.append(bits)
+    return reach
 
 
 def _nothing() -> Changed:
@@ -134,7 +134,7 @@ def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
             own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
             return torch.cat([call.func(parts[0], axis), *own], axis)
 
-        for made, how in ((afresh, "begins anew"), (from_one, "takes over what the one after it made alone")):
-            text = f"in the backward each chunk of {chunk} of {call.said} {how}"
-            yield Change("overwritten_accumulator", text, call.index, instead(made), {"axis": axis, "chunk": chunk},
+        for scan, how in ((afresh, "begins anew"), (from_one, "takes over what the one after it made alone")):
+            text = f"in the backward each chunk of {chunk} of {call.expression} {how}"
+            yield Change("overwritten_accumulator", text, call.index, instead(scan), {"axis": axis, "chunk": chunk},
                          0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

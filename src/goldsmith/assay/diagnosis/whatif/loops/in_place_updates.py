@@ -28,14 +28,14 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     readers: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward:
-            for key in call.made:
+            for key in call.makers:
                 readers.setdefault(key, []).append(call)
     count = 0
     for call in calls:
         if call.backward or call.index not in among or call.name not in _READ:
             continue
         places = [i for i, a in enumerate(call.args) if isinstance(a, Tensor)]
-        for i, key in zip(places, call.made, strict=False):
+        for i, key in zip(places, call.makers, strict=False):
             for other in _updates(readers, key, call, call.args[i]):
                 count += 1
                 if count <= _MOST:
@@ -46,10 +46,10 @@ def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCal
     """What is made of it before, in two steps, and has its form."""
     near = [c for c in readers.get(key, []) if c.index < call.index]
     far = [c for n in near for c in readers.get(n.index, []) if c.index < call.index]
-    found = {c.index: c for c in (*far, *near)}
+    updates = {c.index: c for c in (*far, *near)}
     return [
-        c for c in found.values()
-        if floating(own) and floating(c.out) and c.out.shape == own.shape and c.owns and c.index not in call.made
+        c for c in updates.values()
+        if floating(own) and floating(c.out) and c.out.shape == own.shape and c.owns and c.index not in call.makers
     ][:_OTHERS]  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def _reads(call: OperatorCall, at: int, other: OperatorCall) -> Change:
         return func(*replaced(args, at, now.value), **kwargs)
 
     mine = call.operand(at) or "an operand"
-    text = f"{call.said} reads {other.said} in place of {mine}: {mine} is updated before it is read"
-    params = {"operand": mine, "exchanged": [mine, other.said]}
+    text = f"{call.expression} reads {other.expression} in place of {mine}: {mine} is updated before it is read"
+    params = {"operand": mine, "exchanged": [mine, other.expression]}
     return Change("wrong_saved_tensor", text, call.index, after, params, 0.32,
                   group=((other.index, seen), (call.index, after)), also=("aliased", "stale_state"))  # fmt: skip

@@ -31,10 +31,10 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             for axis in range(part[0].out.dim()):
                 if max(call.out.shape[axis] for call in part) < _LEAST:
                     continue
-                for place, said in ((-1, "last"), (0, "first")):
+                for place, which in ((-1, "last"), (0, "first")):
                     count += 1
                     if count <= _MOST:
-                        yield _without(part, axis, place, said)
+                        yield _without(part, axis, place, which)
 
 
 def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
@@ -46,7 +46,7 @@ def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
             yield from (members[first::turn] for first in range(turn))
 
 
-def _without(part: Sequence[OperatorCall], axis: int, place: int, said: str) -> Change:
+def _without(part: Sequence[OperatorCall], axis: int, place: int, which: str) -> Change:
     def left_out(out: Tensor) -> Tensor:
         if not out.shape[axis]:
             return out
@@ -56,7 +56,7 @@ def _without(part: Sequence[OperatorCall], axis: int, place: int, said: str) -> 
 
     changed: Any = moved(left_out)
     often = f", in {len(part)} places" if len(part) > 1 else ""
-    text = f"the {said} along axis {axis} of {part[0].said} is left out{often}"
+    text = f"the {which} along axis {axis} of {part[0].expression} is left out{often}"
     group = tuple((call.index, changed) for call in part) if len(part) > 1 else ()
-    params = {"term": part[0].said, "axis": axis}
+    params = {"term": part[0].expression, "axis": axis}
     return Change("off_by_one", text, part[0].index, changed, params, 0.35, group=group, also=_ALSO)

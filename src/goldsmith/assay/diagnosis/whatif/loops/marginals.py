@@ -47,7 +47,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         for alone in (True, False):
             group = _group(turns, readers, carried if alone else set(), step)
             if group:
-                text = f"in each of {len(turns)} turns the shares that the backward makes of {turns[0].adds.said} "
+                text = (
+                    f"in each of {len(turns)} turns the shares that the backward makes of {turns[0].adds.expression} "
+                )
                 text += f"are of the state of {which}" + ("" if alone else ", and so is what goes on to earlier turns")
                 yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"step": step}, 0.6 - 0.05 * (
                     not alone), group=group, also=("shifted", "off_by_one"))  # fmt: skip
@@ -55,32 +57,32 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
     shares = {s: call for call in calls for s in _total(calls, call, among)}
-    totals = [calls[i] for i in sorted(shares) if calls[i].made]
+    totals = [calls[i] for i in sorted(shares) if calls[i].makers]
     makes = [next((c.index for c in calls[t.index + 1 :] if _goes_on(c, t)), t.index) for t in totals]
     made_in: dict[Key, int] = {key: number for number, key in enumerate(makes)}  # state -> the turn that makes it
-    ways = [_way(calls, t.made[0], made_in) for t in totals]
+    ways = [_way(calls, t.makers[0], made_in) for t in totals]
     usual = max((w for w in ways if w), key=ways.count, default=())
-    found = []
+    turns = []
     for number, (total, way) in enumerate(zip(totals, ways, strict=True)):
-        adds = _follow(calls, total.made[0], way or usual)
+        adds = _follow(calls, total.makers[0], way or usual)
         if adds is None:
             continue
         at = (way or usual)[-1]
         if floating(adds.args[at]) and adds.args[at].numel() == total.out.numel():
-            before = made_in[adds.made[at]] if way else -1
-            found.append(_Turn(number, adds, at, makes[number], shares[total.index], before))
-    return found
+            before = made_in[adds.makers[at]] if way else -1
+            turns.append(_Turn(number, adds, at, makes[number], shares[total.index], before))
+    return turns
 
 
 def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
     """Which operand of which addition, from what is summed to the state of an earlier turn; () without one."""
     call = _maker(calls, key)
-    if call is None or call.name not in _ADDED or len(call.made) != 2 or not most:
+    if call is None or call.name not in _ADDED or len(call.makers) != 2 or not most:
         return ()
     for i in range(1 if call.name == "sub" else 2):  # what is taken away is no state
-        rest = (i,) if call.made[i] in states else tuple(_way(calls, call.made[i], states, most - 1))
+        rest = (i,) if call.makers[i] in states else tuple(_way(calls, call.makers[i], states, most - 1))
         if rest:
-            return rest if call.made[i] in states else (i, *rest)
+            return rest if call.makers[i] in states else (i, *rest)
     return ()
 
 
@@ -88,27 +90,27 @@ def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> Op
     """The last addition on that way."""
     call = _maker(calls, key)
     for i in way[:-1]:
-        call = None if call is None or len(call.made) != 2 else _maker(calls, call.made[i])
-    return call if way and call is not None and call.name in _ADDED and len(call.made) == 2 else None
+        call = None if call is None or len(call.makers) != 2 else _maker(calls, call.makers[i])
+    return call if way and call is not None and call.name in _ADDED and len(call.makers) == 2 else None
 
 
 def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> Iterator[int]:
     """The logsumexp l of which a product of the backward is g exp(x - l)."""
     if not call.backward or call.name != "mul" or call.index not in among:
         return
-    for key in call.made:
+    for key in call.makers:
         bent = _maker(calls, key)
-        apart = _maker(calls, bent.made[0]) if bent is not None and bent.name == "exp" and bent.made else None
-        if apart is None or apart.name != "sub" or len(apart.made) != 2:
+        apart = _maker(calls, bent.makers[0]) if bent is not None and bent.name == "exp" and bent.makers else None
+        if apart is None or apart.name != "sub" or len(apart.makers) != 2:
             continue
-        total = _maker(calls, apart.made[1])
-        if total is not None and total.name == "logsumexp" and total.made[:1] == apart.made[:1]:
+        total = _maker(calls, apart.makers[1])
+        if total is not None and total.name == "logsumexp" and total.makers[:1] == apart.makers[:1]:
             yield total.index
 
 
 def _goes_on(call: OperatorCall, total: OperatorCall) -> bool:
     """Whether it makes the next state of the sum: the first that reads it in the forward."""
-    same = not call.backward and total.index in call.made and call.owns and floating(call.out)
+    same = not call.backward and total.index in call.makers and call.owns and floating(call.out)
     return same and call.out.shape == total.out.shape
 
 
@@ -118,12 +120,12 @@ def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
 
 def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
     """Sums of the backward by what they read, and as which argument."""
-    found: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.backward and call.name in _SUMS and call.index in among:
-            for i, key in zip((i for i, a in enumerate(call.args) if isinstance(a, Tensor)), call.made, strict=False):
-                found.setdefault(key, []).append((call, i))
-    return found
+            for i, key in zip((i for i, a in enumerate(call.args) if isinstance(a, Tensor)), call.makers, strict=False):
+                readers.setdefault(key, []).append((call, i))
+    return readers
 
 
 def _carrying(
@@ -131,26 +133,26 @@ def _carrying(
 ) -> set[int]:
     """The sums that the shares of other turns are made of: what goes on to the turn before."""
     wanted = {turn.share.index for turn in turns}
-    found: set[int] = set()
+    carrying: set[int] = set()
     behind: set[int] = set()
     for call in reversed(calls):
         if call.index in wanted or call.index in behind:
             behind |= {key for key in call.read if isinstance(key, int)}
     for reads in readers.values():
-        found |= {call.index for call, _ in reads if call.index in behind}
-    return found
+        carrying |= {call.index for call, _ in reads if call.index in behind}
+    return carrying
 
 
 def _group(
     turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]], carried: set[int], step: int
 ) -> tuple[tuple[int, Changed], ...]:
-    held: dict[tuple[str, int], Tensor] = {}  # of the run that goes on
+    current: dict[tuple[str, int], Tensor] = {}  # of the run that goes on
     group: dict[int, Changed] = {}
     scaled = 0
     for turn in turns:
-        group[turn.adds.index] = _kept_operand(turn.at, held, turn.number)
+        group[turn.adds.index] = _kept_operand(turn.at, current, turn.number)
     for turn in turns:
-        group[turn.makes] = _kept_result(held, turn.number, group.get(turn.makes))
+        group[turn.makes] = _kept_result(current, turn.number, group.get(turn.makes))
     for turn in turns:
         other = ("made", turn.number) if step > 0 else ("read", turn.before)
         if step < 0 and turn.before < 0:
@@ -158,35 +160,35 @@ def _group(
         for call, i in readers.get(turn.share.index, []):
             if call.index not in carried:
                 scaled += 1
-                group[call.index] = _scaled(held, turn.number, other, i, group.get(call.index))
+                group[call.index] = _scaled(current, turn.number, other, i, group.get(call.index))
     return tuple(group.items()) if scaled else ()
 
 
-def _kept_operand(at: int, held: dict[tuple[str, int], Tensor], number: int) -> Changed:
+def _kept_operand(at: int, current: dict[tuple[str, int], Tensor], number: int) -> Changed:
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        held["read", number] = args[at]
+        current["read", number] = args[at]
         return func(*args, **kwargs)
 
     return run
 
 
-def _kept_result(held: dict[tuple[str, int], Tensor], number: int, inner: Changed | None) -> Changed:
+def _kept_result(current: dict[tuple[str, int], Tensor], number: int, inner: Changed | None) -> Changed:
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
-        held["made", number] = out
+        current["made", number] = out
         return out
 
     return run
 
 
 def _scaled(
-    held: dict[tuple[str, int], Tensor], number: int, other: tuple[str, int], i: int, inner: Changed | None
+    current: dict[tuple[str, int], Tensor], number: int, other: tuple[str, int], i: int, inner: Changed | None
 ) -> Changed:
     """One addend of a sum, with another state in its exponent."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        own = held["read", number]
-        share = args[i] * torch.exp(held[other].reshape(own.shape) - own)
+        own = current["read", number]
+        share = args[i] * torch.exp(current[other].reshape(own.shape) - own)
         args = replaced(args, i, share)
         return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
 

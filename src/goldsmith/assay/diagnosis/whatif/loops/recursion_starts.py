@@ -20,17 +20,17 @@ Leaves = Mapping[str, Tensor]
 
 def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
     weights = list(_weights(numbers))
-    given = {n: t for n, t in leaves.items() if floating(t) and not n.startswith("grad_")}
+    inputs = {n: t for n, t in leaves.items() if floating(t) and not n.startswith("grad_")}
     places = [
         (name, axis, at, which)
-        for name, t in given.items()
+        for name, t in inputs.items()
         for axis in range(t.dim())
         for at, which in ((0, "first"), (t.shape[axis] - 1, "last"))
         if t.shape[axis] > _SHORT
     ]
     if len(places) * len(weights) > _MOST:
         weights = weights[: max(1, _MOST // len(places))]
-    for said, weight in weights:
+    for formula, weight in weights:
         for name, axis, at, which in places:
 
             def weighed(now: Leaves, name: str = name, axis: int = axis, at: int = at, w: float = weight) -> Leaves:
@@ -38,8 +38,8 @@ def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
                 new.select(axis, at).mul_(w)
                 return {name: new}
 
-            text = f"the {which} place of {name} along axis {axis} is multiplied by {said} = {weight:.6g}"
-            params = {"factor": said, "named": said, "input": name, "axis": axis}
+            text = f"the {which} place of {name} along axis {axis} is multiplied by {formula} = {weight:.6g}"
+            params = {"factor": formula, "named": formula, "input": name, "axis": axis}
             prior = 0.5 if which == "first" else 0.45
             yield Change("wrong_factor", text, -1, None, params, prior, leaves=weighed, also=("missing_term",))
 

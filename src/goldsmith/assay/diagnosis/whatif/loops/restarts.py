@@ -45,15 +45,15 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 def _restarted(
     calls: Sequence[OperatorCall], readers: Mapping[int, list[Reader]], new: Mapping[int, Tensor], kept: bool
 ) -> Instead:
-    def instead(held: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
+    def instead(tensors: Mapping[Key, Tensor]) -> Mapping[Key, Tensor]:
         seeds: dict[Key, Tensor] = {}
         begun: dict[Key, Tensor] = {}
         for turn, state in new.items():
             for call, i, key in readers.get(turn, []):
                 seeds[call.index] = call.func(*replaced(call.args, i, state), **call.kwargs)
                 begun[key] = state
-        made = followed(list(calls), seeds, None)
-        return {**made, **begun} if kept else made
+        states = followed(list(calls), seeds, None)
+        return {**states, **begun} if kept else states
 
     return instead
 
@@ -69,19 +69,19 @@ def _loops(calls: Sequence[OperatorCall]) -> Iterator[tuple[list[OperatorCall], 
         if len(states) < _LEAST:
             continue
         at = {c.index: j for j, c in enumerate(states)}
-        found: dict[tuple, dict[int, Reader]] = {}
+        loops: dict[tuple, dict[int, Reader]] = {}
         for call in calls:
             if call.backward or not call.owns or call.index not in place:
                 continue
-            keys = iter(call.made)
+            keys = iter(call.makers)
             for i, a in enumerate(call.args):
                 key = next(keys) if isinstance(a, Tensor) else -1
                 line, turn = place[call.index]
                 if floating(a) and a.shape == states[0].out.shape and len(lines[line]) == len(states):
                     if turn == 0 or isinstance(key, int) and at.get(key, -1) == turn - 1:
-                        found.setdefault((line, i), {})[turn] = call, i, key
+                        loops.setdefault((line, i), {})[turn] = call, i, key
         readers: dict[int, list[Reader]] = {}
-        for turns in found.values():
+        for turns in loops.values():
             if len(turns) == len(states):  # in each turn, the first one with what the loop begins with
                 for turn, reader in turns.items():
                     readers.setdefault(turn, []).append(reader)

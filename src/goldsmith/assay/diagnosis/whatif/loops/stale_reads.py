@@ -24,71 +24,71 @@ _Pair = tuple[OperatorCall, int, OperatorCall, int]  # who makes, of which opera
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of."""
-    found: dict[tuple, list[_Pair]] = {}
+    by_kind: dict[tuple, list[_Pair]] = {}
     readers = _readers(calls, among)
-    for made in calls:
-        if made.backward or not made.line or made.name not in _STEPS or not made.owns or not floating(made.out):
+    for maker in calls:
+        if maker.backward or not maker.line or maker.name not in _STEPS or not maker.owns or not floating(maker.out):
             continue
-        for j, key in _operands(made):
-            for read, i in readers.get(made.index, []):
-                found.setdefault((False, *_told(made, j, read, i)), []).append((made, j, read, i))
+        for j, key in _operands(maker):
+            for read, i in readers.get(maker.index, []):
+                by_kind.setdefault((False, *_kind(maker, j, read, i)), []).append((maker, j, read, i))
             for read, i in readers.get(key, []):
-                if read.index > made.index:
-                    found.setdefault((True, *_told(made, j, read, i)), []).append((made, j, read, i))
+                if read.index > maker.index:
+                    by_kind.setdefault((True, *_kind(maker, j, read, i)), []).append((maker, j, read, i))
     count = 0
-    for (late, *_), pairs in found.items():
+    for (updated, *_), pairs in by_kind.items():
         if _LEAST <= len(pairs) <= _MOST and len({read.index for _, _, read, _ in pairs}) == len(pairs):
             count += 1
             if count > _CHANGES:
                 return
-            yield _changed(calls, late, pairs)
+            yield _changed(calls, updated, pairs)
 
 
-def _told(made: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
+def _kind(maker: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
     """What is the same in every turn: lines, operands, and how many operators lie between."""
-    return made.name, made.line, j, read.name, read.line, i, read.index - made.index
+    return maker.name, maker.line, j, read.name, read.line, i, read.index - maker.index
 
 
 def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
-    found: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.index not in among or call.backward or not call.line or not call.owns or call.name in _ALIASES:
             continue
-        keys = iter(call.made)
+        keys = iter(call.makers)
         for i, a in enumerate(call.args):
             key = next(keys) if isinstance(a, Tensor) else -1
             if floating(a) and a.numel() > 1 and key != -1:
-                found.setdefault(key, []).append((call, i))
-    return found
+                readers.setdefault(key, []).append((call, i))
+    return readers
 
 
-def _operands(made: OperatorCall) -> Iterator[tuple[int, Key]]:
+def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
     """Those that are as large as the result, so that they may stand in its place."""
-    keys = iter(made.made)
-    for j, a in enumerate(made.args):
+    keys = iter(maker.makers)
+    for j, a in enumerate(maker.args):
         key = next(keys) if isinstance(a, Tensor) else -1
-        if floating(a) and a.shape == made.out.shape and a.numel() > 1 and key != -1:
+        if floating(a) and a.shape == maker.out.shape and a.numel() > 1 and key != -1:
             yield j, key
 
 
-def _changed(calls: Sequence[OperatorCall], late: bool, pairs: list[_Pair]) -> Change:
-    held: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
+def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -> Change:
+    current: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
     group: dict[int, Changed] = {}
-    for made, j, _, _ in pairs:
-        group[made.index] = _kept(made.index, j, held, late)
-    for made, _, read, i in pairs:
-        group[read.index] = _read(made.index, i, held, group.get(read.index))
-    made, j, read, i = pairs[-1]
-    name, other = made.operand(j) or "an operand", made.operand(1 - j) if len(made.operands) > 1 else ""
-    text = f"in each of {len(pairs)} turns {read.said} reads "
-    text += f"{made.said} in place of {name}" if late else f"{name} from before {made.said}"
-    product = made.name not in ("add", "sub")
+    for maker, j, _, _ in pairs:
+        group[maker.index] = _kept(maker.index, j, current, updated)
+    for maker, _, read, i in pairs:
+        group[read.index] = _read(maker.index, i, current, group.get(read.index))
+    maker, j, read, i = pairs[-1]
+    name, other = maker.operand(j) or "an operand", maker.operand(1 - j) if len(maker.operands) > 1 else ""
+    text = f"in each of {len(pairs)} turns {read.expression} reads "
+    text += f"{maker.expression} in place of {name}" if updated else f"{name} from before {maker.expression}"
+    product = maker.name not in ("add", "sub")
     also: tuple[str, ...]
     cause, also = "wrong_saved_tensor", ("wrong_factor" if product else "missing_term", "stale_state")
-    if not late and not product:  # of a sum that goes on an addend is lost, and the last one where it is a loop's
-        key = next((k for n, k in _operands(made) if n == j), -1)
+    if not updated and not product:  # of a sum that goes on an addend is lost, and the last one where it is a loop's
+        key = next((k for n, k in _operands(maker) if n == j), -1)
         before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-        running = before is not None and (before.name, before.line) == (made.name, made.line)
+        running = before is not None and (before.name, before.line) == (maker.name, maker.line)
         cause, also = "missing_term", ("wrong_saved_tensor", "stale_state")
         cause, also = ("off_by_one", ("truncated_reduction", *also)) if running else (cause, also)
     params = {"operand": name, "factor": other} if product else {"operand": name, "term": other}
@@ -96,20 +96,20 @@ def _changed(calls: Sequence[OperatorCall], late: bool, pairs: list[_Pair]) -> C
     return Change(cause, text, at, group[at], params, 0.5, group=tuple(group.items()), also=also)
 
 
-def _kept(index: int, j: int, held: dict[int, Tensor], late: bool) -> Changed:
+def _kept(index: int, j: int, current: dict[int, Tensor], updated: bool) -> Changed:
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
-        held[index] = out if late else torch.empty_like(out).copy_(args[j])
+        current[index] = out if updated else torch.empty_like(out).copy_(args[j])
         return out
 
     return run
 
 
-def _read(index: int, i: int, held: dict[int, Tensor], inner: Changed | None) -> Changed:
+def _read(index: int, i: int, current: dict[int, Tensor], inner: Changed | None) -> Changed:
     """`inner`: what else becomes of the same operator, which another turn may read from."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        seen = seen_through(held[index], args[i])
+        seen = seen_through(current[index], args[i])
         if seen is None:
             raise RuntimeError("read through a view of another size")
         args = replaced(args, i, seen)

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, replaced
+from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
 
 _LEAST, _MOST = 3, 1024  # turns
 _NEVER = frozenset("detach alias clone copy_".split())
-Made = tuple[str, str]  # name and line of who makes what is read
+Maker = tuple[str, str]  # name and line of who makes what is read
 
 
 @dataclass
 class Sequence_:
     """What one operand of one line is, turn by turn: place among its like -> operand, and who reads it."""
 
-    said: str
+    expression: str
     operand: str
     backward: bool
     at: int  # of the arguments
@@ -36,7 +36,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         places = sorted(sequence.values)
         for step, which in ((1, "the turn after"), (-1, "the turn before")):
             name = sequence.operand or "an operand"
-            text = f"in every turn {sequence.said} reads {name} of {which}"
+            text = f"in every turn {sequence.expression} reads {name} of {which}"
             for edge, how in (("own", "the last one its own"), ("zero", "the last one zeros")):
                 group = tuple(_moved(sequence, places, step, edge))
                 if group:
@@ -74,30 +74,30 @@ def _moved(sequence: Sequence_, places: list[int], step: int, edge: str) -> Iter
 
 
 def _instead(at: int, new: Tensor) -> Changed:
-    return given(lambda args: replaced(args, at, new))
+    return with_arguments(lambda args: replaced(args, at, new))
 
 
 def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Sequence_]:
-    lines: dict[Made, list[int]] = {}
+    lines: dict[Maker, list[int]] = {}
     for call in calls:
         if not call.backward and call.line and call.owns:
             lines.setdefault((call.name, call.line), []).append(call.index)
-    found: dict[tuple, Sequence_] = {}
+    sequences: dict[tuple, Sequence_] = {}
     loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
             continue
-        keys = iter(call.made)
+        keys = iter(call.makers)
         for i, a in enumerate(call.args):
             key = next(keys) if isinstance(a, Tensor) else -1
             if not floating(a) or not a.numel():
                 continue
             maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
             reader = (call.name, call.line, call.backward, i, a.shape)
-            made = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
-            if len(lines.get(made, ())) >= _LEAST:
-                kind: tuple = (*reader, made)
-                place = lines[made].index(int(key))
+            maker_line = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
+            if len(lines.get(maker_line, ())) >= _LEAST:
+                kind: tuple = (*reader, maker_line)
+                place = lines[maker_line].index(int(key))
             elif a._is_view() or a.storage_offset() or isinstance(key, str):
                 kind, place = (*reader, key, a.stride()), a.storage_offset()
                 if isinstance(key, str) and not a._is_view() and not a.storage_offset():
@@ -105,14 +105,14 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
             else:
                 loose.setdefault(reader, []).append((call, i))
                 continue
-            told = found.setdefault(kind, Sequence_(call.said, call.operand(i), call.backward, i))
-            told.reads.append((call, place))
-            told.values[place] = a
-    for kind, sequence in found.items():
+            entry = sequences.setdefault(kind, Sequence_(call.expression, call.operand(i), call.backward, i))
+            entry.reads.append((call, place))
+            entry.values[place] = a
+    for kind, sequence in sequences.items():
         if len(sequence.values) == 1 and len(sequence.reads) == 1:
             at = sequence.reads[0][0], sequence.at
             loose.setdefault(kind[:5], []).append(at)  # made on a line that makes several things, once each
-    for kind, sequence in found.items():
+    for kind, sequence in sequences.items():
         if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
             _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
         if _LEAST <= len(sequence.values) <= _MOST:
@@ -120,7 +120,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
 
 
 def _begun(
-    sequence: Sequence_, made: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+    sequence: Sequence_, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
 ) -> None:
     """What the first turn reads instead, and what the last one makes, which no turn reads."""
     places = sorted(sequence.values)
@@ -131,15 +131,15 @@ def _begun(
         sequence.values[places[0] - each] = call.args[i]
         sequence.reads.append((call, places[0] - each))
     last = places[-1] + each
-    end = _seen_as(calls[made[last]].out, like) if last < len(made) else None
+    end = _seen_as(calls[makers[last]].out, like) if last < len(makers) else None
     if end is not None:
-        sequence.carried = len(sequence.values) == len(made)
+        sequence.carried = len(sequence.values) == len(makers)
         sequence.values[last] = end
 
 
-def _seen_as(made: Tensor, like: Tensor) -> Tensor | None:
+def _seen_as(state: Tensor, like: Tensor) -> Tensor | None:
     """What is made, as it would be read: a state without a batch is read as a row, or as a column."""
-    if made.shape == like.shape:
-        return made
-    vector = made.numel() == like.numel() == max(like.shape, default=0)
-    return made.reshape(like.shape) if vector else None
+    if state.shape == like.shape:
+        return state
+    vector = state.numel() == like.numel() == max(like.shape, default=0)
+    return state.reshape(like.shape) if vector else None

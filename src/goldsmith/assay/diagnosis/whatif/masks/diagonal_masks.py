@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, given, instead, moved, replaced
+from ..run.calls import Change, OperatorCall, instead, moved, replaced, with_arguments
 
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _COMPARES = frozenset("lt le gt ge".split())
@@ -33,12 +33,12 @@ def _offsets(call: OperatorCall, apart: int) -> Iterator[Change]:
     diagonal = call.args[1] if len(call.args) > 1 else call.kwargs.get("diagonal", 0)
     which = torch.tril if call.name == "tril" else torch.triu
     for other in (diagonal - apart, diagonal + apart):
-        text = f"the diagonal of {call.name} is {other} instead of {diagonal}: {_said(apart)}"
+        text = f"the diagonal of {call.name} is {other} instead of {diagonal}: {_explanation(apart)}"
         change = instead(lambda x, *a, at=other, **k: which(x, at))
         yield Change("mask_shift", text, call.index, change, {"diagonal": other}, 0.7, also=("wrong_mask",))
 
 
-def _said(apart: int) -> str:
+def _explanation(apart: int) -> str:
     return f"rows and columns are {abs(apart)} apart in number, and are counted from the other end"
 
 
@@ -51,7 +51,7 @@ def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
             def other(m: Tensor, step: int = step, axis: int = axis, n: int = n) -> Tensor:
                 return m.index_select(axis, (torch.arange(n, device=m.device) - step).clamp(0, n - 1))
 
-            text = f"the mask {call.said} is shifted by {step} along axis {axis}: {_said(apart)}"
+            text = f"the mask {call.expression} is shifted by {step} along axis {axis}: {_explanation(apart)}"
             params = {"axis": axis, "step": step}
             yield Change("mask_shift", text, call.index, moved(other), params, 0.5, also=("wrong_mask",))
 
@@ -72,6 +72,6 @@ def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
         ):
             new = torch.where(kept, mask, seen)
             if not torch.equal(new, mask):
-                change = given(lambda args, m=new: replaced(args, at, m.expand_as(args[at])))
+                change = with_arguments(lambda args, m=new: replaced(args, at, m.expand_as(args[at])))
                 params = {"block": block}
-                yield Change("wrong_mask", f"of {call.said} {text}", call.index, change, params, 0.6)
+                yield Change("wrong_mask", f"of {call.expression} {text}", call.index, change, params, 0.6)

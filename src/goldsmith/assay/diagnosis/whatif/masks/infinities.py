@@ -17,7 +17,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     if call.backward or call.name not in _MAKES or not floating(call.out) or call.out.dim() == 0:
         return
     if bool(torch.isneginf(call.out).any()):
-        text = f"0 stands where {call.said} has minus infinity"
+        text = f"0 stands where {call.expression} has minus infinity"
         yield Change("wrong_mask", text, call.index, moved(_as_zero), {}, 0.56, also=("missing_term",))
 
 

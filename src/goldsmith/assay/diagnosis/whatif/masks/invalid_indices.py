@@ -42,7 +42,7 @@ def _replaces(call: OperatorCall, asked: OperatorCall) -> bool:
     if call.name not in (*_LIMITS, "where", "masked_fill") or len(call.args) <= at or not whole(call.args[at]):
         return False
     own = sum(isinstance(a, Tensor) for a in call.args[:at])
-    same = call.made[own] == asked.made[0] and call.args[at].shape == call.out.shape
+    same = call.makers[own] == asked.makers[0] and call.args[at].shape == call.out.shape
     return same and not torch.equal(call.args[at], call.out)
 
 

@@ -27,15 +27,15 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         new = mask is not None and bool(mask.any()) and not bool(mask.all())
         if mask is not None and new and not any(m.shape == mask.shape and torch.equal(m, mask) for _, m in masks):
             masks.append((call, mask))
-    made = [c for c in calls if c.index in among and c.name in _HIDDEN and floating(c.out) and c.owns][-_MOST:]
-    for call in made:
+    sources = [c for c in calls if c.index in among and c.name in _HIDDEN and floating(c.out) and c.owns][-_MOST:]
+    for call in sources:
         for source, mask in masks[-_MASKS:]:
             if source.index >= call.index or not _fits(mask, call.out):
                 continue
-            within = f"{source.said} leaves its operand as it is" if source.name in _LIMITS else source.said
-            for kept, said in ((True, "only where"), (False, "only where not")):
+            within = f"{source.expression} leaves its operand as it is" if source.name in _LIMITS else source.expression
+            for kept, when in ((True, "only where"), (False, "only where not")):
                 if bool((torch.where(mask == kept, call.out, 0.0) != call.out).any()):
-                    yield _hidden(call, source, kept, f"{call.said} counts {said} {within}")
+                    yield _hidden(call, source, kept, f"{call.expression} counts {when} {within}")
 
 
 def _mask(call: OperatorCall, args: tuple, out: Any) -> Tensor | None:
@@ -74,6 +74,6 @@ def _hidden(call: OperatorCall, source: OperatorCall, kept: bool, text: str) -> 
 
     group: tuple[tuple[int, Changed], ...] = ((source.index, seen), (call.index, hidden))
     return Change(
-        "wrong_mask", text, call.index, hidden, {"mask": source.said, "term": call.said}, 0.35, group=group,
+        "wrong_mask", text, call.index, hidden, {"mask": source.expression, "term": call.expression}, 0.35, group=group,
         also=("missing_term", "truncated_reduction"),
     )  # fmt: skip

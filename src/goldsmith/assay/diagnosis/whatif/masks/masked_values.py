@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, given, moved, replaced
+from ..run.calls import Change, Changed, OperatorCall, moved, replaced, with_arguments
 
 _BLOCKS = (4, 8, 16, 32, 64, 128)
 _BOTH = ("wrong_mask", "off_by_one")
@@ -42,10 +42,10 @@ def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]
 
         for c in (0.0, 1.0) if fill == 0 else (0.0,):
             if c != fill:
-                text = f"masked places of {call.said}{where} hold {c:g} instead of {fill:g}"
+                text = f"masked places of {call.expression}{where} hold {c:g} instead of {fill:g}"
                 yield Change("wrong_mask", text, call.index, holds(c), {"fill": c}, 0.6)
         if abs(fill) == torch.inf:
-            text = f"masked places of {call.said}{where} hold, instead of {fill:g},"
+            text = f"masked places of {call.expression}{where} hold, instead of {fill:g},"
             yield Change("wrong_mask", text, call.index, holds, {}, 0.6, free=-1e-3)
 
 
@@ -54,8 +54,8 @@ def _unguarded(call: OperatorCall, mask: Tensor) -> Iterator[Change]:
     for i, at in ((1, ~mask), (2, mask)):
         behind = call.args[i]
         if isinstance(behind, Tensor) and behind.is_floating_point() and bool((~behind.isfinite() & at).any()):
-            text = f"{call.operand(i) or 'an operand'} is not hidden by {call.said} where it is not finite"
-            change = given(lambda args, shown=i == 1: replaced(args, 0, torch.full_like(args[0], shown)))
+            text = f"{call.operand(i) or 'an operand'} is not hidden by {call.expression} where it is not finite"
+            change = with_arguments(lambda args, shown=i == 1: replaced(args, 0, torch.full_like(args[0], shown)))
             yield Change("empty_group", text, call.index, change, {}, 0.6, also=("wrong_mask",))
 
 
@@ -90,6 +90,6 @@ def _by_blocks(call: OperatorCall, at: int, mask: Tensor) -> Iterator[Change]:
             new = torch.where(where(), mask, hidden)
             if torch.equal(new, mask):
                 continue
-            change = given(lambda args, m=new: replaced(args, at, m.expand_as(args[at])))
-            said = f"of {call.said} in blocks of {block}, {text}"
-            yield Change("truncated_reduction", said, call.index, change, {"block": block}, 0.55, also=_BOTH)
+            change = with_arguments(lambda args, m=new: replaced(args, at, m.expand_as(args[at])))
+            label = f"of {call.expression} in blocks of {block}, {text}"
+            yield Change("truncated_reduction", label, call.index, change, {"block": block}, 0.55, also=_BOTH)

@@ -24,12 +24,12 @@ Leaves = Mapping[str, Tensor]
 Pairs = list[tuple[int, int]]  # operator of the golden's run -> of the run with full lengths
 
 
-class _Beside:
+class _FullRuns:
     """Runs of the golden with full lengths, each of the leaves that the next run is of."""
 
     def __init__(self, search: SearchContext, full: Change):
         self.search, self.full = search, full
-        self.made: dict[int, Any] = {}
+        self.outputs: dict[int, Any] = {}
 
     def calls(self, now: Leaves) -> list[OperatorCall]:
         mode = Listening().record()
@@ -40,13 +40,13 @@ class _Beside:
     def run(self, now: Leaves) -> Leaves:
         """The leaves stay as they are; what the full run makes of them is kept for the changes."""
         try:
-            self.made = {call.index: call.out for call in self.calls(now)}
+            self.outputs = {call.index: call.out for call in self.calls(now)}
         except Exception as error:
             raise RuntimeError("the golden does not run to the padded end") from error
         return {}
 
     def out(self, index: int) -> Changed:
-        return moved(lambda out: self.made[index].to(out.dtype).clone())
+        return moved(lambda out: self.outputs[index].to(out.dtype).clone())
 
 
 def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:
@@ -54,16 +54,16 @@ def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Ch
         return
     material = search.examination.material
     for full in integers.full(search.leaves, {**material.sizes, **material.scalars}):
-        beside = _Beside(search, full)
+        full_runs = _FullRuns(search, full)
         try:
-            other = beside.calls(search.leaves)
+            other = full_runs.calls(search.leaves)
         except Exception:  # noqa: BLE001 - a golden that cannot run to the padded end
             continue
-        yield from _lines(calls, other, search.behind, beside, full.text)
+        yield from _lines(calls, other, search.behind, full_runs, full.text)
 
 
 def _lines(
-    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], beside: _Beside, how: str
+    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], full_runs: _FullRuns, how: str
 ) -> Iterator[Change]:
     theirs = _by_line(other)
     count = 0
@@ -75,22 +75,24 @@ def _lines(
         count += 1
         if count > _LINES:
             return
-        group = tuple((a, beside.out(b)) for a, b in pairs)
+        group = tuple((a, full_runs.out(b)) for a, b in pairs)
         looked_up = key[0] in _LOOKS_UP
-        text = f"{calls[pairs[0][0]].said} " + ("goes on behind the end" if turns else "is that of the padded end")
+        text = f"{calls[pairs[0][0]].expression} " + (
+            "goes on behind the end" if turns else "is that of the padded end"
+        )
         cause, also = ("invalid_index", ("wrong_mask", "off_by_one")) if looked_up else (
             "wrong_mask", ("off_by_one", "invalid_index"))  # fmt: skip
         yield Change(cause, f"{text}: for it alone {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
-                     leaves=beside.run, group=group, also=also)  # fmt: skip
+                     leaves=full_runs.run, group=group, also=also)  # fmt: skip
 
 
 def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[OperatorCall]]:
-    found: dict[tuple[str, str], list[OperatorCall]] = {}
+    lines: dict[tuple[str, str], list[OperatorCall]] = {}
     for call in calls:
-        made = call.owns or call.name in _LOOKS_UP
-        if made and call.line and not call.backward and floating(call.out):
-            found.setdefault((call.name, call.line), []).append(call)
-    return found
+        computed = call.owns or call.name in _LOOKS_UP
+        if computed and call.line and not call.backward and floating(call.out):
+            lines.setdefault((call.name, call.line), []).append(call)
+    return lines
 
 
 def _pairs(
@@ -118,7 +120,7 @@ def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[O
 
 def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
     """The nearest operators of the same line that it is made of."""
-    found: set[int] = set()
+    nearest: set[int] = set()
     seen: set[int] = set()
     waiting = list(call.read)
     while waiting:
@@ -127,7 +129,7 @@ def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
             continue
         seen.add(key)
         if (calls[key].name, calls[key].line) == (call.name, call.line):
-            found.add(key)
+            nearest.add(key)
         else:
             waiting += calls[key].read
-    return found
+    return nearest

@@ -27,7 +27,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
             continue
         axis, n = axes[0] % call.args[0].dim(), call.args[0].shape[axes[0]]
         try:
-            lane = _of_zero(calls, call.made[0], call.args[0], axis - call.args[0].dim(), _DEPTH) if n > 1 else None
+            lane = _of_zero(calls, call.makers[0], call.args[0], axis - call.args[0].dim(), _DEPTH) if n > 1 else None
         except RuntimeError:  # a view lies between, and its axes are others
             continue
         if lane is None or not bool(torch.isfinite(lane).all()) or not bool(lane.any()):
@@ -36,7 +36,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         lane = lane if keep else lane.squeeze(axis)
         for width in sorted({1 << (n - 1).bit_length(), *(n + -n % block for block in BLOCKS)} - {n}):
             added = lane * (width - n) / (n if call.name == "mean" else 1)
-            text = f"{width - n} lanes beyond the end of {n} enter {call.said}, and are not 0 there"
+            text = f"{width - n} lanes beyond the end of {n} enter {call.expression}, and are not 0 there"
             params = {"axis": axis, "padded": width}
             yield Change("wrong_mask", text, call.index, moved(lambda out, a=added: out + a), params, 0.6)
 
@@ -49,7 +49,7 @@ def _of_zero(calls: Sequence[OperatorCall], key: object, value: Tensor, axis: in
     loaded = torch.zeros_like(value.narrow(axis, 0, 1))
     if maker is None or depth == 0 or maker.name not in _ON_ELEMENTS or maker.func is None:
         return loaded
-    keys, args = iter(maker.made), []
+    keys, args = iter(maker.makers), []
     for a in maker.args:
         if not isinstance(a, Tensor):
             args.append(a)

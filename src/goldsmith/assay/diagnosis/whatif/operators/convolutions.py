@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, replaced
+from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
 from ..sums.reductions import cut
 
 _DX, _DW, _DB = 0, 1, 2  # what torch's backward returns
@@ -27,7 +27,7 @@ def _forward(call: OperatorCall) -> Iterator[Change]:
     w, bias = call.args[1], call.args[2]
     name = call.operand(1) or "the kernel"
     for cause, text, other, prior in _kernels(w):
-        change = given(lambda args, f=other: replaced(args, 1, f(args[1])))
+        change = with_arguments(lambda args, f=other: replaced(args, 1, f(args[1])))
         yield Change(cause, f"{name} is taken {text}", call.index, change, {"operand": name}, prior)
     for cause, text, lo, hi, params, prior in cut("the sum over channels", name, 1, w.shape[1]):
 
@@ -36,12 +36,14 @@ def _forward(call: OperatorCall) -> Iterator[Change]:
             kept[:, lo:hi] = args[1][:, lo:hi]
             return replaced(args, 1, kept)
 
-        yield Change(cause, text, call.index, given(part), params, prior)
+        yield Change(cause, text, call.index, with_arguments(part), params, prior)
     if bias is not None:
         term = call.operand(2) or "the bias"
-        text = f"{term} is left out of {call.said}"
-        yield Change("missing_term", text, call.index, given(lambda args: replaced(args, 2, None)), {"term": term}, 0.7)
-        twice = given(lambda args: replaced(args, 2, 2 * args[2]))
+        text = f"{term} is left out of {call.expression}"
+        yield Change(
+            "missing_term", text, call.index, with_arguments(lambda args: replaced(args, 2, None)), {"term": term}, 0.7
+        )
+        twice = with_arguments(lambda args: replaced(args, 2, 2 * args[2]))
         yield Change("repeated_term", f"{term} is added twice", call.index, twice, {"term": term}, 0.6)
 
 
@@ -100,10 +102,10 @@ def _batches(n: int, of: str) -> Iterator[tuple[str, str, slice]]:
 
 
 def _of_batch(which: int, pick: slice) -> Changed:
-    def made(func: Any, args: tuple, kwargs: dict) -> Any:
+    def summed(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(args[0][pick], args[1][pick], *args[2:], **kwargs)[which]
 
-    return _one(which, made)
+    return _one(which, summed)
 
 
 def _one(which: int, make: Callable[[Any, tuple, dict], Tensor]) -> Changed:

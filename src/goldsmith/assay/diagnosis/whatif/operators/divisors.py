@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, moved, replaced
+from ..run.calls import Change, Changed, OperatorCall, floating, moved, replaced, with_arguments
 
 _MOST = 16  # divisions: each takes a search for a number, and a loop has too many
 
@@ -18,13 +18,13 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
 
     def inside(c: float) -> Changed:
-        return given(lambda args: replaced(args, 1, args[1] + c))
+        return with_arguments(lambda args: replaced(args, 1, args[1] + c))
 
     single = call.args[1].numel() == 1
-    text = f"the divisor {call.operand(1) or 'of ' + call.said} in {call.said} is shifted by"
+    text = f"the divisor {call.operand(1) or 'of ' + call.expression} in {call.expression} is shifted by"
     yield Change("absolute_eps", text, call.index, inside, {}, 0.45 if single else 0.5, free=0.0)
     if single:
-        text = f"{call.said}, which has one divisor for all, is multiplied by"
+        text = f"{call.expression}, which has one divisor for all, is multiplied by"
         yield Change("wrong_factor", text, call.index, _scaled, {}, 0.5, free=1.0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, masks, moved, replaced, whole
+from ..run.calls import Change, OperatorCall, floating, instead, masks, moved, replaced, whole, with_arguments
 from .epsilons import ROOTS
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
@@ -99,20 +99,20 @@ def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
         yield from _scaled_arguments(call)
     if call.name in _SLOPES:
         for cause, text, make in _SLOPES[call.name]:
-            yield Change(cause, f"{call.said} {text}", call.index, instead(make), {}, 0.6)
+            yield Change(cause, f"{call.expression} {text}", call.index, instead(make), {}, 0.6)
     if call.name == "_softmax_backward_data":
         yield _inner_scaled(call)
     if call.name in _SKIPPED:
         yield _skipped(call)
     if call.name == "_log_softmax":
-        text = f"the logarithm of the sum is left out of {call.said}"
+        text = f"the logarithm of the sum is left out of {call.expression}"
         yield Change("missing_term", text, call.index, instead(lambda x, *a: x.clone()), {"term": "logsumexp"}, 0.6)
     if call.name in _CLAMPS:
-        text = f"the limits of {call.said} are not applied"
+        text = f"the limits of {call.expression} are not applied"
         causes = ("empty_group", "wrong_mask") if _of_counts(call) else ("wrong_mask",)
         yield Change(causes[0], text, call.index, instead(lambda x, *a, **k: x.clone()), {}, 0.6, also=causes[1:])
     if call.name == "silu":
-        text = f"sigmoid({_name(call, 0)}) stands in place of {call.said}"
+        text = f"sigmoid({_name(call, 0)}) stands in place of {call.expression}"
         yield Change("wrong_factor", text, call.index, instead(torch.sigmoid), {"factor": _name(call, 0)}, 0.6)
     if call.name in _BENDS or call.name in _CLAMPS:
         yield from _added_after(call, calls)
@@ -120,7 +120,7 @@ def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
         yield _absolute(call)
     if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
         prior = 0.45 if call.name == "neg" and call.backward else 0.3  # where a minus comes from is easily forgotten
-        yield Change("sign_flip", f"{call.said} has the other sign", call.index, moved(torch.neg), {}, prior)
+        yield Change("sign_flip", f"{call.expression} has the other sign", call.index, moved(torch.neg), {}, prior)
 
 
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
@@ -132,7 +132,7 @@ def _inner_scaled(call: OperatorCall) -> Change:
     def make(c: float) -> Any:
         return instead(lambda g, y, d, *a: y * (g - c * _inner(g, y, d)))
 
-    text = f"the inner product of {call.said} is multiplied by"
+    text = f"the inner product of {call.expression} is multiplied by"
     return Change("wrong_factor", text, call.index, make, {}, 0.5, free=1.0)
 
 
@@ -147,16 +147,16 @@ def _of_counts(call: OperatorCall) -> bool:
 
 def _added_after(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """f(a) + b in place of f(a + b)."""
-    key = call.made[0] if call.made else -1
+    key = call.makers[0] if call.makers else -1
     before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if before is None or before.name not in ("add", "sub") or not all(isinstance(a, Tensor) for a in before.args[:2]):
         return
     a, b, s = before.args[0], before.args[1], float(before.kwargs.get("alpha", 1))
     s = -s if before.name == "sub" else s
-    for i, (kept, late) in enumerate(((a, s * b), (s * b, a))):
+    for i, (kept, added) in enumerate(((a, s * b), (s * b, a))):
 
-        def after(func: Any, args: tuple, kwargs: dict, kept: Tensor = kept, late: Tensor = late) -> Any:
-            return func(kept.expand_as(args[0]).contiguous(), *args[1:], **kwargs) + late
+        def after(func: Any, args: tuple, kwargs: dict, kept: Tensor = kept, added: Tensor = added) -> Any:
+            return func(kept.expand_as(args[0]).contiguous(), *args[1:], **kwargs) + added
 
         term = _name(before, 1 - i)
         text = f"{term} is added after {call.name}, not before"
@@ -200,31 +200,31 @@ def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Ch
         if scalar and (x, y) == (0, 1):
             continue
         cause, prior = ("absolute_eps", 0.75) if eps else ("missing_term", 0.8)
-        text, also = f"{name} is left out of {call.said}", tuple[str, ...]()
+        text, also = f"{name} is left out of {call.expression}", tuple[str, ...]()
         if (x, y) == (1, 0) and _exclusive(call, calls):
             cause, also = "off_by_one", ("missing_term", "mask_shift")
             text = f"the running sum runs to the place itself, not to the one before: {text}"
         yield Change(cause, text, call.index, of(x, y), {"term": name}, prior, also=also)
     for name, (x, y) in ((second, (1, 2)), (first, (2, 1))):
         if not scalar:
-            text = f"{name} is added twice in {call.said}"
+            text = f"{name} is added twice in {call.expression}"
             yield Change("repeated_term", text, call.index, of(x, y), {"term": name, "times": 2}, 0.6)
     yield Change(
-        "sign_flip", f"{second} has the other sign in {call.said}", call.index, of(1, -1), {"term": second}, 0.8
+        "sign_flip", f"{second} has the other sign in {call.expression}", call.index, of(1, -1), {"term": second}, 0.8
     )
     if not scalar:
         yield Change(
-            "sign_flip", f"{first} has the other sign in {call.said}", call.index, of(-1, 1), {"term": first}, 0.7
+            "sign_flip", f"{first} has the other sign in {call.expression}", call.index, of(-1, 1), {"term": first}, 0.7
         )
 
 
 def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
     """Whether it is cumsum(x) - x: what lies before each place."""
-    if not call.name.startswith("sub") or len(call.made) != 2:
+    if not call.name.startswith("sub") or len(call.makers) != 2:
         return False
-    key = call.made[0]
+    key = call.makers[0]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-    return maker is not None and maker.name == "cumsum" and maker.made[:1] == call.made[1:]
+    return maker is not None and maker.name == "cumsum" and maker.makers[:1] == call.makers[1:]
 
 
 def _counted(call: OperatorCall) -> Iterator[Change]:
@@ -232,8 +232,8 @@ def _counted(call: OperatorCall) -> Iterator[Change]:
     for i, a in enumerate(call.args[:2]):
         if whole(a) and a.numel() > 1 and floating(call.out):
             for step, how in ((1, "one more"), (-1, "one less")):
-                text = f"{call.operand(i) or 'a number'} is {how} in {call.said}"
-                change = given(lambda args, i=i, step=step: replaced(args, i, args[i] + step))
+                text = f"{call.operand(i) or 'a number'} is {how} in {call.expression}"
+                change = with_arguments(lambda args, i=i, step=step: replaced(args, i, args[i] + step))
                 params = {"operand": call.operand(i), "step": step}
                 yield Change("off_by_one", text, call.index, change, params, 0.55, also=("wrong_factor", "shifted"))
 
@@ -259,7 +259,7 @@ def _products(call: OperatorCall) -> Iterator[Change]:
 
             params = {"factor": name, "named": inverse}
             cause, also = ("wrong_mask", ("wrong_factor",)) if masks(value) else ("wrong_factor", ())
-            text = f"{name} is left out of {call.said}"
+            text = f"{name} is left out of {call.expression}"
             yield Change(cause, text, call.index, instead(dropped), params, 0.8, also=also)
 
         def again(func: Any, args: tuple, kwargs: dict, other: int = other) -> Any:
@@ -273,11 +273,11 @@ def _products(call: OperatorCall) -> Iterator[Change]:
             return out.copy_(new) if func._schema.is_mutable else new
 
         params = {"factor": name, "named": power}
-        yield Change("wrong_factor", f"{name} enters {call.said} twice", call.index, again, params, 0.75)
+        yield Change("wrong_factor", f"{name} enters {call.expression} twice", call.index, again, params, 0.75)
         if floating(value) or (scalar and value):
             params = {"factor": name, "named": f"{name}^2" if division else f"1/{name}^2"}
             how = "multiplies" if division else "divides"
-            yield Change("wrong_factor", f"{name} {how} in {call.said}", call.index, inverted, params, 0.5)
+            yield Change("wrong_factor", f"{name} {how} in {call.expression}", call.index, inverted, params, 0.5)
         if scalar and isinstance(value, float | int):
             yield _free_scale(call)
 
@@ -286,7 +286,7 @@ def _free_scale(call: OperatorCall) -> Change:
     def make(c: float) -> Any:
         return moved(lambda out: out * c)
 
-    return Change("wrong_factor", f"{call.said} is multiplied by", call.index, make, {}, 0.45, free=1.0)
+    return Change("wrong_factor", f"{call.expression} is multiplied by", call.index, make, {}, 0.45, free=1.0)
 
 
 def _biased(call: OperatorCall) -> Iterator[Change]:
@@ -297,13 +297,15 @@ def _biased(call: OperatorCall) -> Iterator[Change]:
         return base[call.name](*args)
 
     def signed(factor: float) -> Any:
-        return given(lambda args: replaced(args, 0, args[0] * factor))
+        return with_arguments(lambda args: replaced(args, 0, args[0] * factor))
 
     yield Change(
-        "missing_term", f"{name} is left out of {call.said}", call.index, instead(dropped), {"term": name}, 0.8
+        "missing_term", f"{name} is left out of {call.expression}", call.index, instead(dropped), {"term": name}, 0.8
     )
-    yield Change("sign_flip", f"{name} has the other sign in {call.said}", call.index, signed(-1), {"term": name}, 0.7)
-    text = f"{name} is added twice in {call.said}"
+    yield Change(
+        "sign_flip", f"{name} has the other sign in {call.expression}", call.index, signed(-1), {"term": name}, 0.7
+    )
+    text = f"{name} is added twice in {call.expression}"
     yield Change("repeated_term", text, call.index, signed(2), {"term": name, "times": 2}, 0.6)
 
 
@@ -311,9 +313,9 @@ def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
     """f(c x): a factor that does not come out as a factor."""
 
     def make(c: float) -> Any:
-        return given(lambda args: replaced(args, 0, args[0] * c))
+        return with_arguments(lambda args: replaced(args, 0, args[0] * c))
 
-    text = f"the argument of {call.said} is multiplied by"
+    text = f"the argument of {call.expression} is multiplied by"
     yield Change("wrong_factor", text, call.index, make, {}, 0.6, free=1.0)
 
 
@@ -324,6 +326,6 @@ def _skipped(call: OperatorCall) -> Change:
 
 
 def _absolute(call: OperatorCall) -> Change:
-    text = f"|{_name(call, 0)}| stands in place of {call.said}"
+    text = f"|{_name(call, 0)}| stands in place of {call.expression}"
     params = {"factor": _name(call, 0)}
     return Change("wrong_factor", text, call.index, instead(lambda x, *a, **k: x.abs()), params, 0.3)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, given, instead, replaced
+from ..run.calls import Change, Changed, OperatorCall, floating, instead, replaced, with_arguments
 
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
@@ -65,7 +65,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 def _guard_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> GuardedCall | None:
     """The guard that made the call's i-th argument, or what it is a view of."""
     at = sum(isinstance(a, Tensor) for a in call.args[:i])
-    key = call.made[at] if at < len(call.made) else -1
+    key = call.makers[at] if at < len(call.makers) else -1
     return guard_of(calls[key]) if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
@@ -90,16 +90,16 @@ def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
             (f"sqrt({name}^2 + {c:g})", lambda a, c: (a.square() + c).sqrt(), 0.5),
             (f"sqrt({name}^2 + {c:g}^2)", lambda a, c: (a.square() + c * c).sqrt(), 0.5),
         ]
-    for said, form, prior in forms:
-        text = f"{said} stands in place of {_said(guard)}"
+    for formula, form, prior in forms:
+        text = f"{formula} stands in place of {_formula(guard)}"
         yield _change(call, text, c, instead(lambda a, *rest, f=form, **kwargs: f(a, c)), prior)
     if c > 0:
-        for said, other in ((f"{c:g}^2", c * c), (f"sqrt({c:g})", c**0.5)):
-            text = f"the constant of {_said(guard)} is {said}"
-            yield _change(call, text, other, given(lambda args, other=other: replaced(args, 1, other)), 0.45)
+        for formula, other in ((f"{c:g}^2", c * c), (f"sqrt({c:g})", c**0.5)):
+            text = f"the constant of {_formula(guard)} is {formula}"
+            yield _change(call, text, other, with_arguments(lambda args, other=other: replaced(args, 1, other)), 0.45)
 
 
-def _said(guard: GuardedCall) -> str:
+def _formula(guard: GuardedCall) -> str:
     name = guard.call.operand(0) or "a number"
     return f"{name} + {guard.c:g}" if guard.added else f"max({name}, {guard.c:g})"
 
@@ -109,17 +109,21 @@ def _said(guard: GuardedCall) -> str:
 
 def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Change]:
     def inside(c: float) -> Changed:
-        return given(lambda args: replaced(args, 0, args[0] + c))
+        return with_arguments(lambda args: replaced(args, 0, args[0] + c))
 
-    yield Change("absolute_eps", f"the argument of {call.said} is shifted by", call.index, inside, {}, 0.55, free=0.0)
-    for said, form, prior in _forms(call):
+    yield Change(
+        "absolute_eps", f"the argument of {call.expression} is shifted by", call.index, inside, {}, 0.55, free=0.0
+    )
+    for formula, form, prior in _forms(call):
         if guard is not None:
-            text = f"{said.format(f'{guard.c:g}')} stands in place of {call.said}"
+            text = f"{formula.format(f'{guard.c:g}')} stands in place of {call.expression}"
             group = ((guard.call.index, guard.lifted), (call.index, instead(_at(form, guard.c))))
             yield _change(call, text, guard.c, group[1][1], prior, group)
-    for said, form, prior in _forms(call):
-        if "max" not in said:  # where no number is that small, the largest constant that changes nothing fits as well
-            yield _with_any(call, guard, said, form, prior - 0.2)
+    for formula, form, prior in _forms(call):
+        if (
+            "max" not in formula
+        ):  # where no number is that small, the largest constant that changes nothing fits as well
+            yield _with_any(call, guard, formula, form, prior - 0.2)
 
 
 def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
@@ -137,7 +141,7 @@ def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
     yield f"{name}(a) + {{}}", lambda a, c: f(a) + c, 0.7 if name != "reciprocal" else 0.55
 
 
-def _with_any(call: OperatorCall, guard: GuardedCall | None, said: str, form: Form, prior: float) -> Change:
+def _with_any(call: OperatorCall, guard: GuardedCall | None, formula: str, form: Form, prior: float) -> Change:
     """With the constant that fits best."""
 
     def make(c: float) -> Changed:
@@ -145,7 +149,7 @@ def _with_any(call: OperatorCall, guard: GuardedCall | None, said: str, form: Fo
 
     group = () if guard is None else ((guard.call.index, lambda c: guard.lifted), (call.index, make))
     begin = _FIRST if guard is None else guard.c
-    text = f"{said.format('c')} stands in place of {call.said}, c ="
+    text = f"{formula.format('c')} stands in place of {call.expression}, c ="
     return Change("absolute_eps", text, call.index, make, {}, prior, free=begin, group=group)
 
 
@@ -162,7 +166,9 @@ def _at_quotient(call: OperatorCall, guard: GuardedCall) -> Iterator[Change]:
         (f"{name} / a + {c:g}", lambda x, a: x / a + c),
         (f"{name} (1 / a + {c:g})", lambda x, a: x * (1 / a + c)),
     )
-    for said, form in forms:
+    for formula, form in forms:
         change = instead(lambda x, a, *rest, f=form, **kwargs: f(x, a))
         group = ((guard.call.index, guard.lifted), (call.index, change))
-        yield _change(call, f"{said} stands in place of {call.said}, a without its constant", c, change, 0.5, group)
+        yield _change(
+            call, f"{formula} stands in place of {call.expression}, a without its constant", c, change, 0.5, group
+        )

@@ -16,27 +16,27 @@ _SUMS = ("add", "sub")
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; the same lines of a loop are changed together."""
-    found: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
+    by_kind: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
     for call in calls:
-        if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.made) != 2:
+        if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.makers) != 2:
             continue
-        for i, key in enumerate(call.made):
-            made = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-            if made is None or made.name not in _SUMS or not made.owns or call.name == "div" and i:
+        for i, key in enumerate(call.makers):
+            maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+            if maker is None or maker.name not in _SUMS or not maker.owns or call.name == "div" and i:
                 continue
-            if len(made.made) == 2 and all(map(_number, made.args[:2])) and _number(call.args[i]):
-                told = (made.name, made.line, call.name, call.line, i, call.index - made.index)
-                found.setdefault(told, []).append((made, call, i))
-    for pairs in found.values():
-        made, call, _ = pairs[-1]
-        for late in (1, 0) if len(pairs) <= _MOST else ():
-            held: dict[int, tuple[Tensor, Tensor]] = {}
-            group: dict[int, Changed] = {m.index: _kept(m.index, held, 1 - late) for m, _, _ in pairs}
+            if len(maker.makers) == 2 and all(map(_number, maker.args[:2])) and _number(call.args[i]):
+                kind = (maker.name, maker.line, call.name, call.line, i, call.index - maker.index)
+                by_kind.setdefault(kind, []).append((maker, call, i))
+    for pairs in by_kind.values():
+        maker, call, _ = pairs[-1]
+        for behind in (1, 0) if len(pairs) <= _MOST else ():
+            current: dict[int, tuple[Tensor, Tensor]] = {}
+            group: dict[int, Changed] = {m.index: _kept(m.index, current, 1 - behind) for m, _, _ in pairs}
             for m, c, i in pairs:
-                group[c.index] = _parted(m.index, i, held, group.get(c.index))
-            term, factor = made.operand(late) or "an addend", call.operand(1 - pairs[-1][2]) or "a factor"
+                group[c.index] = _parted(m.index, i, current, group.get(c.index))
+            term, factor = maker.operand(behind) or "an addend", call.operand(1 - pairs[-1][2]) or "a factor"
             times = f", in {len(pairs)} places" if len(pairs) > 1 else ""
-            text = f"{term} is added behind {call.said}: {factor} is no factor of it{times}"
+            text = f"{term} is added behind {call.expression}: {factor} is no factor of it{times}"
             params = {"factor": factor, "term": term}
             at = next(iter(group))
             yield Change("wrong_factor", text, at, group[at], params, 0.6, group=tuple(group.items()),
@@ -48,7 +48,7 @@ def _number(a: Any) -> bool:
     return floating(a) or whole(a)
 
 
-def _kept(index: int, held: dict[int, tuple[Tensor, Tensor]], which: int) -> Changed:
+def _kept(index: int, current: dict[int, tuple[Tensor, Tensor]], which: int) -> Changed:
     """What of the sum is multiplied, and what is added afterwards."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
@@ -56,15 +56,15 @@ def _kept(index: int, held: dict[int, tuple[Tensor, Tensor]], which: int) -> Cha
         zero = torch.zeros_like(args[0]), torch.zeros_like(args[1])
         part = func(*replaced(args, 1 - which, zero[1 - which]), **kwargs)
         kept = torch.empty_like(out).copy_(part)
-        held[index] = kept, out - kept
+        current[index] = kept, out - kept
         return out
 
     return run
 
 
-def _parted(index: int, i: int, held: dict[int, tuple[Tensor, Tensor]], inner: Changed | None) -> Changed:
+def _parted(index: int, i: int, current: dict[int, tuple[Tensor, Tensor]], inner: Changed | None) -> Changed:
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        before, after = (seen_through(t, args[i]) for t in held[index])
+        before, after = (seen_through(t, args[i]) for t in current[index])
         if before is None or after is None:
             raise RuntimeError("read through a view of another size")
         args = replaced(args, i, before)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, moved, replaced
+from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, with_arguments
 
 _MADE = frozenset("mul div add sub mean sum amax exp sigmoid tanh mm bmm var addmm".split())
 _PUT_IN: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
@@ -57,9 +57,9 @@ def _rounded(call: OperatorCall) -> Iterator[Change]:
         if name == mine:
             continue
         cause = "truncating_store" if name in ("trunc", "floor") else "scale_bias"
-        text = f"{name} stands where {call.said} has {mine}"
+        text = f"{name} stands where {call.expression} has {mine}"
         yield Change(cause, text, call.index, instead(lambda x, *a, f=other, **k: f(x)), {"function": name}, 0.6)
-    text = f"{call.said} is left out"
+    text = f"{call.expression} is left out"
     yield Change("missing_term", text, call.index, instead(lambda x, *a, **k: x.clone()), {"function": mine}, 0.55)
 
 
@@ -81,19 +81,19 @@ def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
     power = 2.0 ** round(torch.tensor(abs(number)).log2().item())
     for other in dict.fromkeys((number + 1, number - 1, power, power - 1, 2 * number, number / 2)):
         if other != number:
-            text = f"{other:g} stands for {number:g} in {call.said}"
-            change = given(lambda args, c=other: replaced(args, 1, c))
+            text = f"{other:g} stands for {number:g} in {call.expression}"
+            change = with_arguments(lambda args, c=other: replaced(args, 1, c))
             params = {"factor": f"{other:g}", "named": f"{other:g}/{number:g}", "value": other / number}
             yield Change("wrong_factor", text, call.index, change, params, 0.55, also=("scale_bias", "off_by_one"))
 
 
 def _put_in(call: OperatorCall) -> Iterator[Change]:
     if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the other part is taken
-        text = f"1 - {call.said} stands in place of {call.said}"
-        params = {"factor": call.said, "term": call.said}
+        text = f"1 - {call.expression} stands in place of {call.expression}"
+        params = {"factor": call.expression, "term": call.expression}
         change = moved(lambda t: 1 - t)
         yield Change("swapped_results", text, call.index, change, params, 0.45, also=("wrong_factor", "missing_term"))
     for name, cause, f in _PUT_IN:
         if not call.name.startswith(name):
-            text = f"{name} is taken of {call.said}, and the golden takes none"
+            text = f"{name} is taken of {call.expression}, and the golden takes none"
             yield Change(cause, text, call.index, moved(f), {"function": name}, 0.25, also=("repeated_term",))

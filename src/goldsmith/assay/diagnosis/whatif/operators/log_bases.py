@@ -52,10 +52,10 @@ def changes(call: OperatorCall) -> Iterator[Change]:
 
         def other(x: Tensor, *args: object, parts: _Parts = parts, **kwargs: object) -> Tensor:
             m = x.amax(axis, keepdim=True)
-            found = parts(x, m, torch.logsumexp(x, axis, keepdim=True) - m)
-            return found if log else torch.exp(found)
+            log_probs = parts(x, m, torch.logsumexp(x, axis, keepdim=True) - m)
+            return log_probs if log else torch.exp(log_probs)
 
-        yield Change(cause, f"{call.said} {text}", call.index, instead(other), {}, _PRIOR)
+        yield Change(cause, f"{call.expression} {text}", call.index, instead(other), {}, _PRIOR)
 
 
 def _of_sums(call: OperatorCall) -> Iterator[Change]:
@@ -66,4 +66,4 @@ def _of_sums(call: OperatorCall) -> Iterator[Change]:
             m = x.amax(axes, keepdim=keepdim)
             return parts(m, torch.logsumexp(x, axes, keepdim) - m)
 
-        yield Change(cause, f"{call.said} {text}", call.index, instead(other), {}, _PRIOR)
+        yield Change(cause, f"{call.expression} {text}", call.index, instead(other), {}, _PRIOR)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, masks, replaced
+from ..run.calls import Change, OperatorCall, floating, masks, replaced, with_arguments
 
 _NEVER = frozenset("detach alias clone copy_ view expand t transpose permute unsqueeze squeeze".split())
 _MOST = 400
@@ -14,8 +14,8 @@ _MOST = 400
 
 def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor is made of; `known`: inputs and stages by name."""
-    found = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
-    for _, change in zip(range(_MOST), found, strict=False):
+    offers = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
+    for _, change in zip(range(_MOST), offers, strict=False):
         yield change
 
 
@@ -29,13 +29,13 @@ def _read_otherwise(call: OperatorCall, known: Mapping[str, Tensor]) -> Iterator
             continue
         mine = call.operand(i)
         if masks(a):
-            text = f"{mine or 'a mask'} is not applied where {call.said} reads it"
-            every = given(lambda args, i=i: replaced(args, i, args[i].new_ones(args[i].shape)))
+            text = f"{mine or 'a mask'} is not applied where {call.expression} reads it"
+            every = with_arguments(lambda args, i=i: replaced(args, i, args[i].new_ones(args[i].shape)))
             yield Change("wrong_mask", text, call.index, every, {"operand": mine}, 0.5, also=("wrong_factor",))
         for name, other in known.items():
             if name != mine and other.shape == a.shape and other.dtype == a.dtype and other is not a:
-                text = f"{call.said} reads {name} in place of {mine or 'an operand'}"
-                change = given(lambda args, i=i, other=other: replaced(args, i, other))
+                text = f"{call.expression} reads {name} in place of {mine or 'an operand'}"
+                change = with_arguments(lambda args, i=i, other=other: replaced(args, i, other))
                 params = {"operand": mine, "exchanged": [mine, name], "factor": name, "named": name}
                 yield Change("wrong_saved_tensor", text, call.index, change, params, 0.33,
                              also=("swapped_results", "stale_state"))  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, given, moved, replaced
+from ..run.calls import Change, OperatorCall, moved, replaced, with_arguments
 
 _LENGTHS = 12
 
@@ -31,8 +31,8 @@ def _outer(call: OperatorCall) -> Iterator[Change]:
             continue
         if call.name == "mul" and not _crossed(call.args[0].shape, call.args[1].shape, i, j):
             continue
-        text = f"the axes of {call.said} are exchanged: {call.operand(1)} comes first"
-        params = {"operand": call.said, "axes": [i, j]}
+        text = f"the axes of {call.expression} are exchanged: {call.operand(1)} comes first"
+        params = {"operand": call.expression, "axes": [i, j]}
         change = moved(lambda t, i=i, j=j: t.transpose(i, j))
         prior = 0.55 if call.name == "mul" else 0.4
         yield Change("transposed", text, call.index, change, params, prior, also=("swapped_results",))
@@ -56,9 +56,9 @@ def _divided(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
     name = call.operand(1) or "a count"
     lengths = Counter(n for c in calls for t in c.tensors for n in t.shape if n > 1)
     for n, _ in lengths.most_common(_LENGTHS):
-        text = f"{call.said} is divided by {n}, not by each group's {name}"
-        change = given(lambda args, n=n: replaced(args, 1, n))
+        text = f"{call.expression} is divided by {n}, not by each group's {name}"
+        change = with_arguments(lambda args, n=n: replaced(args, 1, n))
         yield Change("wrong_factor", text, call.index, change, {"factor": name, "by": n}, 0.6)
-    most = given(lambda args: replaced(args, 1, args[1].amax()))
-    text = f"{call.said} is divided by the largest of {name}"
+    most = with_arguments(lambda args: replaced(args, 1, args[1].amax()))
+    text = f"{call.expression} is divided by the largest of {name}"
     yield Change("wrong_factor", text, call.index, most, {"factor": name}, 0.5)

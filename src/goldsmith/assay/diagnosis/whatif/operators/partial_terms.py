@@ -50,8 +50,8 @@ def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
 
 def _rests(n: int) -> list[Part]:
     """What is left of an axis behind its whole blocks."""
-    found = {n - n % block: block for block in _BLOCKS if n > block and n % block}
-    return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in found.items()]
+    rests = {n - n % block: block for block in _BLOCKS if n > block and n % block}
+    return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
 
 
 def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterator[Change]:
@@ -73,7 +73,7 @@ def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterato
 
         name = call.operand(other) or f"an operand of {call.name}"
         product = call.name in _PRODUCTS
-        text = f"{where} of axis {axis} {name} is left out of {call.said}"
+        text = f"{where} of axis {axis} {name} is left out of {call.expression}"
         params = {"axis": axis, "part": [lo, hi], **({"factor": name} if product else {"term": name})}
         cause = "wrong_factor" if product else "missing_term"
         yield Change(cause, text, call.index, instead(there), params, 0.5 - 0.06 * (not piece))

@@ -51,10 +51,10 @@ def _pooled(call: OperatorCall) -> Iterator[Change]:
             x = F.pad(args[0], (pad[1], pad[1], pad[0], pad[0]), value=fill)
             seen = x.unfold(-2, size[0], step[0]).unfold(-2, size[1], step[1])
             seen = seen[..., lo[0] : size[0] - hi[0], lo[1] : size[1] - hi[1]]
-            made = seen.amax((-2, -1)) if top else seen.sum((-2, -1)) / (size[0] * size[1])
-            if made.shape != like.shape:
+            result = seen.amax((-2, -1)) if top else seen.sum((-2, -1)) / (size[0] * size[1])
+            if result.shape != like.shape:
                 raise RuntimeError("windows beyond the border")
-            return (made, *out[1:]) if isinstance(out, tuple) else made
+            return (result, *out[1:]) if isinstance(out, tuple) else result
 
         return run
 
@@ -63,10 +63,10 @@ def _pooled(call: OperatorCall) -> Iterator[Change]:
         for what, cut in (("row", (1, 0)), ("column", (0, 1)), ("row and column", (1, 1))):
             if all(s > c for s, c in zip(size, cut, strict=True)):
                 lo, hi = ((0, 0), cut) if end else (cut, (0, 0))
-                text = f"the {word} {what} of every window of {call.said} is not looked at"
+                text = f"the {word} {what} of every window of {call.expression} is not looked at"
                 yield Change("off_by_one", text, call.index, pooled(lo, hi, fill), {}, 0.6, also=_SHORT)
     if top and max(pad):
-        text = f"{call.said} is padded with 0: padding enters the maximum"
+        text = f"{call.expression} is padded with 0: padding enters the maximum"
         yield Change("wrong_mask", text, call.index, pooled((0, 0), (0, 0), 0.0), {}, 0.6, also=("stray_read",))
 
 
@@ -97,7 +97,7 @@ def _mirrored(call: OperatorCall, dims: int) -> Iterator[Change]:
                 return x
 
             some = "" if len(axes) == dims else f" of axis -{axes[0] + 1}"
-            yield Change(cause, f"in {call.said} {text}{some}", call.index, instead(padded), {}, 0.6,
+            yield Change(cause, f"in {call.expression} {text}{some}", call.index, instead(padded), {}, 0.6,
                          also=("invalid_index", "off_by_one", "wrong_mask"))  # fmt: skip
 
 

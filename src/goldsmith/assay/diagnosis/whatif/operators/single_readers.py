@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, given, replaced, seen_through
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through, with_arguments
 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
@@ -27,106 +27,106 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     for call in calls:
         if call.index not in among or not call.owns or call.name in _ALIASES:
             continue
-        keys = iter(call.made)
+        keys = iter(call.makers)
         for i, a in enumerate(call.args):
             if isinstance(a, Tensor):
                 key = next(keys)
                 if floating(a) and a.numel() > 1 and key != -1:
                     readers.setdefault(key, []).append((call, i))
-    for made in calls:
-        if made.name in (*_PRODUCTS, *_SUMS) and made.owns and floating(made.out) and made.out.numel() > 1:
-            own = readers.get(made.index, [])[:_MOST]
-            yield from _of_one_reader(calls, made, own if len(own) > 1 else [])
-            yield from _whole_for_part(made, readers)
+    for source in calls:
+        if source.name in (*_PRODUCTS, *_SUMS) and source.owns and floating(source.out) and source.out.numel() > 1:
+            own = readers.get(source.index, [])[:_MOST]
+            yield from _of_one_reader(calls, source, own if len(own) > 1 else [])
+            yield from _whole_for_part(source, readers)
 
 
-def _of_one_reader(calls: Sequence[OperatorCall], made: OperatorCall, own: list[Place]) -> Iterator[Change]:
+def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: list[Place]) -> Iterator[Change]:
     """A factor, or an addend, is left out where one of several readers reads it."""
     if not own:
         return
-    for name, value in _without(calls, made, _DEPTH):
+    for name, value in _without(calls, source, _DEPTH):
         for reader, at in own:
-            text = f"{name} is left out of {made.said} where {reader.said} reads it"
+            text = f"{name} is left out of {source.expression} where {reader.expression} reads it"
             params = {"factor": name, "named": f"1/{name}"}
-            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, made.out)), params, 0.65)
-    for i, (name, value) in _within_addends(calls, made):
+            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.65)
+    for i, (name, value) in _within_addends(calls, source):
         for reader, at in own:
-            text = f"{name} is left out of addend {i + 1} of {made.said} where {reader.said} reads it"
+            text = f"{name} is left out of addend {i + 1} of {source.expression} where {reader.expression} reads it"
             params = {"factor": name, "named": f"1/{name}"}
-            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, made.out)), params, 0.6)
-    for name, some in _addends(made):
+            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.6)
+    for name, some in _addends(source):
         for reader, at in own:
-            where = f"of {made.said} where {reader.said} reads it"
-            new = _read(at, _laid(some(0.0), made.out))
+            where = f"of {source.expression} where {reader.expression} reads it"
+            new = _read(at, _laid(some(0.0), source.out))
             yield Change("missing_term", f"{name} is left out {where}", reader.index, new, {"term": name}, 0.65)
-            new = _read(at, _laid(some(-1.0), made.out))
+            new = _read(at, _laid(some(-1.0), source.out))
             yield Change("sign_flip", f"{name} has the other sign {where}", reader.index, new, {"term": name}, 0.6)
 
             def scaled(c: float, at: int = at, some: Callable[[float], Tensor] = some) -> Changed:
-                return _read(at, _laid(some(c), made.out))
+                return _read(at, _laid(some(c), source.out))
 
-            text = f"where {reader.said} reads {made.said}, {name} is multiplied by"
+            text = f"where {reader.expression} reads {source.expression}, {name} is multiplied by"
             yield Change("wrong_factor", text, reader.index, scaled, {"factor": name}, 0.5, free=1.0)
 
 
-def _whole_for_part(made: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
+def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
     """Another reader of an operand reads what is made of it."""
-    for i, key in enumerate(made.made[:2]):
-        operand = made.args[i]
-        if len(made.made) != 2 or not floating(operand) or operand.shape != made.out.shape:
+    for i, key in enumerate(source.makers[:2]):
+        operand = source.args[i]
+        if len(source.makers) != 2 or not floating(operand) or operand.shape != source.out.shape:
             continue
-        other = made.operand(1 - i) or f"an operand of {made.name}"
-        product = made.name in _PRODUCTS
+        other = source.operand(1 - i) or f"an operand of {source.name}"
+        product = source.name in _PRODUCTS
         for reader, at in readers.get(key, [])[:_MOST]:
-            if reader.index != made.index:
-                text = f"{reader.said} reads {made.said} in place of {made.operand(i) or 'its operand'}"
+            if reader.index != source.index:
+                text = f"{reader.expression} reads {source.expression} in place of {source.operand(i) or 'its operand'}"
                 params = {"factor": other, "named": other} if product else {"term": other}
                 causes = ["repeated_term", "wrong_saved_tensor"]  # what adds to a sum takes the addend once more
                 cause, *also = ["wrong_factor"] if product else causes if reader.name in _SUMS else causes[::-1]
-                new = _read(at, _laid(made.out, operand))
+                new = _read(at, _laid(source.out, operand))
                 yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
-def _without(calls: Sequence[OperatorCall], made: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
     """(a factor, the product of the others), products of products among them."""
-    if made.name not in _PRODUCTS or not depth or len(made.args) < 2:
+    if source.name not in _PRODUCTS or not depth or len(source.args) < 2:
         return
-    a, b = made.args[0], made.args[1]
+    a, b = source.args[0], source.args[1]
     if floating(a) and floating(b):
-        yield made.operand(1) or f"an operand of {made.name}", a.expand(made.out.shape)
-        if made.name == "mul":
-            yield made.operand(0) or f"an operand of {made.name}", b.expand(made.out.shape)
-    keys = iter(made.made)
+        yield source.operand(1) or f"an operand of {source.name}", a.expand(source.out.shape)
+        if source.name == "mul":
+            yield source.operand(0) or f"an operand of {source.name}", b.expand(source.out.shape)
+    keys = iter(source.makers)
     for i, operand in enumerate((a, b)):
         key = next(keys) if isinstance(operand, Tensor) else -1
         if not floating(operand) or not isinstance(key, int) or not 0 <= key < len(calls):
             continue
         for name, value in _without(calls, calls[key], depth - 1):
             seen = seen_through(_laid(value, calls[key].out), operand)
-            if seen is not None and made.func is not None:
-                yield name, made.func(*replaced(made.args, i, seen), **made.kwargs)
+            if seen is not None and source.func is not None:
+                yield name, source.func(*replaced(source.args, i, seen), **source.kwargs)
 
 
-def _within_addends(calls: Sequence[OperatorCall], made: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
+def _within_addends(calls: Sequence[OperatorCall], source: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
     """A factor of one of two addends, and the sum without it."""
-    if made.name not in _SUMS or len(made.made) != 2 or made.func is None:
+    if source.name not in _SUMS or len(source.makers) != 2 or source.func is None:
         return
-    for i, key in enumerate(made.made):
+    for i, key in enumerate(source.makers):
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
         for name, value in _without(calls, maker, _DEPTH - 1) if maker is not None and maker.owns else ():
-            seen = seen_through(_laid(value, maker.out), made.args[i]) if maker is not None else None
+            seen = seen_through(_laid(value, maker.out), source.args[i]) if maker is not None else None
             if seen is not None:
-                yield i, (name, made.func(*replaced(made.args, i, seen), **made.kwargs))
+                yield i, (name, source.func(*replaced(source.args, i, seen), **source.kwargs))
 
 
-def _addends(made: OperatorCall) -> Iterator[_Kept]:
-    if made.name not in _SUMS or not all(floating(a) for a in made.args[:2]):
+def _addends(source: OperatorCall) -> Iterator[_Kept]:
+    if source.name not in _SUMS or not all(floating(a) for a in source.args[:2]):
         return
-    (a, b), sign = made.args[:2], -1.0 if made.name == "sub" else 1.0
-    s = sign * float(made.kwargs.get("alpha", 1))
-    shape = made.out.shape
-    yield made.operand(1) or "an addend", lambda c: (a + c * s * b).expand(shape)
-    yield made.operand(0) or "an addend", lambda c: (c * a + s * b).expand(shape)
+    (a, b), sign = source.args[:2], -1.0 if source.name == "sub" else 1.0
+    s = sign * float(source.kwargs.get("alpha", 1))
+    shape = source.out.shape
+    yield source.operand(1) or "an addend", lambda c: (a + c * s * b).expand(shape)
+    yield source.operand(0) or "an addend", lambda c: (c * a + s * b).expand(shape)
 
 
 def _laid(value: Tensor, like: Tensor) -> Tensor:
@@ -141,4 +141,4 @@ def _read(at: int, new: Tensor) -> Changed:
             raise RuntimeError("read through a view of another size")
         return replaced(args, at, seen)
 
-    return given(other)
+    return with_arguments(other)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, replaced
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
 
 _ALSO = ("mask_shift", "off_by_one")
 _TAPS = 64
@@ -36,13 +36,13 @@ def _windows(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
     before, behind = _padding(call, calls, axis)
     for step, way in ((1, "behind it"), (-1, "before it")):
         params = {"axis": axis, "step": step}
-        text = f"every window of {call.said} reads the places {way}"
-        moved = given(lambda args, s=step: replaced(args, 0, _slid(args[0], s, axis)))
+        text = f"every window of {call.expression} reads the places {way}"
+        moved = with_arguments(lambda args, s=step: replaced(args, 0, _slid(args[0], s, axis)))
         yield Change("shifted", text, call.index, moved, params, 0.5, also=_ALSO)
         for around, how in ((True, "around in what it reads"), (False, "at the end its own")):
             if call.args[3] == 1:
                 taps = partial(_tapped, axis=axis, first=before, last=x.shape[axis] - behind, step=step, around=around)
-                text = f"every tap of {call.said} reads the places {way}, {how}; where it begins and ends stays"
+                text = f"every tap of {call.expression} reads the places {way}, {how}; where it begins and ends stays"
                 yield Change("shifted", text, call.index, instead(taps), params, 0.45, also=_ALSO)
 
 
@@ -55,7 +55,7 @@ def _slid(x: Tensor, step: int, axis: int) -> Tensor:
 
 def _padding(call: OperatorCall, calls: Sequence[OperatorCall], axis: int) -> tuple[int, int]:
     """Places of padding before and behind what is read."""
-    x, key = call.args[0], call.made[0]
+    x, key = call.args[0], call.makers[0]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is None or not isinstance(maker.out, Tensor) or maker.out.shape != x.shape:
         return 0, 0
@@ -103,7 +103,7 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
                 out = func(F.pad(x, pads), *args)
                 return out.narrow(axis, 1 if step > 0 else 0, out.shape[axis] - 1)
 
-            text = f"every window of {call.said} reads the places {way} along axis {axis}"
+            text = f"every window of {call.expression} reads the places {way} along axis {axis}"
             yield Change("shifted", text, call.index, instead(run), {"axis": axis, "step": step}, 0.5, also=_ALSO)
 
 
@@ -113,18 +113,18 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
 def _gradients(call: OperatorCall) -> Iterator[Change]:
     size = call.args[3]
     for last, which in ((True, "last"), (False, "first")):
-        text = f"{call.said} stores where it should add: of the taps that reach a place the {which} is left"
+        text = f"{call.expression} stores where it should add: of the taps that reach a place the {which} is left"
         also = ("lost_update", "missing_term")
         yield Change("overwritten_accumulator", text, call.index, instead(partial(_stored, last=last)),
                      {"left": which}, 0.7, also=also)  # fmt: skip
     for at, which in ((size - 1, "last"), (0, "first")):
-        text = f"{call.said} leaves out the {which} tap"
-        without = given(lambda args, at=at: replaced(args, 0, _without(args[0], at)))
+        text = f"{call.expression} leaves out the {which} tap"
+        without = with_arguments(lambda args, at=at: replaced(args, 0, _without(args[0], at)))
         yield Change("off_by_one", text, call.index, without, {"tap": at}, 0.65, also=("truncated_reduction",))
-    yield Change("permuted", f"{call.said} takes the taps in reverse order", call.index,
-                 given(lambda args: replaced(args, 0, args[0].flip(-1))), {}, 0.6)  # fmt: skip
+    yield Change("permuted", f"{call.expression} takes the taps in reverse order", call.index,
+                 with_arguments(lambda args: replaced(args, 0, args[0].flip(-1))), {}, 0.6)  # fmt: skip
     for step, way in ((1, "behind it"), (-1, "before it")):
-        text = f"{call.said} gives every place what belongs to the one {way}"
+        text = f"{call.expression} gives every place what belongs to the one {way}"
         slid = instead(lambda *args, s=step, f=call.func: _slid(f(*args), s, args[2]))
         yield Change("shifted", text, call.index, slid, {"step": step}, 0.5, also=_ALSO)
 

@@ -29,7 +29,7 @@ class OperatorCall:
     out: Any
     operands: tuple[str, ...]  # of the tensors among args, in their order
     backward: bool
-    made: tuple[Key, ...] = ()  # who made those tensors
+    makers: tuple[Key, ...] = ()  # who made those tensors
     line: str = ""  # of the golden, where it is called; in autograd's backward, where what it is the gradient of is
     func: Any = None
     owns: bool = False  # whether its result has memory of its own
@@ -40,9 +40,9 @@ class OperatorCall:
         return [a for a in self.args if isinstance(a, Tensor)]
 
     @property
-    def said(self) -> str:
+    def expression(self) -> str:
         """`x * inv_rms`, `sum(x)`"""
-        return _said(self.name, self.operands, self.args)
+        return _expression(self.name, self.operands, self.args)
 
     def operand(self, i: int) -> str:
         """The name of the i-th argument; "" where it has none."""
@@ -103,7 +103,7 @@ class Listening(DispatchMode):
         self.calls: list[OperatorCall] | None = None
         self.names: dict[int, str] = {}  # storage -> what it is called
         self.keys: dict[int, Key] = {}  # storage -> who made it
-        self.held: dict[Key, Tensor] = {}
+        self.forward_tensors: dict[Key, Tensor] = {}
         self.others: Mapping[Key, Tensor] | None = None  # what the backward reads otherwise
         self.alive: list[Any] = []  # so that no storage's address is used again
         self.lines: dict[int, str] = {}  # autograd's number of an operator -> its line
@@ -123,7 +123,7 @@ class Listening(DispatchMode):
             self.names[place] = name
             self.alive.append(tensor)
             if leaf:
-                self.keys[place], self.held[name] = name, tensor.detach()
+                self.keys[place], self.forward_tensors[name] = name, tensor.detach()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -144,7 +144,7 @@ class Listening(DispatchMode):
 
     def _instead(self, a: Any) -> Any:
         if self.others is None and self.saved is not None:
-            self.others = self.saved(self.held)
+            self.others = self.saved(self.forward_tensors)
         if not isinstance(a, Tensor) or not a.numel():
             return a
         new = (self.others or {}).get(self.keys.get(a.untyped_storage().data_ptr(), -1))
@@ -155,23 +155,25 @@ class Listening(DispatchMode):
         name = func._schema.name.split("::")[1]
         operands = tuple(self._name(a) for a in args if isinstance(a, Tensor))
         if self.calls is not None:
-            made = tuple(self.key_of(a) for a in args if isinstance(a, Tensor))
+            makers = tuple(self.key_of(a) for a in args if isinstance(a, Tensor))
             owns = isinstance(out, Tensor) and self.key_of(out) == -1
             read = tuple(self.key_of(a) for a in _inside_of((args, kwargs)))
             line = self._line()
-            call = OperatorCall(index, name, before, kwargs, out, operands, self.backward, made, line, func, owns, read)
+            call = OperatorCall(
+                index, name, before, kwargs, out, operands, self.backward, makers, line, func, owns, read
+            )
             self.calls.append(call)
         self.alive.append((args, out))
-        for made in out if isinstance(out, list | tuple) else ():
-            if isinstance(made, Tensor) and made.numel():
-                self.keys.setdefault(made.untyped_storage().data_ptr(), index)
+        for part in out if isinstance(out, list | tuple) else ():
+            if isinstance(part, Tensor) and part.numel():
+                self.keys.setdefault(part.untyped_storage().data_ptr(), index)
         if isinstance(out, Tensor) and out.numel():
             place = out.untyped_storage().data_ptr()
             if place not in self.keys:
                 self.keys[place] = index
                 if not self.backward:
-                    self.held[index] = out  # no operator here: it would be counted
-            self.names.setdefault(place, _said(name, operands, args))
+                    self.forward_tensors[index] = out  # no operator here: it would be counted
+            self.names.setdefault(place, _expression(name, operands, args))
 
     def _line(self) -> str:
         node = torch._C._current_autograd_node()
@@ -202,42 +204,42 @@ def behind(calls: Sequence[OperatorCall], key: Key) -> set[int]:
     for call in calls:
         outs = call.out if isinstance(call.out, list | tuple) else (call.out,)
         writes = not call.owns and any(isinstance(o, Tensor) for o in outs)
-        for k in call.made[:1] if writes else ():
+        for k in call.makers[:1] if writes else ():
             written.setdefault(k, []).append(call)  # in place, or a view that may be written to
-    found: set[int] = set()
+    operators: set[int] = set()
     waiting, known = [key], {key}
     while waiting:
         at = waiting.pop()
         makers = written.get(at, []) + ([calls[at]] if isinstance(at, int) and 0 <= at < len(calls) else [])
         for call in makers:
-            found.add(call.index)
+            operators.add(call.index)
             for k in call.read:
                 if k not in known:
                     known.add(k)
                     waiting.append(k)
-    return found
+    return operators
 
 
 def compared(calls: Sequence[OperatorCall], among: set[int]) -> set[int]:
     """The operators among these that comparisons of numbers are made of, and the comparisons."""
-    found: set[int] = set()
+    operators: set[int] = set()
     for call in calls:
         asks = isinstance(call.out, Tensor) and call.out.dtype == torch.bool and any(map(floating, call.tensors))
-        if asks and call.index in among and call.index not in found:
-            found |= behind(calls, call.index)
-    return found & among
+        if asks and call.index in among and call.index not in operators:
+            operators |= behind(calls, call.index)
+    return operators & among
 
 
 def read_back(calls: Sequence[OperatorCall], among: set[int]) -> set[Key]:
     """Who made what the backward's operators among these read."""
-    return {key for call in calls if call.backward and call.index in among for key in call.made}
+    return {key for call in calls if call.backward and call.index in among for key in call.makers}
 
 
 _SIGNS = {"mul": "*", "div": "/", "add": "+", "sub": "-", "mm": "@", "bmm": "@"}
 _LONG = 36
 
 
-def _said(name: str, operands: tuple[str, ...], args: tuple) -> str:
+def _expression(name: str, operands: tuple[str, ...], args: tuple) -> str:
     """A short expression: `x * inv_rms`, `sum(...)`."""
     parts = list(operands)
     if len(args) > 1 and len(parts) == 1 and isinstance(args[1], int | float) and name in _SIGNS:
@@ -308,7 +310,7 @@ def moved(change: Callable[..., Tensor]) -> Changed:
     return run
 
 
-def given(change: Callable[..., tuple]) -> Changed:
+def with_arguments(change: Callable[..., tuple]) -> Changed:
     """The operator on other arguments."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -20,8 +20,8 @@ class Opened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         smaller = _SMALLER.get(func)
-        made = NotImplemented if smaller is None else smaller(*args, **kwargs)
-        return func(*args, **kwargs) if made is NotImplemented else made
+        result = NotImplemented if smaller is None else smaller(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
 
 
 def _normalised(x: Tensor, axes: list[int], eps: float) -> Tensor:

@@ -39,12 +39,14 @@ class Seen:
         self.shape, self.dtype = tensor.shape, tensor.dtype
         self.layout = (tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def of(self, held: Tensor) -> Tensor:
+    def of(self, memory: Tensor) -> Tensor:
         """The same part of other memory."""
-        if held.dtype == self.dtype:
-            return held.as_strided(*self.layout)
+        if memory.dtype == self.dtype:
+            return memory.as_strided(*self.layout)
         shape, strides, offset = self.layout
-        return torch.empty(0, dtype=self.dtype, device=held.device).set_(held.untyped_storage(), offset, shape, strides)
+        return torch.empty(0, dtype=self.dtype, device=memory.device).set_(
+            memory.untyped_storage(), offset, shape, strides
+        )
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ class Taping(Listening):
         out = func(*args, **kwargs)
         for place, t in written.items():
             self._keep(place, index, t)
-        given, named, made = _seen(args), {n: _seen(v) for n, v in kwargs.items()}, _seen(_parts(out))
-        places = frozenset(s.place for s in _all((given, tuple(named.values()))))
-        views = bool(_all(made)) and not written and places.issuperset(s.place for s in _all(made))
-        self.steps.append(Step(index, func, given, named, made, places, tuple(written), views, self.backward))
-        for one in _all(made):
+        seen_args, named, seen_out = _seen(args), {n: _seen(v) for n, v in kwargs.items()}, _seen(_parts(out))
+        places = frozenset(s.place for s in _all((seen_args, tuple(named.values()))))
+        views = bool(_all(seen_out)) and not written and places.issuperset(s.place for s in _all(seen_out))
+        self.steps.append(Step(index, func, seen_args, named, seen_out, places, tuple(written), views, self.backward))
+        for one in _all(seen_out):
             if self.keys.setdefault(one.place, index) == index and isinstance(out, Tensor) and not self.backward:
                 self.forward[index] = one
         return out
@@ -181,7 +183,7 @@ class Replay:
         out = _parts(step.func(*args, **kwargs) if change is None else change(step.func, args, kwargs))
         if len(step.out) != len(out):
             raise Unknown
-        given = {_place(t) for t in _tensors((args, tuple(kwargs.values())))} if change is not None else ()
+        places = {_place(t) for t in _tensors((args, tuple(kwargs.values())))} if change is not None else ()
         for old, new in zip(step.out, out, strict=True):
             if isinstance(old, Tensor):  # without elements
                 if not isinstance(new, Tensor) or new.shape != old.shape:
@@ -192,7 +194,7 @@ class Replay:
             elif not isinstance(new, Tensor) or new.shape != old.shape or new.dtype != old.dtype:
                 raise Unknown
             elif new.numel():
-                self._take(step, old, new, changed, fresh=not given or _place(new) not in given)
+                self._take(step, old, new, changed, fresh=not places or _place(new) not in places)
 
     def _take(self, step: Step, old: Seen, new: Tensor, changed: dict[int, Tensor], *, fresh: bool) -> None:
         """What an operator made, in the place of what it had made."""
@@ -217,14 +219,14 @@ class Replay:
 
     def _state(self, place: int, index: int) -> Tensor:
         """What memory held before an operator was called."""
-        return next(held for after, held in reversed(self.states[place]) if after < index)
+        return next(contents for after, contents in reversed(self.states[place]) if after < index)
 
     def _now(self, value: Any, index: int, changed: Mapping[int, Tensor]) -> Any:
         """What a tensor holds when that operator is called; in lists and tuples, of each."""
         if isinstance(value, Seen):
-            held = changed.get(value.place)
-            if held is not None:
-                return value.of(held)
+            memory = changed.get(value.place)
+            if memory is not None:
+                return value.of(memory)
             return value.of(self._state(value.place, index)) if value.place in self.states else value.tensor
         if isinstance(value, tuple):
             return tuple([self._now(v, index, changed) for v in value])
@@ -257,9 +259,9 @@ def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
     """`new` in memory as `old` has it; memory that nothing else has need not be copied."""
     if fresh and (new.shape, new.stride(), new.storage_offset()) == old.layout:
         return new
-    held = torch.empty_like(_all_of_it(old.tensor))
-    old.of(held).copy_(new)
-    return held
+    memory = torch.empty_like(_all_of_it(old.tensor))
+    old.of(memory).copy_(new)
+    return memory
 
 
 def _all_of_it(t: Tensor) -> Tensor:
@@ -308,8 +310,8 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     """The tensors that an operator writes to."""
-    found = []
+    tensors = []
     for i, arg in enumerate(func._schema.arguments):
         if arg.alias_info is not None and arg.alias_info.is_write:
-            found += _tensors(kwargs.get(arg.name) if arg.kwarg_only or i >= len(args) else args[i])
-    return found
+            tensors += _tensors(kwargs.get(arg.name) if arg.kwarg_only or i >= len(args) else args[i])
+    return tensors

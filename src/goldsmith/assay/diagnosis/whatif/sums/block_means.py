@@ -19,7 +19,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
     if call.name == "mean":
         yield from _alike(call)
-    elif call.name == "sub" and len(call.made) == 2:
+    elif call.name == "sub" and len(call.makers) == 2:
         yield from _apart(call, calls)
 
 
@@ -36,14 +36,14 @@ def _alike(call: OperatorCall) -> Iterator[Change]:
                 parts = [part.mean(axis, keepdim=True) for part in x.split(block, axis)]
                 return torch.cat(parts, axis).mean(axis, keepdim=keepdim)
 
-            text = f"blocks of {block} weigh alike in {call.said}, the last one with {n % block} as well"
+            text = f"blocks of {block} weigh alike in {call.expression}, the last one with {n % block} as well"
             yield Change("wrong_factor", text, call.index, instead(merged), {"block": block}, 0.5, also=("wrong_mask",))
 
 
 def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     """x - mean(x) with the mean of x's own block: the distance between the blocks' means is left out."""
-    maker = _maker(calls, call.made[1])
-    if maker is None or maker.name != "mean" or maker.made[:1] != call.made[:1]:
+    maker = _maker(calls, call.makers[1])
+    if maker is None or maker.name != "mean" or maker.makers[:1] != call.makers[:1]:
         return
     axis = _axis(maker)
     if axis is None or call.args[0].shape != maker.args[0].shape:
@@ -54,14 +54,14 @@ def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
             def inside(x: Tensor, mean: Tensor, *args: Any, block: int = block, **kwargs: Any) -> Tensor:
                 return torch.cat([part - part.mean(axis, keepdim=True) for part in x.split(block, axis)], axis)
 
-            text = f"in {call.said} blocks of {block} have their own means: how far those lie apart is left out"
+            text = f"in {call.expression} blocks of {block} have their own means: how far those lie apart is left out"
             yield Change("missing_term", text, call.index, instead(inside), {"block": block}, 0.5)
 
 
 def _maker(calls: Sequence[OperatorCall], key: object) -> OperatorCall | None:
     call = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-    while call is not None and call.name in _VIEWS and call.made:
-        before = call.made[0]
+    while call is not None and call.name in _VIEWS and call.makers:
+        before = call.makers[0]
         call = calls[before] if isinstance(before, int) and 0 <= before < len(calls) else None
     return call
 

@@ -51,15 +51,15 @@ def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object
     """Whether the i-th argument is what comes down, and the result has no other addend."""
     if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
         return False
-    key: Key = call.made[sum(isinstance(b, Tensor) for b in call.args[:i])]
+    key: Key = call.makers[sum(isinstance(b, Tensor) for b in call.args[:i])]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if not (maker.backward if maker is not None else str(key).startswith("grad_")):
         return False
-    made = [_made(call, i, t) for t in (torch.zeros_like(a), -2 * a)]
-    return not bool(made[0].any()) and torch.allclose(made[1], -2 * call.out, rtol=1e-9, atol=0)
+    results = [_result_with(call, i, t) for t in (torch.zeros_like(a), -2 * a)]
+    return not bool(results[0].any()) and torch.allclose(results[1], -2 * call.out, rtol=1e-9, atol=0)
 
 
-def _made(call: OperatorCall, i: int, t: Tensor) -> Tensor:
+def _result_with(call: OperatorCall, i: int, t: Tensor) -> Tensor:
     args = [b.clone() if isinstance(b, Tensor) else b for b in call.args]
     args[i] = t
     return call.func(*args, **call.kwargs)
@@ -73,7 +73,7 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
     rows = []
     for i in range(sent.numel()):
         units.view(-1)[i] = sent.reshape(-1)[i]
-        rows.append(_made(call, at, units).reshape(-1))
+        rows.append(_result_with(call, at, units).reshape(-1))
         units.view(-1)[i] = 0.0
     wrong = judge.wrong_at.reshape(-1) & judge.finite.reshape(-1)
     addends = torch.stack(rows, 1).detach()[wrong]  # of each wrong place, in the order in which they came down
@@ -86,10 +86,10 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
     choices = _choices(most).to(addends.device)
     if float((bound / addends.abs().amax(1).clamp_min(1e-300)).median()) * len(choices) > _CHANCE:
         return None
-    made = addends @ choices.T
-    away = (made - got[:, None]).abs() + 1e-9 * bound[:, None] * (choices.shape[1] - choices.sum(1))
+    subsets = addends @ choices.T
+    away = (subsets - got[:, None]).abs() + 1e-9 * bound[:, None] * (choices.shape[1] - choices.sum(1))
     best = away.argmin(1, keepdim=True)
-    value = made.gather(1, best).squeeze(1)
+    value = subsets.gather(1, best).squeeze(1)
     if bool(((value - got).abs() > 4 * bound).any()):
         return None
     whole = call.out.detach().reshape(-1).clone()
@@ -98,7 +98,7 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
     cause, how, also = _in_order(addends, kept, source, sent, orders) or _read(
         addends, kept, source, call.name in _AT_INDICES
     )
-    text = f"of the addends of {call.said} {how}"
+    text = f"of the addends of {call.expression} {how}"
     change = moved(lambda out, v=whole: v.reshape(out.shape))
     return Change(cause, text, call.index, change, {"addends": most}, 0.5, also=also)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, replaced
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
 
 _PARTS = (2, 3, 4, 5, 6, 7, 8)
 _SOFTMAX, _SUM = ("_softmax", "_log_softmax"), "logsumexp"
@@ -19,12 +19,12 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     """exp(x - logsumexp(x)) is exp(x - max(x)) then, in the forward and where the backward makes it again."""
     also = ("missing_rescale", "missing_term")
     if call.name == "_softmax":
-        text, axis = f"the exponentials of {call.said} are not divided by their sum", call.args[1]
+        text, axis = f"the exponentials of {call.expression} are not divided by their sum", call.args[1]
         change = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
         yield Change("wrong_factor", text, call.index, change, {"factor": "the sum"}, 0.55, also=also)
-    if call.name != "sub" or len(call.made) != 2 or not isinstance(call.made[1], int):
+    if call.name != "sub" or len(call.makers) != 2 or not isinstance(call.makers[1], int):
         return
-    maker = calls[call.made[1]] if 0 <= call.made[1] < len(calls) else None
+    maker = calls[call.makers[1]] if 0 <= call.makers[1] < len(calls) else None
     if maker is None or maker.name != _SUM or call.args[1].numel() != maker.out.numel():
         return
     top = maker.args[0].amax(maker.args[1], keepdim=True)
@@ -33,8 +33,8 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return replaced(args, 1, args[0].amax(maker.args[1], keepdim=True).reshape(args[1].shape))
 
     if top.numel() == call.args[1].numel() and call.args[0].shape == maker.args[0].shape:
-        text = f"the exponentials of {call.said} are not divided by their sum, only by their largest"
-        yield Change("wrong_factor", text, call.index, given(undivided), {"factor": "the sum"}, 0.6, also=also)
+        text = f"the exponentials of {call.expression} are not divided by their sum, only by their largest"
+        yield Change("wrong_factor", text, call.index, with_arguments(undivided), {"factor": "the sum"}, 0.6, also=also)
 
 
 def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
@@ -50,14 +50,14 @@ def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[st
         n = call.args[0].shape[axis]
         blocks = {-(-n // parts): parts for parts in (*_PARTS, *given_) if parts < n}
         for block, parts in blocks.items():
-            text = f"in {parts} parts of {call.said}, {_ONE}"
+            text = f"in {parts} parts of {call.expression}, {_ONE}"
             change = instead(_own_maxima(call.name, axis, block))
             yield Change("missing_rescale", text, call.index, change, {"block": block, "parts": parts}, 0.55,
                          also=("missing_partition",))  # fmt: skip
 
 
 def _own_maxima(name: str, axis: int, block: int) -> Callable[..., Tensor]:
-    def made(x: Tensor, dim: Any, keepdim: bool = False, *rest: Any) -> Tensor:
+    def own_maximum(x: Tensor, dim: Any, keepdim: bool = False, *rest: Any) -> Tensor:
         parts = x.split(block, axis)
         each = torch.cat([torch.exp(p - p.amax(axis, keepdim=True)) for p in parts], axis).nan_to_num()
         if name == _SUM:
@@ -65,4 +65,4 @@ def _own_maxima(name: str, axis: int, block: int) -> Callable[..., Tensor]:
         total = each.sum(axis, keepdim=True)
         return each / total if name == "_softmax" else x - x.amax(axis, keepdim=True) - total.log()
 
-    return made
+    return own_maximum

@@ -64,9 +64,9 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
     many = 2.0 ** (here != 0).sum(-1)
     if float((bound[wrong] / here.abs().amax(-1).clamp_min(1e-300) * many).median()) > _CHANCE:
         return None
-    made = here @ choices.T
-    best = (made - got[wrong].unsqueeze(-1)).abs().argmin(-1)
-    value = made.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+    partial_sums = here @ choices.T
+    best = (partial_sums - got[wrong].unsqueeze(-1)).abs().argmin(-1)
+    value = partial_sums.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     if bool(((value - got[wrong]).abs() > 4 * bound[wrong]).any()):
         return None
     whole = golden.clone()
@@ -75,7 +75,7 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
     left[wrong] = torch.zeros_like(left[wrong]).scatter(-1, first[wrong], choices[best].bool())
     cause, how, also = _read(addends != 0, left, wrong)
     change = moved(lambda out, v=whole: v.reshape(out.shape))
-    text = f"of the addends of {call.said} {how}"
+    text = f"of the addends of {call.expression} {how}"
     return Change(cause, text, call.index, change, {}, 0.5, also=also, redone=changes)
 
 

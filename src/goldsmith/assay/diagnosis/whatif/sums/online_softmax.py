@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, instead, replaced
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments
 from .reductions import BLOCKS
 
 _KEPT = ("sum", "accumulator", "sum and accumulator")
@@ -112,7 +112,7 @@ def _shifted(call: OperatorCall, place: int, axis: int, which: str) -> Iterator[
         def early(args: tuple, block: int = block) -> tuple:
             return replaced(args, place, _early(args[place].log(), axis, block))
 
-        yield _not_rescaled(call, which, block, given(early))
+        yield _not_rescaled(call, which, block, with_arguments(early))
 
 
 def _softened(t: Tensor, axis: int) -> bool:

@@ -40,18 +40,18 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
 
     def from_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         parts = x.split(sizes, axis)
-        made = [call.func(parts[0], axis)]
+        scanned = [call.func(parts[0], axis)]
         for before, part in zip(parts, parts[1:], strict=False):
             own = before.narrow(axis, before.shape[axis] - block, block)
             both = call.func(torch.cat((own, part), axis), axis)
-            made.append(both.narrow(axis, block, part.shape[axis]))
-        return torch.cat(made, axis)
+            scanned.append(both.narrow(axis, block, part.shape[axis]))
+        return torch.cat(scanned, axis)
 
     params = {"axis": axis, "block": block}
-    text = f"{call.said} begins anew in every block of {block}"
+    text = f"{call.expression} begins anew in every block of {block}"
     yield Change("missing_term", text, call.index, instead(begun_anew), params, 0.6,
                  also=("truncated_reduction", "overwritten_accumulator"))  # fmt: skip
-    text = f"a block of {block} of {call.said} takes over what the one before it made alone"
+    text = f"a block of {block} of {call.expression} takes over what the one before it made alone"
     yield Change("overwritten_accumulator", text, call.index, instead(from_one), params, 0.6,
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
 
@@ -61,15 +61,15 @@ def _short(call: OperatorCall, axis: int, block: int, first: int) -> Change:
     neutral, whole, reach = _NEUTRAL[call.name], _WHOLE[call.name], block // 2
 
     def rounds(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        made = [x.narrow(axis, 0, first)] if first else []
+        scanned = [x.narrow(axis, 0, first)] if first else []
         for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
             before = part.new_full([reach - 1 if d == axis else s for d, s in enumerate(part.shape)], neutral)
             own = whole(torch.cat([before, part], axis).unfold(axis, reach, 1), -1)
-            carry = made[-1].narrow(axis, made[-1].shape[axis] - 1, 1).expand(own.shape) if made else None
-            made.append(own if carry is None else whole(torch.stack((own, carry)), 0))
-        return torch.cat(made, axis)
+            carry = scanned[-1].narrow(axis, scanned[-1].shape[axis] - 1, 1).expand(own.shape) if scanned else None
+            scanned.append(own if carry is None else whole(torch.stack((own, carry)), 0))
+        return torch.cat(scanned, axis)
 
-    text = f"in blocks of {block} {call.said} lacks its last round: what lies {reach} back or farther does not arrive"
+    text = f"in blocks of {block} {call.expression} lacks its last round: terms {reach} places back or farther are lost"
     return Change("truncated_reduction", text, call.index, instead(rounds), {"axis": axis, "block": block}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
@@ -82,21 +82,21 @@ def _windowed(call: OperatorCall, axis: int, width: int) -> Change:
         before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], neutral)
         return whole(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
 
-    text = f"{call.said} reaches back over {width} places alone: a scan that lacks its last rounds"
+    text = f"{call.expression} reaches back over {width} places alone: a scan that lacks its last rounds"
     return Change("truncated_reduction", text, call.index, instead(window), {"axis": axis, "reach": width}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
 def _moved(call: OperatorCall, axis: int) -> Iterator[Change]:
     def exclusive(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        made = call.func(x, axis).roll(1, axis)
-        made.select(axis, 0).fill_(_NEUTRAL[call.name])
-        return made
+        result = call.func(x, axis).roll(1, axis)
+        result.select(axis, 0).fill_(_NEUTRAL[call.name])
+        return result
 
     def backwards(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return call.func(x.flip(axis), axis).flip(axis)
 
-    text = f"{call.said} leaves out each place's own number"
+    text = f"{call.expression} leaves out each place's own number"
     yield Change("off_by_one", text, call.index, instead(exclusive), {"axis": axis}, 0.6, also=("shifted",))
-    text = f"{call.said} runs from the end"
+    text = f"{call.expression} runs from the end"
     yield Change("permuted", text, call.index, instead(backwards), {"axis": axis}, 0.5, also=("transposed",))

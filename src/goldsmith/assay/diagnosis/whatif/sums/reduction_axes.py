@@ -27,7 +27,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chang
     keep = len(call.args) > 2 and bool(call.args[2])
     count = prod(x.shape[a] for a in own)
     row = _row_factor(call, calls, own)
-    told: set[tuple] = set()
+    offered: set[tuple] = set()
     for shape in _shapes(call, calls):
         for over in _over(len(shape)):
             seen = shape == tuple(x.shape)
@@ -36,11 +36,11 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chang
             if seen and (over == own or not set(over) > set(own) and not set(over) < set(own)) or wide < 2:
                 continue
             key = (shape, over)
-            if key in told:
+            if key in offered:
                 continue
-            told.add(key)
+            offered.add(key)
             where = ", ".join(map(str, over))
-            text = f"{call.said} runs along axes {where} of {list(shape)} instead of {', '.join(map(str, own))}"
+            text = f"{call.expression} runs along axes {where} of {list(shape)} instead of {', '.join(map(str, own))}"
             params = {"input": call.operand(0), "axis": over[0], "golden_axis": own[0] if own else 0}
             for share in (1.0, count / wide) if call.name == "sum" and count != wide else (1.0,):
                 by = "" if share == 1.0 else ", and is divided by their lengths"
@@ -57,28 +57,28 @@ def _over(dims: int) -> list[tuple[int, ...]]:
 def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int, ...]]:
     """Its own first, then those of what it is made of, where they have as many numbers."""
     x = call.args[0]
-    found = {tuple(x.shape): None}
+    shapes = {tuple(x.shape): None}
     waiting = [call]
     for _ in range(_DEPTH):
-        makers = [calls[k] for c in waiting for k in c.made if isinstance(k, int) and 0 <= k < len(calls)]
+        makers = [calls[k] for c in waiting for k in c.makers if isinstance(k, int) and 0 <= k < len(calls)]
         for t in (t for c in (*waiting, *makers) for t in c.tensors):
             if t.numel() == x.numel() and x.is_contiguous() and t.dim() > 1:
-                found.setdefault(tuple(t.shape))
+                shapes.setdefault(tuple(t.shape))
         waiting = makers
-    return list(found)[:_SHAPES]
+    return list(shapes)[:_SHAPES]
 
 
 def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[int, ...]) -> Tensor | None:
     """A factor of what is summed that is one number for every sum: kernels multiply by it afterwards."""
-    made = call
+    maker = call
     for _ in range(_DEPTH):
-        key = made.made[0] if made.made else -1
+        key = maker.makers[0] if maker.makers else -1
         if not isinstance(key, int) or not 0 <= key < len(calls):
             return None
-        made = calls[key]
-        if made.name == "neg":
+        maker = calls[key]
+        if maker.name == "neg":
             continue
-        for t in made.tensors if made.name == "mul" else ():
+        for t in maker.tensors if maker.name == "mul" else ():
             row = t.dim() == call.args[0].dim() and all(t.shape[a] == 1 for a in own) and t.numel() > 1
             if row and floating(t) and not bool((t == 0).any()):
                 return t
@@ -104,7 +104,7 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
 
     Autograd would add up what is larger than it expects, so that the sum itself cannot be changed.
     """
-    found: dict[tuple, list[tuple[int, Changed]]] = {}
+    groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
         if not x.is_contiguous():
             continue
@@ -127,13 +127,13 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
                         factor = (part * share).reshape(addend.out.shape)
                         change = moved(lambda out, f=factor: out * f)
                         if row is None:
-                            found.setdefault((shape, over, share == 1.0), []).append((addend.index, change))
+                            groups.setdefault((shape, over, share == 1.0), []).append((addend.index, change))
                         by = "" if share == 1.0 else ", and is divided by their lengths"
                         where = ", ".join(map(str, over))
-                        text = f"{call.said} runs along axes {where} of {list(shape)} instead of {list(own)}{by}"
+                        text = f"{call.expression} runs along axes {where} of {list(shape)} instead of {list(own)}{by}"
                         prior = 0.57 - 0.01 * bool(by)
                         yield Change("wrong_axis", text, addend.index, change, {"axis": over[0]}, prior)
-    for (shape, over, plain), group in found.items():
+    for (shape, over, plain), group in groups.items():
         if len({at for at, _ in group}) == len(group) > 1:
             by = "" if plain else ", and are divided by their lengths"
             text = f"{len(group)} sums run along axes {', '.join(map(str, over))} of {list(shape)}{by}"
@@ -143,23 +143,23 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
 def _rows(calls: Sequence[OperatorCall], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
     """What the forward has one number of for each sum: a kernel may multiply with it before it sums."""
     shape = tuple(1 if d in own else n for d, n in enumerate(x.shape))
-    found = [c.out for c in calls if not c.backward and c.owns and floating(c.out) and tuple(c.out.shape) == shape]
-    return [t for t in found if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
+    rows = [c.out for c in calls if not c.backward and c.owns and floating(c.out) and tuple(c.out.shape) == shape]
+    return [t for t in rows if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
 
 
 def addend_of(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
     """The first addend as large as what is summed that the sum is a factor of."""
-    made: set[Key] = {call.index}
+    reached: set[Key] = {call.index}
     size = call.args[0].numel()
     for other in calls[call.index + 1 :]:
-        if other.index not in among or not made.intersection(other.read):
+        if other.index not in among or not reached.intersection(other.read):
             continue
         if other.name in ("add", "sub"):
-            for key, t in zip(other.made, other.tensors, strict=True):
+            for key, t in zip(other.makers, other.tensors, strict=True):
                 whole = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-                if key in made and t.numel() == size and whole is not None and whole.owns:
+                if key in reached and t.numel() == size and whole is not None and whole.owns:
                     return whole if whole.out.numel() == size and whole.out.is_contiguous() else None
-        made.add(other.index)
+        reached.add(other.index)
     return None
 
 

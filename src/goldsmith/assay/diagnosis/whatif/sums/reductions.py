@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import log_bases
-from ..run.calls import Change, OperatorCall, floating, given, instead, moved, replaced
+from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, with_arguments
 from . import reduction_axes
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
@@ -32,40 +32,40 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 def cuts(n: int) -> dict[int, str]:
     """Where a reduction over n may end, and why."""
-    found = {n - 1: "one short"}
+    ends = {n - 1: "one short"}
     for block in BLOCKS:
-        found.setdefault(n - n % block, f"the last part of a block of {block} is left out")
-        found.setdefault(block, f"the first block of {block} alone")
-        found.setdefault(n - block, f"one block of {block} short")
-        found.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
+        ends.setdefault(n - n % block, f"the last part of a block of {block} is left out")
+        ends.setdefault(block, f"the first block of {block} alone")
+        ends.setdefault(n - block, f"one block of {block} short")
+        ends.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
     for block in SMALL:
-        found.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
-    found.setdefault(n // 2, "the first half alone")
-    return {k: why for k, why in found.items() if 0 < k < n}
+        ends.setdefault((n - 1) // block * block, f"the last block of {block} is left out")
+    ends.setdefault(n // 2, "the first half alone")
+    return {k: why for k, why in ends.items() if 0 < k < n}
 
 
 def starts(n: int) -> dict[int, str]:
     """Where it may begin."""
-    found = {1: "from the second on"}
+    begins = {1: "from the second on"}
     for block in BLOCKS:
-        found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
-        found.setdefault(block, f"without the first block of {block}")
+        begins.setdefault((n - 1) // block * block, f"the last block of {block} alone")
+        begins.setdefault(block, f"without the first block of {block}")
     for block in SMALL:
-        found.setdefault((n - 1) // block * block, f"the last block of {block} alone")
-    found.setdefault(n // 2, "the second half alone")
-    found.setdefault(n - 1, "the last one alone")
-    return {k: why for k, why in found.items() if 0 < k < n}
+        begins.setdefault((n - 1) // block * block, f"the last block of {block} alone")
+    begins.setdefault(n // 2, "the second half alone")
+    begins.setdefault(n - 1, "the last one alone")
+    return {k: why for k, why in begins.items() if 0 < k < n}
 
 
 def axes_of(call: OperatorCall) -> list[int]:
     """What a reduction runs along."""
     x = call.args[0]
-    said = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    dims = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if call.name == "linalg_vector_norm":
-        said = call.args[2] if len(call.args) > 2 else None
-    if isinstance(said, bool) or said is None:
-        said = list(range(x.dim()))
-    axes = [said] if isinstance(said, int) else list(said)
+        dims = call.args[2] if len(call.args) > 2 else None
+    if isinstance(dims, bool) or dims is None:
+        dims = list(range(x.dim()))
+    axes = [dims] if isinstance(dims, int) else list(dims)
     return [a % x.dim() for a in axes] if x.dim() and axes else list(range(x.dim()))
 
 
@@ -108,7 +108,7 @@ def _reductions(call: OperatorCall) -> Iterator[Change]:
             def part(args: tuple, axis: int = axis, lo: int = lo, hi: int = hi) -> tuple:
                 return replaced(args, 0, only(args[0], axis, lo, hi, fill))
 
-            yield Change(cause, text, call.index, given(part), params, prior)
+            yield Change(cause, text, call.index, with_arguments(part), params, prior)
             if call.name == "mean":
                 yield Change(cause, f"{text}, divided by what it runs over", call.index, _mean(part, n / (hi - lo)),
                              params, prior - 0.1)  # fmt: skip
@@ -118,7 +118,7 @@ def _reductions(call: OperatorCall) -> Iterator[Change]:
     if call.name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm", "cumsum"):
         yield from _other_axes(call, axes)
     if call.name == "amax":
-        text = f"{call.said} takes part of zeros: padding enters the maximum"
+        text = f"{call.expression} takes part of zeros: padding enters the maximum"
         yield Change("wrong_mask", text, call.index, moved(lambda out: out.clamp(min=0)), {"operator": call.name}, 0.7)
     if call.name in ("sum", "mean") and len(axes) == 1:
         yield from _repeats(call, axes[0])
@@ -138,18 +138,23 @@ def _counts(call: OperatorCall, axes: list[int]) -> dict[str, tuple[str, float]]
         n *= call.args[0].shape[axis]
     if n < 2:
         return {}
-    found = {}
+    divisors = {}
     if call.name == "mean":
-        found[str(n)] = (f"{call.said} is not divided by its count {n}", float(n))
-        found[f"{n}/{n - 1}"] = (f"{call.said} is divided by {n - 1}, one less than its count", n / (n - 1))
+        divisors[str(n)] = (f"{call.expression} is not divided by its count {n}", float(n))
+        divisors[f"{n}/{n - 1}"] = (f"{call.expression} is divided by {n - 1}, one less than its count", n / (n - 1))
         for block in BLOCKS:
             padded = -(-n // block) * block
             if padded != n:
-                found.setdefault(f"{n}/{padded}", (f"{call.said} is divided by {padded}, its count padded to {block}",
-                                                   n / padded))  # fmt: skip
+                divisors.setdefault(
+                    f"{n}/{padded}",
+                    (
+                        (f"{call.expression} is divided by {padded}, its count padded to {block}"),
+                        n / padded,
+                    ),
+                )
     if call.name == "sum":
-        found[f"1/{n}"] = (f"{call.said} is divided by its count {n}", 1.0 / n)
-    return found
+        divisors[f"1/{n}"] = (f"{call.expression} is divided by its count {n}", 1.0 / n)
+    return divisors
 
 
 def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
@@ -167,9 +172,9 @@ def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
             return replaced(args, place, [axis] if isinstance(args[place], list | tuple) else axis)
 
         if len(call.args) > place:
-            text = f"{call.said} runs along axis {axis} instead of {axes[0]}"
+            text = f"{call.expression} runs along axis {axis} instead of {axes[0]}"
             params = {"input": call.operand(0), "axis": axis, "golden_axis": axes[0]}
-            yield Change("wrong_axis", text, call.index, given(along), params, 0.7)
+            yield Change("wrong_axis", text, call.index, with_arguments(along), params, 0.7)
             share = x.shape[axes[0]] / x.shape[axis]
             text = f"{text}, and is divided by its length"
             yield Change("wrong_axis", text, call.index, _mean(along, share), params, 0.65)
@@ -193,7 +198,7 @@ def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
 
         some = f"ax{'i' if len(other) == 1 else 'e'}s {', '.join(map(str, other))}"
         where = "all axes" if len(other) == x.dim() else some
-        text = f"{call.said} runs along {where} instead of {', '.join(map(str, axes))}"
+        text = f"{call.expression} runs along {where} instead of {', '.join(map(str, axes))}"
         params = {"input": call.operand(0), "axis": other[0], "golden_axis": axes[0]}
         yield Change("wrong_axis", text, call.index, instead(along), params, 0.65)
 
@@ -213,9 +218,10 @@ def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
 
             if call.name == "sum":
                 text = (
-                    f"{call.said} counts the last element {pad + 1} times: the block of {block} is clamped, not masked"
+                    f"{call.expression} counts the last element {pad + 1} times: "
+                    f"the block of {block} is clamped, not masked"
                 )
-                yield Change("wrong_mask", text, call.index, given(padded), {"axis": axis}, 0.4)
+                yield Change("wrong_mask", text, call.index, with_arguments(padded), {"axis": axis}, 0.4)
 
 
 def repeated(call: OperatorCall) -> list[Change]:
@@ -226,7 +232,7 @@ def repeated(call: OperatorCall) -> list[Change]:
     def times(c: float) -> Any:
         return moved(lambda out: out * c)
 
-    return [Change("repeated_term", f"{call.said} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
+    return [Change("repeated_term", f"{call.expression} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
 
 
 def _products(call: OperatorCall) -> Iterator[Change]:
@@ -243,23 +249,25 @@ def _products(call: OperatorCall) -> Iterator[Change]:
             args = replaced(args, first, only(args[first], left, lo, hi, 0.0))
             return replaced(args, first + 1, only(args[first + 1], right, lo, hi, 0.0))
 
-        yield Change(cause, text, call.index, given(part), params, prior)
+        yield Change(cause, text, call.index, with_arguments(part), params, prior)
     if all(t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1 for t in (a, b)):
-        both = given(lambda args: replaced(replaced(args, first, args[first].mT), first + 1, args[first + 1].mT))
-        text = f"both operands of {call.said} are transposed"
+        both = with_arguments(
+            lambda args: replaced(replaced(args, first, args[first].mT), first + 1, args[first + 1].mT)
+        )
+        text = f"both operands of {call.expression} are transposed"
         yield Change("transposed", text, call.index, both, {"operand": "both"}, 0.6)
     for i, t in ((first, a), (first + 1, b)):
         if t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 1:
-            flip = given(lambda args, i=i: replaced(args, i, args[i].mT))
+            flip = with_arguments(lambda args, i=i: replaced(args, i, args[i].mT))
             name = call.operand(i) or "an operand"
             yield Change(
-                "transposed", f"{name} is transposed in {call.said}", call.index, flip, {"operand": name}, 0.75
+                "transposed", f"{name} is transposed in {call.expression}", call.index, flip, {"operand": name}, 0.75
             )
         elif t.dim() >= 2 and min(t.shape[-2:]) > 1:
             name = call.operand(i) or "an operand"
             for text, read in strides_exchanged(name):
-                change = given(lambda args, i=i, read=read: replaced(args, i, read(args[i])))
-                yield Change("wrong_stride", f"{text} in {call.said}", call.index, change, {"operand": name}, 0.6)
+                change = with_arguments(lambda args, i=i, read=read: replaced(args, i, read(args[i])))
+                yield Change("wrong_stride", f"{text} in {call.expression}", call.index, change, {"operand": name}, 0.6)
 
 
 def strides_exchanged(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -299,15 +307,17 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
             return x - total if log else torch.exp(x - total)
 
         yield Change(cause, text, call.index, instead(part), params, prior)
-        alone = given(lambda args, lo=lo, hi=hi: replaced(args, 0, only(args[0], axis, lo, hi, -torch.inf)))
-        text = text.replace("the sum of the softmax", call.said)
+        alone = with_arguments(lambda args, lo=lo, hi=hi: replaced(args, 0, only(args[0], axis, lo, hi, -torch.inf)))
+        text = text.replace("the sum of the softmax", call.expression)
         yield Change(cause, text, call.index, alone, params, prior)
 
     def stored(x: Tensor, *args: Any) -> Tensor:
         total = x.narrow(axis, x.shape[axis] - 1, 1)
         return x - total if log else torch.exp(x - total)
 
-    text = f"of the addends of the sum of {call.said} the last one is left: a store stands where an addition should"
+    text = (
+        f"of the addends of the sum of {call.expression} the last one is left: a store stands where an addition should"
+    )
     yield Change("lost_update", text, call.index, instead(stored), {"axis": axis}, 0.6, also=_STORED)
     for width in dict.fromkeys(_widths(n)):
 
@@ -315,12 +325,12 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
             total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), torch.tensor(float(count)).double().log())
             return x - total if log else torch.exp(x - total)
 
-        text = f"{width - n} zeros take part in {call.said}: its tail up to {width} is not masked"
+        text = f"{width - n} zeros take part in {call.expression}: its tail up to {width} is not masked"
         params = {"axis": axis, "padded": width}
         yield Change("wrong_mask", text, call.index, instead(padded), params, 0.75)
-    other = given(lambda args: replaced(args, 1, (axis - 1) % args[0].dim()))
+    other = with_arguments(lambda args: replaced(args, 1, (axis - 1) % args[0].dim()))
     if x.dim() > 1:
-        text = f"{call.said} runs along axis {(axis - 1) % x.dim()} instead of {axis}"
+        text = f"{call.expression} runs along axis {(axis - 1) % x.dim()} instead of {axis}"
         yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
     for other_axis in (d for d in range(x.dim()) if d != axis and x.shape[d] > 1):
 
@@ -329,11 +339,11 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
             total = torch.logsumexp(away, d, keepdim=True)
             return away - total if log else torch.exp(away - total)
 
-        text = f"the sum of {call.said} runs along axis {other_axis} instead of {axis}, its maximum along {axis}"
+        text = f"the sum of {call.expression} runs along axis {other_axis} instead of {axis}, its maximum along {axis}"
         yield Change("wrong_axis", text, call.index, instead(across), {"axis": other_axis, "golden_axis": axis}, 0.6)
     if not log:
         keep = instead(lambda x, *a: torch.exp(x - x.amax(axis, keepdim=True)))
-        yield Change("wrong_factor", f"{call.said} is not divided by its sum", call.index, keep, {}, 0.55)
+        yield Change("wrong_factor", f"{call.expression} is not divided by its sum", call.index, keep, {}, 0.55)
 
 
 def _widths(n: int) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..run.calls import Change, OperatorCall, floating, given, replaced
+from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments
 from .reductions import axes_of, neutral, only
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -36,12 +36,12 @@ def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
     lengths = [call.args[0].shape[axes_of(call)[0]] for call in members]
     if len(set(lengths)) == 1:
         return  # of one length: each sum's own changes say it
-    told: set[tuple[int, ...]] = set()
+    seen: set[tuple[int, ...]] = set()
     for block in _BLOCKS:
         rests = tuple(n % block for n in lengths)
-        if not any(rests) or rests in told:
+        if not any(rests) or rests in seen:
             continue
-        told.add(rests)
+        seen.add(rests)
         group = []
         for call, n, rest in zip(members, lengths, rests, strict=True):
             axis, fill = axes_of(call)[0], neutral(call.name)
@@ -50,7 +50,7 @@ def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
                 return replaced(args, 0, only(args[0], axis, 0, n - rest, fill))
 
             if rest:
-                group.append((call.index, given(whole)))
-        text = f"what is left behind whole blocks of {block} is left out of {members[0].said}, in {len(group)} places"
+                group.append((call.index, with_arguments(whole)))
+        text = f"the rest after whole blocks of {block} is left out of {members[0].expression}, in {len(group)} places"
         yield Change("truncated_reduction", text, group[0][0], group[0][1], {"block": block}, 0.62, group=tuple(group),
                      also=("wrong_mask", "off_by_one"))  # fmt: skip

@@ -23,7 +23,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         index = _index(call)
         if index is None or len(index) < 3:
             continue
-        for maker in {k for k in call.made if isinstance(k, int) and 0 <= k < len(calls)}:
+        for maker in {k for k in call.makers if isinstance(k, int) and 0 <= k < len(calls)}:
             product = calls[maker]
             if not floating(product.out) or product.out.numel() > _MOST or product.out.numel() % len(index):
                 continue
@@ -34,11 +34,11 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
 
 def _index(call: OperatorCall) -> Tensor | None:
     """Where each row goes."""
-    found = [a for a in call.args if whole(a)]
+    indices = [a for a in call.args if whole(a)]
     if call.name.startswith("index_put"):
         added = len(call.args) > 3 and call.args[3]
-        found = [i for i in call.args[1] if i is not None] if added else []
-    index = found[0] if len(found) == 1 and whole(found[0]) else None
+        indices = [i for i in call.args[1] if i is not None] if added else []
+    index = indices[0] if len(indices) == 1 and whole(indices[0]) else None
     if index is not None and call.name.startswith("scatter") and index.dim() > 1:
         rows = index.select(-1, 0)
         index = rows if bool((index == rows.unsqueeze(-1)).all()) else None
@@ -56,7 +56,7 @@ def _factors(product: OperatorCall, rows: int) -> tuple[Tensor, Tensor] | None:
 
 def _reordered(product: OperatorCall, pair: tuple[Tensor, Tensor], index: Tensor) -> Iterator[Change]:
     order = index.argsort(stable=True)
-    for cause, said, read in (
+    for cause, how, read in (
         ("permuted", "in reverse", order.flip(0)),
         ("shifted", "one too far", order.roll(-1)),
         ("shifted", "one too early", order.roll(1)),
@@ -64,8 +64,8 @@ def _reordered(product: OperatorCall, pair: tuple[Tensor, Tensor], index: Tensor
         at = torch.empty_like(order)
         at[order] = read
         for i in (0, 1):
-            name = product.operand(i) or f"a factor of {product.said}"
-            text = f"of the products that are sorted by where they are added, {name} is read {said}"
+            name = product.operand(i) or f"a factor of {product.expression}"
+            text = f"of the products that are sorted by where they are added, {name} is read {how}"
             yield Change(cause, text, product.index, _read(product, pair, i, at), {"operand": name, "axis": 0}, 0.5)
 
 

@@ -31,9 +31,9 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     sizes = [size for size in range(2, n // 2 + 1) if n % size == 0]
     for size in sizes[:_PARTS]:
         for which, inner in (("of its own", True), ("of every place that stands where it does in its part", False)):
-            made = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
-            change = instead(_in_parts(call.name, made, axis, size, inner))
-            text = f"of {call.said} each of {n // size} parts of {size} has a sum {which}"
+            make = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
+            change = instead(_in_parts(call.name, make, axis, size, inner))
+            text = f"of {call.expression} each of {n // size} parts of {size} has a sum {which}"
             params = {"axis": axis, "part": size}
             yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
 
@@ -45,13 +45,13 @@ def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
         if not 0 <= other < x.dim() or x.shape[other] < 2:
             continue
         first, shape = min(axis, other), (x.shape[min(axis, other)], x.shape[max(axis, other)])
-        made = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
+        make = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
 
-        def run(*args: Any, first: int = first, shape: tuple[int, int] = shape, made: Made = made, **kw: Any) -> Tensor:
+        def run(*args: Any, first: int = first, shape: tuple[int, int] = shape, make: Make = make, **kw: Any) -> Tensor:
             tensors = tuple(t.flatten(first, first + 1) for t in args if isinstance(t, Tensor) and t.dim())
-            return made(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
+            return make(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
 
-        text = f"of {call.said} the sum goes over axes {first} and {first + 1} together"
+        text = f"of {call.expression} the sum goes over axes {first} and {first + 1} together"
         params = {"axis": other, "golden_axis": axis}
         yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
 
@@ -61,25 +61,25 @@ def _axis(call: OperatorCall) -> int | None:
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return None
     if call.name in _NORMS:
-        said: Any = call.args[1]
+        dims: Any = call.args[1]
     elif call.name in _SLOPES:
-        said = call.args[2]
+        dims = call.args[2]
     elif call.name in _SUMS and len(call.args) > 2 and call.args[2] is True:  # its shape is kept, to be read along it
-        said = call.args[1]
+        dims = call.args[1]
     else:
         return None
-    said = said[0] if isinstance(said, list | tuple) and len(said) == 1 else said
-    return said % call.args[0].dim() if isinstance(said, int) and not isinstance(said, bool) else None
+    dims = dims[0] if isinstance(dims, list | tuple) and len(dims) == 1 else dims
+    return dims % call.args[0].dim() if isinstance(dims, int) and not isinstance(dims, bool) else None
 
 
-Made = Callable[[str, tuple[Tensor, ...], int], Tensor]  # of operands with an axis of parts before the one of places
+Make = Callable[[str, tuple[Tensor, ...], int], Tensor]  # of operands with an axis of parts before the one of places
 
 
-def _in_parts(name: str, made: Made, axis: int, size: int, inner: bool) -> Callable[..., Tensor]:
+def _in_parts(name: str, make: Make, axis: int, size: int, inner: bool) -> Callable[..., Tensor]:
     def run(*args: Any, **kwargs: Any) -> Tensor:
         tensors = tuple(t.unflatten(axis, (-1, size)) for t in args if isinstance(t, Tensor) and t.dim())
         along = axis + 1 if inner else axis
-        return made(name, tensors, along).expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
+        return make(name, tensors, along).expand(tensors[0].shape).flatten(axis, axis + 1).contiguous()
 
     return run
 

@@ -39,7 +39,7 @@ def _of_a_sum(
     if call.out.numel() == golden.numel() and torch.equal(call.out.reshape(golden.shape), golden):
         left = _left(x.movedim(axes[0], -1), got.reshape(call.out.shape).squeeze())
         if left is not None:
-            text = f"of the addends of {call.said} one is left: a store stands where an addition should"
+            text = f"of the addends of {call.expression} one is left: a store stands where an addition should"
             yield Change("lost_update", text, call.index, moved(lambda out, v=left: v.reshape(out.shape)), {}, 0.55)
     yield from _for_each(call, calls, golden, got, bound)
 
@@ -58,17 +58,17 @@ def _for_each(
     scale = golden / kept
     if not scale.numel() or float(scale.max() - scale.min()) > 1e-12 * float(scale.abs().max()):
         return
-    made = [c.index for c in calls if floating(c.out) and c.owns and torch.equal(c.out, golden)]
-    found = _some(x.movedim(axis, -1).unsqueeze(axis).expand(*golden.shape, n) * scale.mean(), golden, got, bound)
-    if found is None or not made:
+    makers = [c.index for c in calls if floating(c.out) and c.owns and torch.equal(c.out, golden)]
+    nearest = _some(x.movedim(axis, -1).unsqueeze(axis).expand(*golden.shape, n) * scale.mean(), golden, got, bound)
+    if nearest is None or not makers:
         return
-    value, sizes = found
+    value, sizes = nearest
     how = "one" if sizes == {1} else f"all but one of {n}" if sizes == {n - 1} else "some"
     cause = "overwritten_accumulator" if sizes == {1} else "truncated_reduction"
-    text = f"of the addends of {call.said} {how} are left at each place, not the same ones everywhere"
+    text = f"of the addends of {call.expression} {how} are left at each place, not the same ones everywhere"
     also = ("missing_partition", "lost_update") if sizes == {1} else ("missing_partition", "missing_term")
     params = {"addends": n, "left": sorted(sizes)}
-    yield Change(cause, text, made[-1], moved(lambda out, v=value: v.clone()), params, 0.5, also=also)
+    yield Change(cause, text, makers[-1], moved(lambda out, v=value: v.clone()), params, 0.5, also=also)
 
 
 def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[Tensor, set[int]] | None:
@@ -117,7 +117,9 @@ def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) 
         seen[place] += 1
     left = _left(addends, got)
     if left is not None:
-        text = f"of several updates of one place by {call.said} one is left: a store stands where an addition should"
+        text = (
+            f"of several updates of one place by {call.expression} one is left: a store stands where an addition should"
+        )
         change = moved(lambda out, v=left: v.reshape(out.shape))
         yield Change("lost_update", text, call.index, change, {}, 0.55, also=("overwritten_accumulator",))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, given, replaced
+from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments
 
 _CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _ALSO = ("truncated_reduction", "missing_term")
@@ -44,5 +44,5 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
                 def within(args: tuple, kept: Tensor = kept) -> tuple[Any, ...]:
                     return replaced(args, 0, args[0] * kept)
 
-                text = f"in chunks of {chunk} of {call.said} {how}"
-                yield Change(cause, text, call.index, given(within), {"chunk": chunk}, 0.55, also=_ALSO)
+                text = f"in chunks of {chunk} of {call.expression} {how}"
+                yield Change(cause, text, call.index, with_arguments(within), {"chunk": chunk}, 0.55, also=_ALSO)

@@ -21,7 +21,7 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
 
 
 @pytest.mark.parametrize(
-    "fault, cause, said",
+    "fault, cause, text",
     [
         ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first one"),
         ({"place": lambda t: t // 4}, "wrong_stride", "the number of a block of 4 stands for the place itself"),
@@ -29,9 +29,9 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
     ],
     ids=["block", "number", "nibbles"],
 )
-def test_an_offset_that_is_not_added(fault, cause, said):
-    found = best(lambda x, s, codes: looked_up(x, s, codes, **fault), looked_up, scaled)
-    assert (found.cause, found.exact) == (cause, True) and said in found.text
+def test_an_offset_that_is_not_added(fault, cause, text):
+    change = best(lambda x, s, codes: looked_up(x, s, codes, **fault), looked_up, scaled)
+    assert (change.cause, change.exact) == (cause, True) and text in change.text
 
 
 @assay.case(N=[9], C=[2], H=[3], W=[5])
@@ -44,9 +44,9 @@ def test_an_offset_is_made_with_another_axis_length():
     def kernel(t, c, i, j):
         return torch.exp(t.flatten()[((c * 5 + i) * 5 + j) % t.numel()])
 
-    found = best(kernel, lambda t, c, i, j: torch.exp(t[c, i, j]), table)
-    assert (found.cause, found.exact) == ("wrong_stride", True)
-    assert "made of 5 instead of 3" in found.text
+    change = best(kernel, lambda t, c, i, j: torch.exp(t[c, i, j]), table)
+    assert (change.cause, change.exact) == ("wrong_stride", True)
+    assert "made of 5 instead of 3" in change.text
 
 
 @assay.case(N=[6], K=[4])
@@ -60,8 +60,8 @@ def test_the_first_of_a_row_of_indices_stands_for_all():
 
     golden = lambda values, places: torch.zeros(len(values), 4, dtype=values.dtype).scatter(1, places, values).square()  # noqa: E731
     kernel = lambda values, places: scattered(values, places[:, :1].expand(-1, 2))  # noqa: E731
-    found = best(kernel, golden, pairs)
-    assert (found.cause, found.exact) == ("invalid_index", True) and "what meets is added" in found.text
+    change = best(kernel, golden, pairs)
+    assert (change.cause, change.exact) == ("invalid_index", True) and "what meets is added" in change.text
 
 
 @assay.case(H=[3], T=[7], N=[3], D=[5])
@@ -77,8 +77,8 @@ def test_a_factor_is_left_out_in_one_piece():
     def golden(q, k, k_new):
         return torch.softmax(torch.einsum("hd,htd->ht", q, torch.cat([k, k_new], 1)) / 5**0.5, -1)
 
-    found = best(kernel, golden, old_and_new)
-    assert (found.cause, found.exact) == ("wrong_factor", True) and "in piece 2 of 2, 7..9," in found.text
+    change = best(kernel, golden, old_and_new)
+    assert (change.cause, change.exact) == ("wrong_factor", True) and "in piece 2 of 2, 7..9," in change.text
 
 
 @assay.case(T=[5], S=[11], D=[4])
@@ -95,14 +95,14 @@ def attention(q, k, v, *, ahead=None, beyond=False):
 
 
 def test_the_mask_counts_queries_from_the_first_token():
-    found = best(lambda q, k, v: attention(q, k, v, ahead=0), attention, attended)
-    assert (found.cause, found.exact) == ("mask_shift", True) and "is 1 instead of 7" in found.text
+    change = best(lambda q, k, v: attention(q, k, v, ahead=0), attention, attended)
+    assert (change.cause, change.exact) == ("mask_shift", True) and "is 1 instead of 7" in change.text
 
 
 def test_what_lies_beyond_the_blocks_on_the_diagonal_is_not_masked():
     golden = lambda q, k, v: attention(q, k, v, ahead=0)  # noqa: E731
-    found = best(lambda q, k, v: attention(q, k, v, ahead=0, beyond=True), golden, attended)
-    assert (found.cause, found.exact) == ("wrong_mask", True) and "only the blocks of 4" in found.text
+    change = best(lambda q, k, v: attention(q, k, v, ahead=0, beyond=True), golden, attended)
+    assert (change.cause, change.exact) == ("wrong_mask", True) and "only the blocks of 4" in change.text
 
 
 @assay.case(B=[3], T=[5], C=[2])
@@ -121,8 +121,8 @@ def recurrence(x, a, *, kept=False, alone=False):
 
 
 def test_a_sequence_goes_on_where_the_one_before_stopped():
-    found = best(lambda x, a: recurrence(x, a, kept=True), recurrence, sequences)
-    assert (found.cause, found.exact, found.params["axis"]) == ("stale_state", True, 0)
+    change = best(lambda x, a: recurrence(x, a, kept=True), recurrence, sequences)
+    assert (change.cause, change.exact, change.params["axis"]) == ("stale_state", True, 0)
 
 
 class HandedOn(torch.autograd.Function):
@@ -162,9 +162,9 @@ def test_a_block_hands_on_its_own_share_alone():
             rows.append(h)
         return torch.stack(rows)
 
-    found = best(HandedOn.apply, golden, steps, "x.grad", backward="auto", grads=("x",))
-    assert (found.cause, found.exact, found.params["block"]) == ("overwritten_accumulator", True, 4)
-    assert "hands on its own share alone" in found.text
+    change = best(HandedOn.apply, golden, steps, "x.grad", backward="auto", grads=("x",))
+    assert (change.cause, change.exact, change.params["block"]) == ("overwritten_accumulator", True, 4)
+    assert "hands on its own share alone" in change.text
 
 
 @assay.case(T=[4], V=[9])
@@ -173,8 +173,8 @@ def ordered(make, T, V):
 
 
 def test_a_running_sum_includes_the_place_itself():
-    found = best(lambda x: torch.tanh(x.cumsum(-1)), lambda x: torch.tanh(x.cumsum(-1) - x), ordered)
-    assert (found.cause, found.exact) == ("off_by_one", True) and "runs to the place itself" in found.text
+    change = best(lambda x: torch.tanh(x.cumsum(-1)), lambda x: torch.tanh(x.cumsum(-1) - x), ordered)
+    assert (change.cause, change.exact) == ("off_by_one", True) and "runs to the place itself" in change.text
 
 
 @assay.case(T=[7], D=[3])
@@ -193,8 +193,8 @@ def test_a_distance_is_one_more_where_it_is_a_factor():
         past = torch.where(age <= 0, -math.inf, k - age * rate)
         return torch.logsumexp(torch.where(age == 0, k + 0 * rate, past), 1)
 
-    found = best(lambda k, rate: decayed(k, rate, more=1), golden, aged)
-    assert (found.cause, found.exact) == ("off_by_one", True) and "is one more in" in found.text
+    change = best(lambda k, rate: decayed(k, rate, more=1), golden, aged)
+    assert (change.cause, change.exact) == ("off_by_one", True) and "is one more in" in change.text
 
 
 @assay.case(N=[5], C=[7])
@@ -204,12 +204,12 @@ def zeros(make, N, C):
 
 
 def test_whole_codes_are_scaled_before_their_zero_is_taken_off():
-    found = best(
+    change = best(
         lambda codes, zero, scale: torch.sin(codes * scale - zero),
         lambda codes, zero, scale: torch.sin((codes - zero) * scale),
         zeros,
     )
-    assert (found.cause, found.exact) == ("wrong_factor", True) and "no factor of it" in found.text
+    assert (change.cause, change.exact) == ("wrong_factor", True) and "no factor of it" in change.text
 
 
 @assay.case(H=[4], T=[6], D=[5])
@@ -255,16 +255,16 @@ class Misplaced(torch.autograd.Function):
 def test_the_backward_reads_what_is_kept_of_another_place(monkeypatch, place, cause, once):
     monkeypatch.setattr(Misplaced, "place", staticmethod(place))
     monkeypatch.setattr(Misplaced, "once", once)
-    found = best(Misplaced.apply, capped, heads, "q.grad", backward="auto")
-    assert (found.cause, found.exact) == (cause, True) and "wrong_saved_tensor" in found.also
+    change = best(Misplaced.apply, capped, heads, "q.grad", backward="auto")
+    assert (change.cause, change.exact) == (cause, True) and "wrong_saved_tensor" in change.also
 
 
 def test_the_first_blocks_number_stands_for_all():
     def golden(q, k):
         return torch.tanh(q) * q.square().mean((1, 2), keepdim=True) + k
 
-    found = best(lambda q, k: torch.tanh(q) * q[:1].square().mean() + k, golden, heads)
-    assert (found.cause, found.exact) == ("wrong_stride", True) and "stands for all" in found.text
+    change = best(lambda q, k: torch.tanh(q) * q[:1].square().mean() + k, golden, heads)
+    assert (change.cause, change.exact) == ("wrong_stride", True) and "stands for all" in change.text
 
 
 @assay.case(T=[6], E=[8], K=[3])
@@ -274,8 +274,8 @@ def chosen(make, T, E, K):
 
 
 def test_the_index_of_a_row_is_ignored():
-    found = best(lambda x, at: torch.tanh(x[:, :3]), lambda x, at: torch.tanh(x.gather(1, at)), chosen)
-    assert (found.cause, found.exact) == ("invalid_index", True) and "counts along each row" in found.text
+    change = best(lambda x, at: torch.tanh(x[:, :3]), lambda x, at: torch.tanh(x.gather(1, at)), chosen)
+    assert (change.cause, change.exact) == ("invalid_index", True) and "counts along each row" in change.text
 
 
 @assay.case(P=[7], B=[4], D=[3])
@@ -288,8 +288,8 @@ def test_an_empty_group_is_divided_by_its_count():
         count = torch.zeros(4, dtype=x.dtype).index_add(0, bag, torch.ones(len(bag), dtype=x.dtype))
         return torch.zeros(4, 3, dtype=x.dtype).index_add(0, bag, x) / count.clamp(min=least)[:, None] + 1
 
-    found = best(lambda x, bag: mean(x, bag, least=0.0), mean, bags)
-    assert (found.cause, found.exact) == ("empty_group", True) and "wrong_mask" in found.also
+    change = best(lambda x, bag: mean(x, bag, least=0.0), mean, bags)
+    assert (change.cause, change.exact) == ("empty_group", True) and "wrong_mask" in change.also
 
 
 class MeanOfProducts(torch.autograd.Function):
@@ -310,5 +310,5 @@ class MeanOfProducts(torch.autograd.Function):
 
 def test_the_inner_product_of_a_softmax_is_a_mean():
     golden = lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v  # noqa: E731
-    found = best(MeanOfProducts.apply, golden, attended, "q.grad", backward="auto")
-    assert (found.cause, found.params["named"]) == ("wrong_factor", "1/D") and "inner product" in found.text
+    change = best(MeanOfProducts.apply, golden, attended, "q.grad", backward="auto")
+    assert (change.cause, change.params["named"]) == ("wrong_factor", "1/D") and "inner product" in change.text

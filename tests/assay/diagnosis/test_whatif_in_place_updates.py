@@ -24,6 +24,6 @@ def in_place(x, angle):
 
 
 def test_the_second_of_a_pair_is_formed_from_the_first_that_is_turned_already():
-    found = best(in_place, turned, tokens)
-    assert found.cause == "wrong_saved_tensor" and found.also[0] == "aliased", found
-    assert found.exact and found.whole and "is updated before it is read" in found.text, found
+    change = best(in_place, turned, tokens)
+    assert change.cause == "wrong_saved_tensor" and change.also[0] == "aliased", change
+    assert change.exact and change.whole and "is updated before it is read" in change.text, change

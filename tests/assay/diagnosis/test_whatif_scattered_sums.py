@@ -26,9 +26,9 @@ def stored(x, name, start):
 
 
 def test_of_a_product_with_one_hot_rows_some_updates_are_lost():
-    found = best(stored, counted, named)
-    assert found.cause in ("lost_update", "missing_term") and found.exact and found.whole, found
-    assert "lost_update" in (found.cause, *found.also), found
+    change = best(stored, counted, named)
+    assert change.cause in ("lost_update", "missing_term") and change.exact and change.whole, change
+    assert "lost_update" in (change.cause, *change.also), change
 
 
 # shares of two neighbours, dealt by a golden's tent
@@ -55,14 +55,14 @@ def by_index(x, at, z, *, ceil=False, store=False):
 
 
 def test_what_lies_on_a_place_itself_goes_to_nobody():
-    found = best(lambda **k: by_index(**k, ceil=True), dealt, placed)
-    assert found.cause == "missing_term" and "what lies on a place itself" in found.text, found
-    assert found.exact and found.whole and "lost_update" in found.also, found
+    change = best(lambda **k: by_index(**k, ceil=True), dealt, placed)
+    assert change.cause == "missing_term" and "what lies on a place itself" in change.text, change
+    assert change.exact and change.whole and "lost_update" in change.also, change
 
 
 def test_of_what_meets_at_one_place_the_last_is_stored():
-    found = best(lambda **k: by_index(**k, store=True), dealt, placed)
-    assert found.cause == "lost_update" and found.exact and found.whole, found
+    change = best(lambda **k: by_index(**k, store=True), dealt, placed)
+    assert change.cause == "lost_update" and change.exact and change.whole, change
 
 
 # a table's gradient, from rows that are sorted by their name and taken in tiles
@@ -90,9 +90,9 @@ def test_the_last_tile_of_sorted_rows_arrives_nowhere():
     def golden(x, name, start):
         return x * torch.sin(start[name])
 
-    found = best(lambda **k: Rows.apply(*k.values()), golden, named, "start.grad", backward="auto")
-    assert found.cause == "truncated_reduction", found
-    assert "the last 2 of 12 rows, in the order of name, arrive nowhere" in found.text, found
+    change = best(lambda **k: Rows.apply(*k.values()), golden, named, "start.grad", backward="auto")
+    assert change.cause == "truncated_reduction", change
+    assert "the last 2 of 12 rows, in the order of name, arrive nowhere" in change.text, change
 
 
 # sums that each part of an axis takes by itself
@@ -114,8 +114,8 @@ def in_parts(x, groups):
 
 
 def test_a_mean_that_each_group_takes_by_itself():
-    found = best(in_parts, centred, tokens)
-    assert found.cause == "wrong_axis" and "each of 3 parts of 4 has a sum of its own" in found.text, found
+    change = best(in_parts, centred, tokens)
+    assert change.cause == "wrong_axis" and "each of 3 parts of 4 has a sum of its own" in change.text, change
 
 
 class Gate(torch.autograd.Function):
@@ -137,8 +137,8 @@ def test_the_inner_sum_of_a_backward_that_each_group_takes_by_itself():
     def golden(x, groups):
         return torch.log_softmax(x, 1)
 
-    found = best(lambda x, groups: Gate.apply(x, groups), golden, tokens, "x.grad", backward="auto")
-    assert found.cause == "wrong_axis" and "parts of 4" in found.text and found.exact, found
+    change = best(lambda x, groups: Gate.apply(x, groups), golden, tokens, "x.grad", backward="auto")
+    assert change.cause == "wrong_axis" and "parts of 4" in change.text and change.exact, change
 
 
 @assay.case(T=[5], L=[3], P=[4])
@@ -153,8 +153,8 @@ def test_two_axes_that_share_one_softmax():
     def kernel(scores, v):
         return torch.softmax(scores.flatten(1), 1).view_as(scores) * v
 
-    found = best(kernel, golden, levels)
-    assert found.cause == "wrong_axis" and "over axes 1 and 2 together" in found.text and found.exact, found
+    change = best(kernel, golden, levels)
+    assert change.cause == "wrong_axis" and "over axes 1 and 2 together" in change.text and change.exact, change
 
 
 # memory of a tile of rows that is set to zero once
@@ -173,8 +173,8 @@ def test_sums_of_a_tile_that_go_on_in_the_next_one():
             y[first : first + n] = total[:n]
         return y
 
-    found = best(kernel, golden, levels)
-    assert found.cause == "uninitialised_accumulator" and "a tile of 2 goes on" in found.text and found.exact, found
+    change = best(kernel, golden, levels)
+    assert change.cause == "uninitialised_accumulator" and "a tile of 2 goes on" in change.text and change.exact, change
 
 
 # turned by complex numbers
@@ -195,8 +195,8 @@ def test_a_complex_product_with_a_sign_that_is_wrong(signs):
         (x, y), (u, v), (p, q, r) = a.unbind(2), b.unbind(2), signs
         return torch.stack((x * u + p * y * v, q * x * v + r * y * u), 2).cumsum(0)
 
-    found = best(kernel, rotated, turned)
-    assert found.cause == "sign_flip" and found.exact and found.whole, found
+    change = best(kernel, rotated, turned)
+    assert change.cause == "sign_flip" and change.exact and change.whole, change
 
 
 # moments about a point
@@ -234,5 +234,5 @@ def test_a_cross_product_without_its_minus(tensor):
         return (mass * torch.stack((b * z + c * y, c * x + a * z, a * y + b * x), 1)).cumsum(0)
 
     kernel = every if tensor == "y" else lambda **k: Moments.apply(*k.values())
-    found = best(kernel, moments, levers, tensor, backward=None if tensor == "y" else "auto")
-    assert found.cause == "sign_flip" and found.exact and found.whole, found
+    change = best(kernel, moments, levers, tensor, backward=None if tensor == "y" else "auto")
+    assert change.cause == "sign_flip" and change.exact and change.whole, change

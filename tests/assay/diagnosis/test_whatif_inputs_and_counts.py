@@ -8,15 +8,15 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
 
-def found(candidate, golden, case, tensor="y", **declared):
+def explanations(candidate, golden, case, tensor="y", **declared):
     examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
     return explain(
         examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
     )
 
 
-def told(candidate, golden, case, tensor="y", **declared):
-    some = found(candidate, golden, case, tensor, **declared)
+def cause_and_text(candidate, golden, case, tensor="y", **declared):
+    some = explanations(candidate, golden, case, tensor, **declared)
     assert some and some[0].exact, [w.text for w in some] or "nothing explains it"
     return some[0].cause, some[0].text
 
@@ -56,12 +56,14 @@ def one_later(flags):
     ],
 )
 def test_flags_that_are_read_elsewhere(changed, cause, text):
-    some = found(lambda x, resets, keep: decayed(x, resets, keep, **changed), decayed, marked)
+    some = explanations(lambda x, resets, keep: decayed(x, resets, keep, **changed), decayed, marked)
     assert some[0].cause == cause and text in [w.text for w in some if w.exact and w.whole]
 
 
 def test_a_mask_that_is_left_out_of_one_of_two_products_with_a_number():
-    cause, text = told(lambda x, resets, keep: decayed(x, resets, keep, twice=torch.ones_like), decayed, marked)
+    cause, text = cause_and_text(
+        lambda x, resets, keep: decayed(x, resets, keep, twice=torch.ones_like), decayed, marked
+    )
     assert cause == "wrong_mask" and "is left out of" in text and "in 9 places" in text
 
 
@@ -74,8 +76,8 @@ def test_flags_of_one_bit_are_shifted_and_turned_round():
     def golden(x, on):
         return torch.where(on, x, 0.1 * x)
 
-    assert told(lambda x, on: golden(x, ~on), golden, chosen) == ("wrong_mask", "on counts as its opposite")
-    assert told(lambda x, on: golden(x, one_later(on)), golden, chosen)[0] in ("shifted", "mask_shift")
+    assert cause_and_text(lambda x, on: golden(x, ~on), golden, chosen) == ("wrong_mask", "on counts as its opposite")
+    assert cause_and_text(lambda x, on: golden(x, one_later(on)), golden, chosen)[0] in ("shifted", "mask_shift")
 
 
 # bits of a byte
@@ -93,7 +95,7 @@ def test_parts_of_a_byte_that_are_read_from_the_other_end(width, what):
         at = 8 - width - at if down else at
         return x * ((codes.long()[..., None] >> at) & ((1 << width) - 1)).flatten(1).to(x.dtype)
 
-    cause, text = told(lambda x, codes: golden(x, codes, True), golden, packed)
+    cause, text = cause_and_text(lambda x, codes: golden(x, codes, True), golden, packed)
     assert (cause, text) == ("wrong_format", f"the {what} of every byte of codes are read from the other end")
 
 
@@ -117,13 +119,13 @@ def test_lengths_that_count_as_full():
     def full(x, lengths):
         return torch.full_like(lengths, x.shape[1])
 
-    cause, text = told(lambda x, lengths: pooled(x, lengths, take=full), pooled, rows)
+    cause, text = cause_and_text(lambda x, lengths: pooled(x, lengths, take=full), pooled, rows)
     assert cause == "wrong_mask"
-    assert found(lambda x, lengths: pooled(x, lengths), pooled, rows) == [], "the right kernel"
+    assert explanations(lambda x, lengths: pooled(x, lengths), pooled, rows) == [], "the right kernel"
 
 
 def test_a_count_that_is_the_whole_length():
-    cause, text = told(lambda x, lengths: pooled(x, lengths, by=lambda x, count: x.shape[1]), pooled, rows)
+    cause, text = cause_and_text(lambda x, lengths: pooled(x, lengths, by=lambda x, count: x.shape[1]), pooled, rows)
     assert cause == "wrong_factor" and "is divided by 7, not by each group's" in text
 
 
@@ -137,7 +139,7 @@ def test_a_step_of_a_grid_that_is_made_of_one_interval_less():
         at = x * (1.0 / (0.25 / (steps or len(table))))
         return torch.where(at < 7.0, torch.sin(at), 0.0) * table.sum()
 
-    cause, text = told(lambda x, table: golden(x, table, len(table) - 1), golden, gridded)
+    cause, text = cause_and_text(lambda x, table: golden(x, table, len(table) - 1), golden, gridded)
     assert cause == "wrong_factor" and "G" in text
 
 
@@ -151,7 +153,7 @@ def test_places_that_are_counted_one_too_early(first, cause):
     def golden(x, late=0):
         return x.sort(-1).values * torch.arange(first - late, x.shape[1] + first - late)
 
-    assert told(lambda x: golden(x, 1), golden, ranked) == (cause, "arange() begins one too early")
+    assert cause_and_text(lambda x: golden(x, 1), golden, ranked) == (cause, "arange() begins one too early")
 
 
 # outer products
@@ -171,7 +173,7 @@ def test_an_outer_product_of_the_other_order():
             out.append(q[t] @ state + v[t])
         return torch.stack(out)
 
-    cause, text = told(lambda k, v, q: golden(k, v, q, True), golden, keyed)
+    cause, text = cause_and_text(lambda k, v, q: golden(k, v, q, True), golden, keyed)
     assert cause == "transposed" and "are exchanged" in text and "in 6 places" in text
 
 
@@ -194,7 +196,7 @@ def test_parts_whose_exponentials_have_their_own_maximum():
         e = torch.cat([torch.exp(p - p.amax(1, keepdim=True)) for p in parts], 1)
         return e / e.sum(1, keepdim=True) @ table
 
-    cause, text = told(own, golden, parted)
+    cause, text = cause_and_text(own, golden, parted)
     assert cause == "missing_rescale" and "in 4 parts of" in text
 
 
@@ -207,7 +209,7 @@ def test_rows_that_no_part_has():
         each = len(table) // R
         return torch.where((ids < R * each)[:, None], looked_up(x, table, ids, R), 0.0)
 
-    cause, text = told(own, looked_up, parted)
+    cause, text = cause_and_text(own, looked_up, parted)
     assert cause == "missing_partition" and "finds nothing from 148 on" in text
 
 
@@ -215,7 +217,7 @@ def test_indices_that_become_negative_in_eight_bits():
     def own(x, table, ids, R):
         return torch.where((ids.to(torch.int8) >= 0)[:, None], looked_up(x, table, ids, R), 0.0)
 
-    cause, text = told(own, looked_up, parted)
+    cause, text = cause_and_text(own, looked_up, parted)
     assert cause == "index_overflow" and "8 bits" in text
 
 
@@ -251,7 +253,7 @@ def test_a_backward_that_takes_one_side_of_a_maximum_always():
     def own(x, w):
         return Mine.apply(x, w, golden, slope)
 
-    cause, text = told(own, golden, pairs, "x.grad", grads=("x",))
+    cause, text = cause_and_text(own, golden, pairs, "x.grad", grads=("x",))
     assert cause == "wrong_decision" and "takes clamp(x) * 2 always" in text
 
 
@@ -262,7 +264,7 @@ def test_a_backward_whose_shares_are_not_divided_by_their_sum():
     def slope(g, x, w):
         return g[:, None] * torch.exp(x - x.amax(1, keepdim=True))
 
-    cause, text = told(lambda x, w: Mine.apply(x, w, golden, slope), golden, pairs, "x.grad", grads=("x",))
+    cause, text = cause_and_text(lambda x, w: Mine.apply(x, w, golden, slope), golden, pairs, "x.grad", grads=("x",))
     assert cause == "wrong_factor" and "are not divided by their sum" in text
 
 
@@ -281,7 +283,7 @@ def test_a_mean_of_nothing_that_makes_the_only_number_nan(guarded):
         own = torch.arange(x.shape[1]) < lengths[:, None]
         return divided(torch.where(own[..., None], x, 0.0).sum((1, 2)), lengths.to(x.dtype)).sum()
 
-    cause, _ = told(
+    cause, _ = cause_and_text(
         lambda x, lengths: mean(x, lengths, lambda s, n: s / n), lambda x, lengths: mean(x, lengths, guarded), some
     )
     assert cause == "empty_group"
@@ -303,4 +305,4 @@ def test_a_change_of_one_block_holds_where_draws_differ_in_length():
         first = (len(a) - 1) // 4 * 4
         return a[first:].mT @ b[first:]
 
-    assert told(last_tile, golden, edges)[0] in ("overwritten_accumulator", "lost_update")
+    assert cause_and_text(last_tile, golden, edges)[0] in ("overwritten_accumulator", "lost_update")

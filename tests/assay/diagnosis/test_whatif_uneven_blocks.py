@@ -17,15 +17,15 @@ def packed(make, N):
 
 
 def norms(x, u, ends, *, whole=1):
-    found = []
+    ratios = []
     for lo, hi in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        found.append(x[lo : lo + (hi - lo) // whole * whole].square().sum() / u[lo:hi].square().sum())
-    return torch.stack(found)
+        ratios.append(x[lo : lo + (hi - lo) // whole * whole].square().sum() / u[lo:hi].square().sum())
+    return torch.stack(ratios)
 
 
 def test_what_is_left_behind_whole_vectors_is_left_out_of_sums_of_every_length():
-    found = best(lambda x, u, ends: norms(x, u, ends, whole=4), norms, packed)
-    assert (found.cause, found.exact, found.params["block"]) == ("truncated_reduction", True, 4)
+    change = best(lambda x, u, ends: norms(x, u, ends, whole=4), norms, packed)
+    assert (change.cause, change.exact, change.params["block"]) == ("truncated_reduction", True, 4)
 
 
 @assay.case(N=[7], E=[6], k=[2])
@@ -33,8 +33,8 @@ def scores(make, N, E, k):
     return {"s": make.normal(N, E), "k": k}
 
 
-@pytest.mark.parametrize("all_first, said", [(True, "runs over all"), (False, "is divided by its sum")])
-def test_shares_of_the_chosen_or_of_all(all_first, said):
+@pytest.mark.parametrize("all_first, text", [(True, "runs over all"), (False, "is divided by its sum")])
+def test_shares_of_the_chosen_or_of_all(all_first, text):
     def chosen(s, k):
         return torch.softmax(s.topk(k, -1).values, -1) * 2
 
@@ -42,8 +42,8 @@ def test_shares_of_the_chosen_or_of_all(all_first, said):
         return torch.softmax(s, -1).topk(k, -1).values * 2
 
     kernel, golden = (shares, chosen) if all_first else (chosen, shares)
-    found = best(kernel, golden, scores)
-    assert (found.cause, found.exact) == ("wrong_factor", True) and said in found.text
+    change = best(kernel, golden, scores)
+    assert (change.cause, change.exact) == ("wrong_factor", True) and text in change.text
 
 
 @assay.case(M=[3], K=[6])
@@ -52,8 +52,8 @@ def square(make, M, K):
 
 
 def test_a_vector_stands_along_the_other_axis():
-    found = best(lambda x, w, s: x @ (w * s[None]), lambda x, w, s: x @ (w * s[:, None]), square)
-    assert (found.cause, found.exact) == ("wrong_axis", True) and "stands along axis 1 instead of 0" in found.text
+    change = best(lambda x, w, s: x @ (w * s[None]), lambda x, w, s: x @ (w * s[:, None]), square)
+    assert (change.cause, change.exact) == ("wrong_axis", True) and "stands along axis 1 instead of 0" in change.text
 
 
 @assay.case(T=[7], D=[4])
@@ -65,8 +65,8 @@ def test_a_length_that_ends_nothing():
     def attention(q, k, n):
         return torch.softmax(q @ k[:n].mT, -1) @ k[:n]
 
-    found = best(lambda q, k, n: attention(q, k, len(k)), attention, padded)
-    assert (found.cause, found.exact) == ("wrong_mask", True) and "all 7 places count, and not 4" in found.text
+    change = best(lambda q, k, n: attention(q, k, len(k)), attention, padded)
+    assert (change.cause, change.exact) == ("wrong_mask", True) and "all 7 places count, and not 4" in change.text
 
 
 @assay.case(T=[7], C=[3])
@@ -89,8 +89,8 @@ def test_a_recurrent_softmax_is_rescaled_where_it_is_read_alone():
             num, den, top = past * num + own * value, den + own, higher
         return torch.stack(rows)
 
-    found = best(kernel, golden, recurrent)
-    assert (found.cause, found.exact) == ("missing_rescale", True) and "only where it is read" in found.text
+    change = best(kernel, golden, recurrent)
+    assert (change.cause, change.exact) == ("missing_rescale", True) and "only where it is read" in change.text
 
 
 class Mistaken(torch.autograd.Function):
@@ -120,9 +120,9 @@ def test_a_mask_that_is_never_applied_in_the_backward_alone_is_another_tensor():
         kept = p * (p > 0.1)
         return kept / kept.sum(-1, keepdim=True)
 
-    found = best(Mistaken.apply, golden, rows, "x.grad", backward="auto")
-    assert (found.cause, found.text) == ("wrong_saved_tensor", "the backward reads p in place of y")
-    assert "wrong_mask" in found.also
+    change = best(Mistaken.apply, golden, rows, "x.grad", backward="auto")
+    assert (change.cause, change.text) == ("wrong_saved_tensor", "the backward reads p in place of y")
+    assert "wrong_mask" in change.also
 
 
 def test_what_is_wrong_where_no_bound_is_known():
@@ -149,8 +149,8 @@ def test_a_golden_that_loops_over_lengths_is_held_to_other_draws_of_the_same_len
             rows.append(total if alone else torch.logsumexp(torch.stack([total, row[0]]), 0))
         return torch.stack(rows)
 
-    found = best(lambda x, lengths: golden(x, lengths, alone=True), golden, steered)
-    assert (found.cause, found.exact) == ("off_by_one", True) and "in 3 places" in found.text
+    change = best(lambda x, lengths: golden(x, lengths, alone=True), golden, steered)
+    assert (change.cause, change.exact) == ("off_by_one", True) and "in 3 places" in change.text
 
 
 def test_an_index_alone_reaches_part_of_what_is_wrong():
@@ -168,8 +168,8 @@ def test_an_index_alone_reaches_part_of_what_is_wrong():
 
     target = assay.Target(lambda q, k: attention(q, k, beyond=True), attention, cases=tokens, backward=None)
     examination = session_of(target, ("values",))
-    found = influence(examination, {"y"}, only=("q[0]",))["q[0]"]
-    assert found.extra == ((0, 0),) and found.reached <= 0.5
+    influences = influence(examination, {"y"}, only=("q[0]",))["q[0]"]
+    assert influences.extra == ((0, 0),) and influences.reached <= 0.5
 
 
 @assay.case(N=[5], M=[9])
@@ -188,15 +188,15 @@ def test_what_is_right_at_the_first_draw_is_examined_where_it_is_wrong():
 
     target = assay.Target(kernel, golden, cases=meeting, backward=None)
     seed = next(s for s in range(60) if _meets(target, s) == (False, True))
-    found = assay.diagnose(target, seed=seed)
-    assert (found.verdict, found.causes[0].id) == ("fail", "lost_update")
-    assert any("stores where it should add" in s or "a store stands" in s for s in found.causes[0].evidence)
+    diagnosis = assay.diagnose(target, seed=seed)
+    assert (diagnosis.verdict, diagnosis.causes[0].id) == ("fail", "lost_update")
+    assert any("stores where it should add" in s or "a store stands" in s for s in diagnosis.causes[0].evidence)
 
 
 def _meets(target, seed):
     """Whether indices meet at that seed, and at the other draw that a check makes of it."""
-    found = []
+    repeats = []
     for case in (target.cases[0], target.cases[0].variant(1)):
         at = case.build(torch.float32, "cpu", seed)["at"]
-        found.append(len(at.unique()) < len(at))
-    return tuple(found)
+        repeats.append(len(at.unique()) < len(at))
+    return tuple(repeats)

@@ -15,7 +15,7 @@ def best(target, tensor):
     return explain(examination, tensor, {**first.stages, **first.outputs, **first.grads}[tensor], first)[0]
 
 
-def told(target, tensor, cause, text):
+def assert_explained(target, tensor, cause, text):
     what = best(target, tensor)
     assert (what.cause, what.exact, what.whole) == (cause, True, True), what
     assert text in what.text
@@ -45,7 +45,7 @@ def test_a_mean_of_the_backward_runs_over_rows(divided):
 
     target = assay.Target(centred, centred, cases=table, backward=backward, grads=("x",))
     how = ", and is divided by its length" if divided else ""
-    told(target, "x.grad", "wrong_axis", f"runs along axis 0 instead of 1, with 1/s inside{how}")
+    assert_explained(target, "x.grad", "wrong_axis", f"runs along axis 0 instead of 1, with 1/s inside{how}")
 
 
 def test_a_factor_that_a_kernel_has_inside_of_its_sum():
@@ -53,7 +53,7 @@ def test_a_factor_that_a_kernel_has_inside_of_its_sum():
         return {"x": s.exp() * grad_y - (s * grad_y * s.exp()).sum(0, keepdim=True)}
 
     target = assay.Target(weighed, weighed, cases=table, backward=backward, grads=("x",))
-    told(target, "x.grad", "wrong_axis", "runs along axis 0 instead of 1, with s inside")
+    assert_explained(target, "x.grad", "wrong_axis", "runs along axis 0 instead of 1, with s inside")
 
 
 # windows
@@ -85,15 +85,15 @@ def taps(x, w, on):
 @pytest.mark.parametrize("on", [1, -1])
 def test_every_tap_reads_the_place_beside_its_own(on):
     way = "behind it, around" if on > 0 else "before it, around"
-    told(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
+    assert_explained(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
 
 
 @pytest.mark.parametrize("golden", [smoothed, convolved])
 def test_every_window_ends_one_place_late(golden):
-    def late(x, w):
+    def shifted(x, w):
         return (F.pad(x, (len(w) - 2, 1)).unfold(1, len(w), 1) * w).sum(-1)
 
-    told(assay.Target(late, golden, cases=track), "y", "shifted", "reads the places behind it")
+    assert_explained(assay.Target(shifted, golden, cases=track), "y", "shifted", "reads the places behind it")
 
 
 @pytest.mark.parametrize("wrong, cause, text", [
@@ -110,7 +110,9 @@ def test_a_backward_over_taps(wrong, cause, text):
             dx[:, : T - lag] = part if wrong == "stored" else dx[:, : T - lag] + part
         return {"x": dx}
 
-    told(assay.Target(smoothed, smoothed, cases=track, backward=backward, grads=("x",)), "x.grad", cause, text)
+    assert_explained(
+        assay.Target(smoothed, smoothed, cases=track, backward=backward, grads=("x",)), "x.grad", cause, text
+    )
 
 
 # signs
@@ -129,7 +131,7 @@ def test_three_bits_are_read_with_a_sign(read, text):
     target = assay.Target(
         lambda codes, scale: read(codes.long()) * scale, lambda codes, scale: codes * scale, cases=codes
     )
-    told(target, "y", "wrong_format", text)
+    assert_explained(target, "y", "wrong_format", text)
 
 
 def test_bytes_with_a_sign_are_read_without_it():
@@ -139,7 +141,7 @@ def test_bytes_with_a_sign_are_read_without_it():
     def read(codes, scale):
         return (codes.long() - 4) % 8 * scale
 
-    told(assay.Target(read, stored, cases=codes), "y", "wrong_format", "as 3 bits without a sign")
+    assert_explained(assay.Target(read, stored, cases=codes), "y", "wrong_format", "as 3 bits without a sign")
 
 
 # sums over rows of one place
@@ -164,7 +166,9 @@ def test_what_lies_together_is_summed_in_a_loop_and_else_scattered(together, cau
             y[at] = x[row]
         return y
 
-    told(assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one place the last is left")
+    assert_explained(
+        assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one place the last is left"
+    )
 
 
 # stacked inputs, read with the stride of a partition of two
@@ -197,7 +201,7 @@ def test_the_stride_between_stacked_weights_is_that_of_half_an_entry():
         return expanded(x, half_as_long(up), down, own)
 
     target = assay.Target(candidate, expanded, cases=stacks)
-    told(target, "y", "wrong_stride", "the stride between the entries of up is half as long as it is")
+    assert_explained(target, "y", "wrong_stride", "the stride between the entries of up is half as long as it is")
 
 
 @pytest.mark.parametrize("read, text", [
@@ -211,4 +215,4 @@ def test_the_backward_reads_two_stacks_as_of_a_partition(read, text):
         return {"x": dh * (1 - h * h) @ read(up).mT}
 
     target = assay.Target(expanded, expanded, cases=stacks, backward=backward, grads=("x",))
-    told(target, "x.grad", "wrong_stride", text)
+    assert_explained(target, "x.grad", "wrong_stride", text)

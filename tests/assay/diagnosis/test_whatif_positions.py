@@ -12,9 +12,9 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 def best(kernel, golden, cases, tensor="y"):
     examination = session_of(assay.Target(kernel, golden, cases=cases, backward=None), ("values", "ensemble"))
-    found = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    changes = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(P=[14], S=[3], D=[4], N=[5])
@@ -33,9 +33,9 @@ def summed(x, col, table, ends, *, of=lambda lo, hi: slice(lo, hi)):
 
 def test_a_segments_offset_is_not_added():
     kernel = lambda x, col, table, ends: summed(x, col, table, ends, of=lambda lo, hi: slice(0, hi - lo))  # noqa: E731
-    found = best(kernel, lambda x, col, table, ends: summed(x, col, table, ends), packed)
-    assert (found.cause, found.exact) == ("invalid_index", True)
-    assert found.text == "col is read from its beginning in every segment: what ends says is not added"
+    change = best(kernel, lambda x, col, table, ends: summed(x, col, table, ends), packed)
+    assert (change.cause, change.exact) == ("invalid_index", True)
+    assert change.text == "col is read from its beginning in every segment: what ends says is not added"
 
 
 @assay.case(Q=[3], K=[6], H=[4])
@@ -52,8 +52,8 @@ def alibi(scores, slope, *, ends=True):
 
 
 def test_positions_are_counted_from_the_beginnings():
-    found = best(lambda scores, slope: alibi(scores, slope, ends=False), alibi, positions)
-    assert (found.cause, found.exact) == ("shifted", True) and "is left out, 2 times" in found.text
+    change = best(lambda scores, slope: alibi(scores, slope, ends=False), alibi, positions)
+    assert (change.cause, change.exact) == ("shifted", True) and "is left out, 2 times" in change.text
 
 
 @assay.case(C=[2], H=[7], W=[9])
@@ -66,19 +66,19 @@ def pooled(x, *, rows=3, fill=-torch.inf):
 
 
 @pytest.mark.parametrize(
-    "kernel, cause, said",
+    "kernel, cause, text",
     [
         (lambda x: pooled(x, rows=2), "off_by_one", "the last row of every window"),
         (lambda x: pooled(x, fill=0.0), "wrong_mask", "padded with 0"),
     ],
     ids=["short", "padded"],
 )
-def test_windows_of_a_maximum(kernel, cause, said):
+def test_windows_of_a_maximum(kernel, cause, text):
     golden = lambda x: F.max_pool2d(x, 3, 2, 1)  # noqa: E731
     right = assay.Target(pooled, golden, cases=maps, backward=None)
     assert assay.check(right, raises=False).ok
-    found = best(kernel, golden, maps)
-    assert (found.cause, found.exact) == (cause, True) and said in found.text
+    change = best(kernel, golden, maps)
+    assert (change.cause, change.exact) == (cause, True) and text in change.text
 
 
 def mirrored(x, *, far):
@@ -92,8 +92,8 @@ def mirrored(x, *, far):
 def test_the_far_border_repeats_its_last_place():
     golden = lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect") * 2  # noqa: E731
     assert assay.check(assay.Target(lambda x: mirrored(x, far=0), golden, cases=maps, backward=None), raises=False).ok
-    found = best(lambda x: mirrored(x, far=1), golden, maps)
-    assert (found.cause, found.exact) == ("off_by_one", True) and "the far border repeats" in found.text
+    change = best(lambda x: mirrored(x, far=1), golden, maps)
+    assert (change.cause, change.exact) == ("off_by_one", True) and "the far border repeats" in change.text
 
 
 @assay.case(M=[6], G=[3], B=[4], N=[5])
@@ -106,9 +106,9 @@ def test_the_last_scales_stand_for_all():
         return sum(part.sum(1, keepdim=True) * s[:, g if own else -1, None] * t[g if own else -1]
                    for g, part in enumerate(a.split(4, 1)))  # fmt: skip
 
-    found = best(lambda a, s, t: blocks(a, s, t, own=False), lambda a, s, t: blocks(a, s, t, own=True), scaled)
-    assert (found.cause, found.exact) == ("wrong_factor", True) and found.text.endswith("stands for all")
-    assert "axis 1 of s" in found.text and "axis 0 of t" in found.text
+    change = best(lambda a, s, t: blocks(a, s, t, own=False), lambda a, s, t: blocks(a, s, t, own=True), scaled)
+    assert (change.cause, change.exact) == ("wrong_factor", True) and change.text.endswith("stands for all")
+    assert "axis 1 of s" in change.text and "axis 0 of t" in change.text
 
 
 @assay.case(T=[11], D=[3])
@@ -128,9 +128,9 @@ def test_a_running_sum_takes_nothing_over_from_earlier_chunks(sums, products):
         inside = weights * (at[:, None] == at)
         return (inside if products else weights) @ v / (inside if sums else weights).sum(-1, keepdim=True)
 
-    found = best(kernel, golden, tokens)
-    assert (found.cause, found.exact) == ("overwritten_accumulator", True)
-    assert "in chunks of 4 of" in found.text and "nothing is taken over" in found.text
+    change = best(kernel, golden, tokens)
+    assert (change.cause, change.exact) == ("overwritten_accumulator", True)
+    assert "in chunks of 4 of" in change.text and "nothing is taken over" in change.text
 
 
 @assay.case(R=[3], T=[17])
@@ -146,16 +146,16 @@ def test_a_scan_in_blocks_that_begins_with_a_state(reach, last, cause):
         carry, out = x0[:, None], []
         for part in x.split(8, 1):
             own = [part[:, max(0, t - reach + 1) : t + 1].logsumexp(1) for t in range(part.shape[1])]
-            made = torch.logaddexp(torch.stack(own, 1), carry)
-            carry = made[:, -1:] if last else own[-1][:, None]
-            out.append(made)
+            result = torch.logaddexp(torch.stack(own, 1), carry)
+            carry = result[:, -1:] if last else own[-1][:, None]
+            out.append(result)
         return torch.cat(out, 1)
 
     golden = lambda x, x0: torch.logcumsumexp(torch.cat((x0[:, None], x), 1), 1)[:, 1:]  # noqa: E731
     right = assay.Target(lambda x, x0: scan(x, x0, reach=8), golden, cases=lines, backward=None)
     assert assay.check(right, raises=False).ok
-    found = best(lambda x, x0: scan(x, x0, reach=reach, last=last), golden, lines)
-    assert (found.cause, found.exact, found.params["block"]) == (cause, True, 8)
+    change = best(lambda x, x0: scan(x, x0, reach=reach, last=last), golden, lines)
+    assert (change.cause, change.exact, change.params["block"]) == (cause, True, 8)
 
 
 @assay.case(E=[9], N=[3], D=[4])
@@ -174,8 +174,8 @@ def test_of_a_softmaxs_sum_the_last_addend_is_left():
     def golden(s, x, node):
         return torch.stack([(torch.softmax(s[node == n], 0)[:, None] * x[node == n]).sum(0) for n in range(3)])
 
-    found = best(lambda s, x, node: attend(s, x, node, stored=True), golden, edges)
-    assert (found.cause, found.exact) == ("lost_update", True) and "a store stands" in found.text
+    change = best(lambda s, x, node: attend(s, x, node, stored=True), golden, edges)
+    assert (change.cause, change.exact) == ("lost_update", True) and "a store stands" in change.text
 
 
 @assay.case(T=[8], E=[3])
@@ -186,8 +186,8 @@ def chosen(make, T, E):
 def test_a_column_is_read_as_if_the_axes_lay_in_the_other_order():
     golden = lambda p, x: sum(torch.tanh(p[:, e] * x) for e in range(3))  # noqa: E731
     kernel = lambda p, x: sum(torch.tanh(p.flatten()[8 * e : 8 * e + 8] * x) for e in range(3))  # noqa: E731
-    found = best(kernel, golden, chosen)
-    assert (found.cause, found.exact) == ("wrong_stride", True)
+    change = best(kernel, golden, chosen)
+    assert (change.cause, change.exact) == ("wrong_stride", True)
 
 
 # influence beside the borders of groups
@@ -204,7 +204,7 @@ def test_what_leaks_over_a_border_is_seen_between_slices_that_do_not():
 
     examination = session_of(assay.Target(lambda x, ends: sums(x, ends, beyond=2), lambda x, ends: sums(x, ends),
                                       cases=long, backward=None), ("values",))  # fmt: skip
-    found = influence(examination, {"y"})
-    assert found["x[0]"].extra == ((9, 10),) and not found["x[0]"].missing
+    influences = influence(examination, {"y"})
+    assert influences["x[0]"].extra == ((9, 10),) and not influences["x[0]"].missing
     right = session_of(assay.Target(sums, lambda x, ends: sums(x, ends), cases=long, backward=None), ("values",))
     assert influence(right, {"y"}) == {}

@@ -11,9 +11,9 @@ from goldsmith.assay.diagnosis import numbers
 from goldsmith.assay.diagnosis.patterns import factors, patterns
 
 
-def told(kernel, golden, cases, **more):
-    found = assay.diagnose(assay.Target(kernel, golden, cases=cases, **more))
-    return found.causes[0], " ".join(found.causes[0].evidence), found
+def diagnosed(kernel, golden, cases, **more):
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **more))
+    return diagnosis.causes[0], " ".join(diagnosis.causes[0].evidence), diagnosis
 
 
 @assay.case(N=[20], K=[6])
@@ -36,9 +36,9 @@ def from_the_end(i, x, K):
 
 @pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
 def test_an_index_of_nothing_points_from_the_end(golden, asked):
-    best, said, found = told(from_the_end, golden, scatter)
-    assert best.id == "invalid_index" and f"nothing asks whether {asked}" in said, str(found)
-    assert "point from the end" in said
+    best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
+    assert best.id == "invalid_index" and f"nothing asks whether {asked}" in sentence, str(diagnosis)
+    assert "point from the end" in sentence
 
 
 @assay.case(B=[3], L=[10])
@@ -56,13 +56,13 @@ def averages(x, a, *, from_zero=False):
 
 
 def test_a_recursion_that_begins_from_zero():
-    best, said, found = told(
+    best, sentence, diagnosis = diagnosed(
         lambda x, a: averages(x, a, from_zero=True),
         averages,
         series,
     )
-    assert best.id == "wrong_factor" and best.params["factor"] == "1 - a", str(found)
-    assert "the first place of x along axis 1 is multiplied by 1 - a = 0.1" in said
+    assert best.id == "wrong_factor" and best.params["factor"] == "1 - a", str(diagnosis)
+    assert "the first place of x along axis 1 is multiplied by 1 - a = 0.1" in sentence
 
 
 @assay.case(C=[8], H=[3], W=[5])
@@ -76,16 +76,18 @@ def exchanged(x):
 
 
 def test_two_factors_of_a_shuffle_that_are_exchanged():
-    best, said, found = told(exchanged, lambda x: F.pixel_shuffle(x, 2), pixels)
-    assert best.id in ("permuted", "transposed") and "bit for bit, 60 of 120 at other places" in said, str(found)
-    assert {"permuted", "transposed"} <= {c.id for c in found.causes[:2]}, str(found)
+    best, sentence, diagnosis = diagnosed(exchanged, lambda x: F.pixel_shuffle(x, 2), pixels)
+    assert best.id in ("permuted", "transposed") and "bit for bit, 60 of 120 at other places" in sentence, str(
+        diagnosis
+    )
+    assert {"permuted", "transposed"} <= {c.id for c in diagnosis.causes[:2]}, str(diagnosis)
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0)])
 def test_the_axes_of_a_rearrangement_are_found(order):
     index = torch.arange(2 * 3 * 5).view(2, 3, 5).permute(order).flatten()
-    shape, found = factors(index)
-    assert torch.equal(torch.arange(30).view(shape).permute(found).flatten(), index)
+    shape, order_back = factors(index)
+    assert torch.equal(torch.arange(30).view(shape).permute(order_back).flatten(), index)
 
 
 def test_what_is_no_exchange_of_axes_has_none():
@@ -100,7 +102,7 @@ def test_numbers_that_occur_twice_are_not_followed():
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (math.sqrt(11 / 12), "sqrt((N-1)/N)"),
         (12 / 11, "N/(N-1)"),
@@ -110,8 +112,8 @@ def test_numbers_that_occur_twice_are_not_followed():
         (math.sqrt(0.3), "sqrt(1-a)"),
     ],
 )
-def test_a_number_has_a_name(value, said):
-    assert numbers.name(value, 1e-6, {"N": 12.0, "a": 0.7}).name == said
+def test_a_number_has_a_name(value, text):
+    assert numbers.name(value, 1e-6, {"N": 12.0, "a": 0.7}).name == text
 
 
 def test_lengths_of_axes_have_names_where_no_size_is_known():
@@ -125,12 +127,12 @@ def test_a_deviation_that_divides_by_all():
     def rows(make, N, D):
         return {"x": make.normal(N, D)}
 
-    best, said, found = told(
+    best, sentence, diagnosis = diagnosed(
         lambda x: x / assay.stage("s", x.std(0, keepdim=True, unbiased=False)),
         lambda x: x / assay.stage("s", x.std(0, keepdim=True)),
         rows,
     )
-    assert best.id == "wrong_factor" and "s is sqrt((N-1)/N) times the golden's" in said, str(found)
+    assert best.id == "wrong_factor" and "s is sqrt((N-1)/N) times the golden's" in sentence, str(diagnosis)
 
 
 def test_a_divergence_in_bits():
@@ -141,6 +143,6 @@ def test_a_divergence_in_bits():
     def golden(p, q):
         return (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
 
-    best, said, found = told(lambda p, q: golden(p, q) / math.log(2), golden, rows)
-    assert best.id == "wrong_factor" and "y is 1/ln 2 times the golden's" in said, str(found)
-    assert "and so 2 times" not in said
+    best, sentence, diagnosis = diagnosed(lambda p, q: golden(p, q) / math.log(2), golden, rows)
+    assert best.id == "wrong_factor" and "y is 1/ln 2 times the golden's" in sentence, str(diagnosis)
+    assert "and so 2 times" not in sentence

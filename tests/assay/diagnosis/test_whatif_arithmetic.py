@@ -37,12 +37,12 @@ def hashed(x, y, wide):
     ],
 )  # fmt: skip
 def test_a_place_that_is_reckoned_wrongly(right, wrong, cause, text):
-    said = best(
+    change = best(
         lambda x, y, table, wide: looked_up(x, y, table, wide, wrong),
         lambda x, y, table, wide: looked_up(x, y, table, wide, right),
         corners,
     )
-    assert said.exact and said.cause == cause and text in said.text, said.text
+    assert change.exact and change.cause == cause and text in change.text, change.text
 
 
 @assay.case(B=[3], T=[5], D=[4])
@@ -55,9 +55,9 @@ def test_a_batchs_row_that_is_found_by_the_rest_of_a_place():
         rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
         return x * scale[rows].reshape(x.shape) + 1
 
-    said = best(kernel, lambda x, scale: x * scale.unsqueeze(1) + 1, modulated)
-    assert said.exact and said.cause == "invalid_index" and "wrong_stride" in said.also, said.text
-    assert "by the rest of a place by 3" in said.text
+    change = best(kernel, lambda x, scale: x * scale.unsqueeze(1) + 1, modulated)
+    assert change.exact and change.cause == "invalid_index" and "wrong_stride" in change.also, change.text
+    assert "by the rest of a place by 3" in change.text
 
 
 def test_what_is_expanded_before_it_is_read_is_known_too():
@@ -65,8 +65,8 @@ def test_what_is_expanded_before_it_is_read_is_known_too():
         rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
         return x * scale[rows].reshape(x.shape) + 1
 
-    said = best(kernel, lambda x, scale: x * scale.unsqueeze(1).expand(x.shape) + 1, modulated)
-    assert said.exact and said.cause in ("invalid_index", "permuted"), said.text
+    change = best(kernel, lambda x, scale: x * scale.unsqueeze(1).expand(x.shape) + 1, modulated)
+    assert change.exact and change.cause in ("invalid_index", "permuted"), change.text
 
 
 @assay.case(P=[7], H=[2], page=[3], D=[4], T=[6])
@@ -86,8 +86,10 @@ def test_rows_that_are_stored_as_if_the_memory_lay_in_another_order():
         lying[slots // page, slots % page] = rows
         return lying.view(P, H, page, D)
 
-    said = best(kernel, stored, cached)
-    assert said.exact and said.whole and said.cause == "wrong_stride" and "taken in the other order" in said.text
+    change = best(kernel, stored, cached)
+    assert (
+        change.exact and change.whole and change.cause == "wrong_stride" and "taken in the other order" in change.text
+    )
 
 
 def test_rows_that_are_read_as_if_the_memory_lay_in_another_order():
@@ -98,8 +100,8 @@ def test_rows_that_are_read_as_if_the_memory_lay_in_another_order():
         P, H, page, D = cache.shape
         return rows + cache.reshape(P, page, H, D)[slots // page, slots % page]
 
-    said = best(kernel, golden, cached)
-    assert said.exact and said.cause == "wrong_stride", said.text
+    change = best(kernel, golden, cached)
+    assert change.exact and change.cause == "wrong_stride", change.text
 
 
 @assay.case(P=[7], D=[3])
@@ -111,8 +113,8 @@ def test_a_small_number_that_is_added_to_a_divisor():
     def golden(a, z, turn, more=0.0):
         return a / (z.unsqueeze(1) + more) - a.sum(1, keepdim=True) / (z.unsqueeze(1) + more)
 
-    said = best(lambda **given: golden(**given, more=2e-3), golden, projected)
-    assert said.cause == "absolute_eps" and said.params["value"] == pytest.approx(2e-3, rel=1e-3), said.text
+    change = best(lambda **given: golden(**given, more=2e-3), golden, projected)
+    assert change.cause == "absolute_eps" and change.params["value"] == pytest.approx(2e-3, rel=1e-3), change.text
 
 
 @pytest.mark.parametrize("order", [[3, 0, 1, 2], [2, 1, 0, 3]])
@@ -120,8 +122,8 @@ def test_components_in_another_order_are_no_shift(order):
     def golden(a, z, turn):
         return torch.stack([turn[:, 0] * turn[:, 1] + z, turn[:, 2] - turn[:, 3] * z], 1)
 
-    said = best(lambda a, z, turn: golden(a, z, turn[:, order]), golden, projected)
-    assert said.exact and said.cause == "permuted" and ", ".join(map(str, order)) in said.text
+    change = best(lambda a, z, turn: golden(a, z, turn[:, order]), golden, projected)
+    assert change.exact and change.cause == "permuted" and ", ".join(map(str, order)) in change.text
 
 
 @assay.case(T=[6], U=[3])
@@ -137,8 +139,8 @@ def summed(stay, go, later=0):
 
 
 def test_a_step_that_takes_the_number_of_the_cell_where_it_arrives():
-    said = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
-    assert said.exact and said.cause == "shifted" and "reads the place after its own" in said.text, said.text
+    change = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
+    assert change.exact and change.cause == "shifted" and "reads the place after its own" in change.text, change.text
 
 
 @assay.case(B=[9], T=[5])
@@ -154,8 +156,8 @@ def test_what_has_none_is_taken_to_have_some(counts, what):
     def golden(x, lengths):
         return torch.where(torch.arange(x.shape[1]) < lengths.unsqueeze(1), x, 0.0).sum(1)
 
-    said = best(lambda x, lengths: golden(x, counts(lengths)), golden, ragged)
-    assert said.exact and said.cause == "empty_group" and f"to have {what}" in said.text, said.text
+    change = best(lambda x, lengths: golden(x, counts(lengths)), golden, ragged)
+    assert change.exact and change.cause == "empty_group" and f"to have {what}" in change.text, change.text
 
 
 def test_minus_infinity_that_is_lost():
@@ -164,8 +166,8 @@ def test_minus_infinity_that_is_lost():
         nothing[0] = 0.25
         return torch.where(torch.arange(x.shape[1]) <= lengths.unsqueeze(1), x - 0.5, nothing).logsumexp(1)
 
-    said = best(lambda x, lengths: golden(x, lengths, 0.0), golden, ragged)
-    assert said.exact and said.cause == "wrong_mask" and "0 stands where full" in said.text, said.text
+    change = best(lambda x, lengths: golden(x, lengths, 0.0), golden, ragged)
+    assert change.exact and change.cause == "wrong_mask" and "0 stands where full" in change.text, change.text
 
 
 @assay.case(N=[5], C=[3], H=[4])
@@ -180,8 +182,8 @@ def test_a_square_that_is_joined_in_the_other_order_is_transposed():
     def kernel(z, w, v):
         return torch.einsum("kih,kjh->ijh", z @ w, z @ v) + assay.stage("gate", z.sum(2, keepdim=True))
 
-    said = best(kernel, golden, pairs)
-    assert said.exact and said.cause == "transposed", said.text
+    change = best(kernel, golden, pairs)
+    assert change.exact and change.cause == "transposed", change.text
 
 
 @assay.case(R=[6], C=[7])
@@ -211,8 +213,8 @@ class SavedTooEarly(torch.autograd.Function):
 @pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "not divided by its total"),
                                                 ("weights", "v.grad", "before it was divided by")])  # fmt: skip
 def test_what_is_saved_before_it_is_divided(what, tensor, text):
-    said = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")
-    assert said.exact and said.cause == "wrong_saved_tensor" and text in said.text, said.text
+    change = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")
+    assert change.exact and change.cause == "wrong_saved_tensor" and text in change.text, change.text
 
 
 class Exchanged(torch.autograd.Function):
@@ -238,6 +240,6 @@ def test_gradients_inside_of_a_backward_that_are_exchanged():
     def golden(x, w):
         return assay.stage("a", torch.tanh(x)) * assay.stage("b", torch.sigmoid(w))
 
-    found = assay.diagnose(assay.Target(Exchanged.apply, golden, cases=gated))
-    assert found.causes[0].tensor in ("a.grad", "b.grad") and found.causes[0].id == "swapped_results"
-    assert "a.grad holds b.grad" in str(found) or "b.grad holds a.grad" in str(found)
+    diagnosis = assay.diagnose(assay.Target(Exchanged.apply, golden, cases=gated))
+    assert diagnosis.causes[0].tensor in ("a.grad", "b.grad") and diagnosis.causes[0].id == "swapped_results"
+    assert "a.grad holds b.grad" in str(diagnosis) or "b.grad holds a.grad" in str(diagnosis)

@@ -22,9 +22,9 @@ def without_ignored(x, z):
 
 
 def test_a_mask_hides_an_addend_that_the_golden_always_counts():
-    found = best(without_ignored, loss, tokens)
-    assert found.cause == "wrong_mask" and "missing_term" in found.also, found
-    assert found.exact and found.whole and "counts only where not" in found.text, found
+    change = best(without_ignored, loss, tokens)
+    assert change.cause == "wrong_mask" and "missing_term" in change.also, change
+    assert change.exact and change.whole and "counts only where not" in change.text, change
 
 
 @assay.case(T=[5], H=[3], S=[6])
@@ -38,15 +38,15 @@ def over_heads(x):
 
 
 def test_the_sum_of_a_softmax_goes_over_another_axis_than_its_maximum():
-    found = best(over_heads, lambda x: torch.softmax(x, -1), scores)
-    assert found.cause == "wrong_axis" and found.params == {"axis": 1, "golden_axis": 2} and found.exact, found
+    change = best(over_heads, lambda x: torch.softmax(x, -1), scores)
+    assert change.cause == "wrong_axis" and change.params == {"axis": 1, "golden_axis": 2} and change.exact, change
 
 
 def test_an_input_that_is_read_in_place_of_another_is_another_tensor_than_the_right_one():
-    found = best(lambda x, z: torch.sin(x) * x, lambda x, z: torch.sin(x) * z, tokens)
-    assert found.cause == "wrong_saved_tensor" and "swapped_results" in found.also, found
-    found = best(lambda x, z: torch.sin(z) * x, lambda x, z: torch.sin(x) * z, tokens)
-    assert found.cause == "swapped_results", found
+    change = best(lambda x, z: torch.sin(x) * x, lambda x, z: torch.sin(x) * z, tokens)
+    assert change.cause == "wrong_saved_tensor" and "swapped_results" in change.also, change
+    change = best(lambda x, z: torch.sin(z) * x, lambda x, z: torch.sin(x) * z, tokens)
+    assert change.cause == "swapped_results", change
 
 
 def through(x, z):
@@ -63,8 +63,8 @@ def without_the_last(x, z, grad_y):
 
 
 def test_the_last_place_of_one_addend_of_a_gradient_is_left_out():
-    found = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
-    assert found.cause == "off_by_one" and "the last along axis 0" in found.text and found.exact, found
+    change = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
+    assert change.cause == "off_by_one" and "the last along axis 0" in change.text and change.exact, change
 
 
 def limited(x, z):
@@ -77,5 +77,5 @@ def without_those_at_the_limit(x, z, grad_y):
 
 
 def test_what_is_at_its_limit_does_not_count_in_an_addend_of_a_gradient():
-    found = best(limited, limited, tokens, "z.grad", backward=without_those_at_the_limit, grads=("z",))
-    assert found.cause == "wrong_mask" and "leaves its operand as it is" in found.text and found.exact, found
+    change = best(limited, limited, tokens, "z.grad", backward=without_those_at_the_limit, grads=("z",))
+    assert change.cause == "wrong_mask" and "leaves its operand as it is" in change.text and change.exact, change

@@ -11,8 +11,10 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 def asserted(target, tensor, cause, text):
     examination = session_of(target)
-    found = explain(examination, tensor, examination.first.grads[tensor], examination.first, causes=frozenset((cause,)))
-    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+    changes = explain(
+        examination, tensor, examination.first.grads[tensor], examination.first, causes=frozenset((cause,))
+    )
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
 # what arrives of a gradient's addends
@@ -74,8 +76,8 @@ def test_what_arrives_from_a_border(lost, cause):
         if lost == "border":
             return {"x": d[:, 1:-1, 1:-1].clone()}
         rows, columns = torch.tensor([1, *range(6), 4]), torch.tensor([1, *range(8), 6])
-        held = torch.zeros(2, 6, 10).index_copy_(1, rows, d)
-        return {"x": torch.zeros(2, 6, 8).index_add_(2, columns, held)}
+        padded = torch.zeros(2, 6, 10).index_copy_(1, rows, d)
+        return {"x": torch.zeros(2, 6, 8).index_add_(2, columns, padded)}
 
     asserted(assay.Target(reflected, reflected, cases=framed, backward=backward), "x.grad", cause, "of the addends of")
 
@@ -228,10 +230,10 @@ def system(make, N, D):
 
 
 def solved(a, b):
-    found = []
+    solution = []
     for i in range(len(b)):
-        found.append((b[i] - sum((a[i, j] * found[j] for j in range(i)), torch.zeros_like(b[i]))) / a[i, i])
-    return torch.stack(found)
+        solution.append((b[i] - sum((a[i, j] * columns[j] for j in range(i)), torch.zeros_like(b[i]))) / a[i, i])
+    return torch.stack(solution)
 
 
 def test_a_backward_that_reads_rows_where_it_should_read_columns():
@@ -287,7 +289,7 @@ def test_blocks_of_a_vocabulary(wrong):
 
     target = assay.Target(loss, loss, cases=labelled, backward=backward, grads=("x",))
     if wrong == "labels":
-        asserted(target, "x.grad", "invalid_index", "into the first block of 4 stands in every one, axis 1")
+        asserted(target, "x.grad", "invalid_index", "into the first block of 4 is in every one, axis 1")
     else:
         asserted(target, "x.grad", "wrong_factor", "with the old sum of the softmax's backward, 3.25")
 
@@ -344,8 +346,8 @@ def windows(make, T, D):
 
 def scores(q, k, region, masked=True):
     apart = region[:, None] != region
-    made = q @ k.mT / q.shape[-1] ** 0.5
-    return made.masked_fill(apart, -torch.inf) if masked else made
+    result = q @ k.mT / q.shape[-1] ** 0.5
+    return result.masked_fill(apart, -torch.inf) if masked else result
 
 
 def attended(q, k, v, region):

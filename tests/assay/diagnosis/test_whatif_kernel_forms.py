@@ -10,13 +10,13 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
 
-def found_for(candidate, golden, cases, tensor="y", backward="auto"):
+def explained_by(candidate, golden, cases, tensor="y", backward="auto"):
     examination = session_of(assay.Target(candidate, golden, cases=cases, backward=backward), ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = explain(examination, tensor, got, examination.first)
-    assert found, f"nothing explains {tensor}"
-    assert found[0].exact and found[0].whole, found[0]
-    return found[0]
+    changes = explain(examination, tensor, got, examination.first)
+    assert changes, f"nothing explains {tensor}"
+    assert changes[0].exact and changes[0].whole, changes[0]
+    return changes[0]
 
 
 # norms, whose backward kernels write in other terms than autograd
@@ -60,7 +60,7 @@ def test_one_addend_of_a_norms_gradient(cause, form):
     for backward, wrong in ((right, False), (of_layer_norm(form), True)):
         target = assay.Target(layer_norm, layer_norm, cases=rows, backward=backward)
         assert assay.check(target, raises=False, probes="values").ok is not wrong
-    assert found_for(layer_norm, layer_norm, rows, "x.grad", of_layer_norm(form)).cause == cause
+    assert explained_by(layer_norm, layer_norm, rows, "x.grad", of_layer_norm(form)).cause == cause
 
 
 def group_norm(x, w, G):
@@ -78,7 +78,7 @@ def test_an_inner_sum_of_a_group_norm_that_runs_over_the_whole_row():
         dx = rstd * (g - g.mean(-1, keepdim=True) - hat * (g * hat).mean((-2, -1), keepdim=True))
         return {"x": dx.reshape(x.shape), "w": (grad_y * hat.reshape(x.shape)).sum(0)}
 
-    assert found_for(group_norm, group_norm, rows, "x.grad", backward).cause == "wrong_axis"
+    assert explained_by(group_norm, group_norm, rows, "x.grad", backward).cause == "wrong_axis"
 
 
 # attention whose backward makes its probabilities again
@@ -127,7 +127,7 @@ def of_attention(again):
 def test_probabilities_that_the_backward_makes_again(cause, again):
     right = assay.Target(attention, attention, cases=tokens, backward=of_attention(lambda a, b, s: torch.exp2(a - b)))
     assert assay.check(right, raises=False, probes="values").ok
-    assert found_for(attention, attention, tokens, "q.grad", of_attention(again)).cause == cause
+    assert explained_by(attention, attention, tokens, "q.grad", of_attention(again)).cause == cause
 
 
 def of_earlier_blocks(S, block):
@@ -138,23 +138,23 @@ def of_earlier_blocks(S, block):
 def test_a_limit_that_comes_after_the_mask():
     """Sibling: zeros at masked places."""
 
-    def late(q, k, v):
+    def late_step(q, k, v):
         s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden(len(q)), -math.inf)
         return torch.softmax(3 * torch.tanh(s / 3), -1) @ v
 
     golden = lambda q, k, v: attention(q, k, v, 3.0)  # noqa: E731
-    told = found_for(late, golden, tokens)
-    assert told.cause == "wrong_mask" and abs(told.params["value"] + 3) < 1e-3
-    zeros = found_for(lambda q, k, v: attention(q, k, v, 3.0, 0.0), golden, tokens)
+    change = explained_by(late_step, golden, tokens)
+    assert change.cause == "wrong_mask" and abs(change.params["value"] + 3) < 1e-3
+    zeros = explained_by(lambda q, k, v: attention(q, k, v, 3.0, 0.0), golden, tokens)
     assert zeros.cause == "wrong_mask"
 
 
 def test_a_scale_that_comes_after_the_function():
-    def late(q, k, v):
+    def late_step(q, k, v):
         s = 3 * torch.tanh(q @ k.mT / 3) / math.sqrt(q.shape[-1])
         return torch.softmax(s.masked_fill(hidden(len(q)), -math.inf), -1) @ v
 
-    assert found_for(late, lambda q, k, v: attention(q, k, v, 3.0), tokens).cause == "wrong_factor"
+    assert explained_by(late_step, lambda q, k, v: attention(q, k, v, 3.0), tokens).cause == "wrong_factor"
 
 
 # loops
@@ -184,7 +184,7 @@ def test_every_turn_of_a_loop_is_wrong_alike(cause, decay):
             out.append(h)
         return torch.stack(out)
 
-    assert found_for(kernel, scan, steps).cause == cause
+    assert explained_by(kernel, scan, steps).cause == cause
 
 
 def test_a_backward_that_reads_the_state_after_the_step():
@@ -196,8 +196,8 @@ def test_a_backward_that_reads_the_state_after_the_step():
             dh = dh * torch.exp(-a[t])
         return {"x": dx, "a": da}
 
-    told = found_for(scan, scan, steps, "a.grad", backward)
-    assert told.cause == "shifted" and "wrong_saved_tensor" in told.also
+    change = explained_by(scan, scan, steps, "a.grad", backward)
+    assert change.cause == "shifted" and "wrong_saved_tensor" in change.also
 
 
 # heads, adapters, ranks
@@ -218,8 +218,8 @@ def joined(q, k):
 
 @pytest.mark.parametrize("golden", [each, joined], ids=["indices", "views"])
 def test_heads_in_turn_instead_of_in_groups(golden):
-    told = found_for(lambda q, k: q * k[torch.arange(len(q)) % len(k)], golden, heads)
-    assert told.cause == "permuted" and "wrong_stride" in told.also
+    change = explained_by(lambda q, k: q * k[torch.arange(len(q)) % len(k)], golden, heads)
+    assert change.cause == "permuted" and "wrong_stride" in change.also
 
 
 @assay.case(A=[4], D=[3], T=[12])
@@ -243,7 +243,7 @@ def adapted(x, w, which, off):
     ids=["inverse", "ignored", "first_for_all", "borders_one_late"],
 )
 def test_the_wrong_adapter_for_a_segment(cause, wrong):
-    assert found_for(wrong, adapted, adapters).cause == cause
+    assert explained_by(wrong, adapted, adapters).cause == cause
 
 
 @assay.case(R=[4], N=[12])
@@ -264,8 +264,8 @@ def test_ranks_of_which_some_are_missing_in_every_chunk(cause, far):
             y[:, at] -= 0.5 * sum(x[(chunk + i) % 4, at] for i in range(far))
         return y
 
-    told = found_for(ring, reduced, ranks)
-    assert told.cause == cause and "missing_partition" in told.also
+    change = explained_by(ring, reduced, ranks)
+    assert change.cause == cause and "missing_partition" in change.also
 
 
 @assay.case(V=[5], D=[3], T=[14])
@@ -283,12 +283,12 @@ def test_of_the_gradients_of_a_row_one_is_left(golden):
         return golden(table, word) if golden.__name__ == "<lambda>" else golden(word, table)
 
     def backward(table, word, grad_y):
-        found = torch.zeros_like(table)
+        last = torch.zeros_like(table)
         for i in torch.randperm(len(word), generator=torch.Generator().manual_seed(1)).tolist():
-            found[word[i]] = grad_y[i]
-        return {"table": found}
+            last[word[i]] = grad_y[i]
+        return {"table": last}
 
-    assert found_for(read, read, words, "table.grad", backward).cause == "lost_update"
+    assert explained_by(read, read, words, "table.grad", backward).cause == "lost_update"
 
 
 def average(x, a):
@@ -312,4 +312,4 @@ def test_every_turn_of_a_backward_is_wrong_alike(cause, tensor):
             dh = dh if tensor == "x.grad" else dh * a[t]
         return {"x": dx, "a": da}
 
-    assert found_for(average, average, steps, tensor, backward).cause == cause
+    assert explained_by(average, average, steps, tensor, backward).cause == cause
