@@ -232,7 +232,7 @@ def system(make, N, D):
 def solved(a, b):
     solution = []
     for i in range(len(b)):
-        solution.append((b[i] - sum((a[i, j] * columns[j] for j in range(i)), torch.zeros_like(b[i]))) / a[i, i])
+        solution.append((b[i] - sum((a[i, j] * solution[j] for j in range(i)), torch.zeros_like(b[i]))) / a[i, i])
     return torch.stack(solution)
 
 

@@ -104,37 +104,37 @@ from .sums import (
 _OF_A_CALL = (
     ("elementwise", elementwise.changes),
     ("epsilons", epsilons.changes),
-    ("sums", reductions.changes),
-    ("online", online_softmax.changes),
-    ("blocks", block_means.changes),
-    ("scans", prefix_sums.changes),
+    ("reductions", reductions.changes),
+    ("online softmax", online_softmax.changes),
+    ("block means", block_means.changes),
+    ("prefix sums", prefix_sums.changes),
     ("functions", functions.changes),
     ("convolutions", convolutions.changes),
-    ("unfolded", unfold.changes),
-    ("signs", integer_signs.changes),
-    ("moves", indices.changes),
+    ("unfold", unfold.changes),
+    ("integer signs", integer_signs.changes),
+    ("indices", indices.changes),
     ("lookups", lookups.changes),
-    ("diagonals", diagonal_masks.changes),
-    ("chosen", topk_weights.changes),
-    ("misplaced", row_offsets.of_a_call),
-    ("masks", masked_values.changes),
-    ("tiles", axis_splits.changes),
-    ("late", factor_placement.changes),
-    ("spread", grouped_heads.changes),
-    ("windows", pooling.changes),
-    ("carried", triangular_sums.changes),
-    ("counting", positions.changes),
-    ("products", outer_products.changes),
-    ("normalised", normalisation.changes),
-    ("reckoned", offset_arithmetic.changes),
+    ("diagonal masks", diagonal_masks.changes),
+    ("topk weights", topk_weights.changes),
+    ("row offsets", row_offsets.of_a_call),
+    ("masked values", masked_values.changes),
+    ("axis splits", axis_splits.changes),
+    ("factor placement", factor_placement.changes),
+    ("grouped heads", grouped_heads.changes),
+    ("pooling", pooling.changes),
+    ("triangular sums", triangular_sums.changes),
+    ("positions", positions.changes),
+    ("outer products", outer_products.changes),
+    ("normalisation", normalisation.changes),
+    ("offset arithmetic", offset_arithmetic.changes),
     ("neighbours", neighbours.changes),
     ("infinities", infinities.changes),
     ("laid_out", memory_layouts.changes),
     ("divisors", divisors.changes),
-    ("tables", pair_tables.changes),
-    ("apart", split_sums.changes),
-    ("crossed", cross_products.changes),
-    ("whole places", interpolation.changes),
+    ("pair tables", pair_tables.changes),
+    ("split sums", split_sums.changes),
+    ("cross products", cross_products.changes),
+    ("interpolation", interpolation.changes),
 )
 _ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
 
@@ -143,42 +143,42 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
     """All of them, in no order; a kind that stumbles over the golden's form is left out, and said."""
     offered = partial(_offered, search)
     waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
-    waiting += offered("elsewhere", block_offsets.changes, search.leaves)
+    waiting += offered("block offsets", block_offsets.changes, search.leaves)
     waiting += offered("partitions", partitions.changes, search.leaves)
-    waiting += offered("onwards", sequence_boundaries.changes, search.leaves, search.tensor)
-    waiting += offered("components", component_orders.changes, search.leaves)
+    waiting += offered("sequence boundaries", sequence_boundaries.changes, search.leaves, search.tensor)
+    waiting += offered("component orders", component_orders.changes, search.leaves)
     waiting += offered("repeated rows", repeated_rows.changes, calls, search.behind)
     theirs = {n: t for n, (_, t) in named(search.own).items()}
-    waiting += offered("exchanged", swapped_results.changes, search.examination.ref.values, theirs, search.tensor)
+    waiting += offered("swapped results", swapped_results.changes, search.examination.ref.values, theirs, search.tensor)
     waiting += offered("scalars", scalars.changes, search.examination.material.scalars, search.leaves)
     material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
-    waiting += offered("composed", composed_slices.changes, search.leaves, search.tensor, numbers)
-    waiting += offered("inputs", integers.changes, search.leaves, numbers)
-    waiting += offered("starts", recursion_starts.changes, search.leaves, numbers)
-    waiting += offered("unguarded", invalid_indices.changes, calls, search.behind)
-    waiting += offered("counting", positions.steps, calls, search.behind, numbers)
-    waiting += offered("normalised", normalisation.by_parts, calls, search.behind, numbers)
-    waiting += offered("beyond", uncovered_rows.changes, calls, search.behind, numbers)
+    waiting += offered("composed slices", composed_slices.changes, search.leaves, search.tensor, numbers)
+    waiting += offered("integers", integers.changes, search.leaves, numbers)
+    waiting += offered("recursion starts", recursion_starts.changes, search.leaves, numbers)
+    waiting += offered("invalid indices", invalid_indices.changes, calls, search.behind)
+    waiting += offered("positions", positions.steps, calls, search.behind, numbers)
+    waiting += offered("normalisation", normalisation.by_parts, calls, search.behind, numbers)
+    waiting += offered("uncovered rows", uncovered_rows.changes, calls, search.behind, numbers)
     waiting += offered("pieces", pieces.changes, calls, search.behind)
     waiting += offered("operands", operands.changes, calls, search.behind, _known(search))
-    waiting += offered("saved", saved_tensors.changes, calls, search.examination.target.saved)
+    waiting += offered("saved tensors", saved_tensors.changes, calls, search.examination.target.saved)
     waiting += offered("slopes", slopes.changes, calls)
-    waiting += offered("ordered", sorted_products.changes, calls)
+    waiting += offered("sorted products", sorted_products.changes, calls)
     waiting += [c for c in offered("padding", padding.changes, calls) if c.at in search.behind]
-    waiting += offered("padded", padded_ends.changes, search, calls)
-    waiting += offered("readers", single_readers.changes, calls, search.behind)
-    waiting += offered("turns", turn_offsets.changes, calls, search.behind)
-    waiting += offered("segments", segment_offsets.changes, calls, search.behind, search.leaves)
-    waiting += offered("parted", factor_scopes.changes, calls, search.behind)
-    waiting += offered("branches", partial_terms.changes, calls, search.behind)
-    waiting += offered("rests", remainders.changes, calls, search.behind)
-    waiting += offered("before", stale_reads.changes, calls, search.behind)
-    waiting += offered("hidden", masked_terms.changes, calls, search.behind)
-    waiting += offered("ends", loop_bounds.changes, calls, search.behind)
-    waiting += offered("updated", in_place_updates.changes, calls, search.behind)
-    waiting += offered("addends", addend_factors.changes, calls, search.behind)
-    waiting += offered("spans", reduction_axes.in_addends, calls, search.behind)
+    waiting += offered("padded ends", padded_ends.changes, search, calls)
+    waiting += offered("single readers", single_readers.changes, calls, search.behind)
+    waiting += offered("turn offsets", turn_offsets.changes, calls, search.behind)
+    waiting += offered("segment offsets", segment_offsets.changes, calls, search.behind, search.leaves)
+    waiting += offered("factor scopes", factor_scopes.changes, calls, search.behind)
+    waiting += offered("partial terms", partial_terms.changes, calls, search.behind)
+    waiting += offered("remainders", remainders.changes, calls, search.behind)
+    waiting += offered("stale reads", stale_reads.changes, calls, search.behind)
+    waiting += offered("masked terms", masked_terms.changes, calls, search.behind)
+    waiting += offered("loop bounds", loop_bounds.changes, calls, search.behind)
+    waiting += offered("in place updates", in_place_updates.changes, calls, search.behind)
+    waiting += offered("addend factors", addend_factors.changes, calls, search.behind)
+    waiting += offered("reduction axes", reduction_axes.in_addends, calls, search.behind)
     turning = call_groups.turning([call for call in calls if call.index in search.behind])
     by_call: dict[int, list[Change]] = {}
     for call in calls:
@@ -192,12 +192,14 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
         )
         if own_changes or often:
             by_call[call.index] = [*own_changes, *often]
-    waiting += offered("groups", call_groups.grouped, calls, by_call)
-    waiting += offered("again", recomputation.changes, calls, by_call, search.tensor)
-    waiting += _drawn(offered("borders", chunk_borders.changes, calls, by_call, search.judge.wrong_at))
-    waiting += _drawn(offered("survivors", surviving_addends.changes, calls, search.judge))
-    waiting += _drawn(offered("scattered", one_hot_sums.changes, calls, search.judge))
-    waiting += _drawn(offered("arrivals", gradient_addends.changes, calls, search.behind, search.judge, search.leaves))
+    waiting += offered("call groups", call_groups.grouped, calls, by_call)
+    waiting += offered("recomputation", recomputation.changes, calls, by_call, search.tensor)
+    waiting += _drawn(offered("chunk borders", chunk_borders.changes, calls, by_call, search.judge.wrong_at))
+    waiting += _drawn(offered("surviving addends", surviving_addends.changes, calls, search.judge))
+    waiting += _drawn(offered("one hot sums", one_hot_sums.changes, calls, search.judge))
+    waiting += _drawn(
+        offered("gradient addends", gradient_addends.changes, calls, search.behind, search.judge, search.leaves)
+    )
     if search.tensor.endswith(".grad"):
         waiting += _in_backward(search, calls, by_call)
     return waiting
@@ -208,20 +210,22 @@ def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapp
     offered = partial(_offered, search)
     material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
-    waiting = offered("misplaced", row_offsets.changes, calls, search.behind)
+    waiting = offered("row offsets", row_offsets.changes, calls, search.behind)
     waiting += offered("marginals", marginals.changes, calls, search.behind)
-    waiting += offered("moments", unnormalised_weights.changes, calls, search.behind)
-    waiting += offered("decided", min_max_choices.changes, calls, search.behind)
+    waiting += offered("unnormalised weights", unnormalised_weights.changes, calls, search.behind)
+    waiting += offered("min max choices", min_max_choices.changes, calls, search.behind)
     waiting += offered("partitions", partitions.in_backward, calls, search.behind, search.leaves)
-    waiting += offered("regrouped", regrouped_sums.changes, calls, search.behind)
-    waiting += offered("carries", gradient_carries.changes, calls, search.behind, search.leaves)
+    waiting += offered("regrouped sums", regrouped_sums.changes, calls, search.behind)
+    waiting += offered("gradient carries", gradient_carries.changes, calls, search.behind, search.leaves)
     waiting += offered("restarts", restarts.changes, calls, search.behind)
-    waiting += offered("shares", rank_sums.changes, calls, search.behind, numbers)
-    waiting += offered("chunks", block_sums.changes, calls, search.behind)
-    waiting += offered("turned", transposed_reads.changes, calls, search.behind, numbers)
-    waiting += _drawn(offered("weighed", addend_weights.changes, calls, search.behind, search.judge))
+    waiting += offered("rank sums", rank_sums.changes, calls, search.behind, numbers)
+    waiting += offered("block sums", block_sums.changes, calls, search.behind)
+    waiting += offered("transposed reads", transposed_reads.changes, calls, search.behind, numbers)
+    waiting += _drawn(offered("addend weights", addend_weights.changes, calls, search.behind, search.judge))
     alone = [c for index in by_call if calls[index].backward for c in by_call[index]]
-    return waiting + _drawn(offered("inner", softmax_inner_products.changes, calls, search.behind, [*waiting, *alone]))
+    return waiting + _drawn(
+        offered("softmax inner products", softmax_inner_products.changes, calls, search.behind, [*waiting, *alone])
+    )
 
 
 def _drawn(changes: list[Change]) -> list[Change]:
