@@ -1,9 +1,9 @@
-"""What if a choice that is not legal was made by other scores, or is the right one, counted from elsewhere.
+"""Explains an illegal choice (top-k, argmax): by changed scores, or by places that are counted wrongly.
 
-A choice has no residual: of changed scores it is asked whether the candidate's choice is the best by them, in every row
-of this draw and of another one; of the golden's own choice, whether it becomes the candidate's by how places are
-counted. A mask that lets in what has no say is told as such. Where other changes of the scores explain the choice, it
-is still a choice by the wrong scores, and how they are wrong is said beside it.
+A choice has no residual. For changed scores the test is whether the candidate's choice is the best by them, in every
+row of this draw and of another. For the golden's own choice the test is whether miscounted places turn it into the
+candidate's. A mask that admits invalid places is reported as such. If another change of the scores explains the choice,
+the cause is still a wrong decision, and the evidence describes that change.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from .run.calls import Change
 from .run.golden import Golden
 from .witness import of_this_draw
 
-_SECONDS = 1.5  # of the processor
+_SECONDS = 1.5  # CPU seconds
 _MOST, _KEPT = 600, 4
-_DRAWS, _LEAST = 2, 3  # other draws that are asked, and rows that are wrong, in all of them, for an answer
-_COMMON = 0.4  # what is rarer explains a few places by chance
-_RARER = 0.12  # than the first that is found: no more is asked
-_ROUNDED = 2.0**-20  # of the largest score: what changed scores are rounded by is not known
+_DRAWS, _LEAST = 2, 3  # other draws to check, and wrong rows, over all draws, that an answer needs
+_COMMON = 0.4  # changes with a lower prior explain a few places by chance
+_RARER = 0.12  # prior below the first match, at which the search stops
+_ROUNDED = 2.0**-20  # relative to the largest score: the rounding of changed scores is not known
 _MASKS = frozenset(("wrong_mask", "mask_shift"))
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128, 256)
 _SIZES = 8
-Counted = tuple[str, str, float, tuple[str, ...], Any]  # the last: what becomes of places, or of scores
+# the last item maps places, or scores, to what the candidate used
+Counted = tuple[str, str, float, tuple[str, ...], Any]
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """One run's choice, rows by rows, with the golden's own and what the golden makes its scores of."""
+    """The choice of one run, as rows, with the golden's choice and the golden's inputs."""
 
     choice: Tensor
     own: Tensor
@@ -52,7 +53,7 @@ class _Draw:
     leaves: Mapping[str, Tensor]
 
     def legal(self, scores: Tensor) -> Tensor:
-        """Of each row, whether all that is chosen is as good as what is not, and in its order, within rounding."""
+        """For each row, whether every chosen score is as good as any other, in order, within rounding."""
         n = scores.shape[-1]
         inside = self.choice.clamp(0, n - 1)
         right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.choice).all(-1)
@@ -68,7 +69,7 @@ class _Draw:
 
 
 def explain(examination: Examination, name: str) -> list[WhatIf]:
-    """Of a top-k or argmax that is not legal as it is; empty for what else there is."""
+    """Explanations of an illegal top-k or argmax; empty for other operators."""
     decision = examination.target.decisions.get(name)
     if not isinstance(decision, TopK) or examination._first is None:
         return []
@@ -105,11 +106,11 @@ def _drawn(examination: Examination, name: str, decision: TopK, material: Materi
     return _Draw(choice, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
 
 
-# the right choice, counted otherwise
+# the right choice, counted differently
 
 
 def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
-    """(cause, text, prior, other names, what becomes of the places)"""
+    """(cause, text, prior, other causes, map of places)"""
     n = draw.scores.shape[-1]
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 1 < v < n}
     rows = sorted(v for v in known if n % v == 0)[:_SIZES]
@@ -135,9 +136,9 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
 
 
 def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
-    """A part of every row is never chosen: its ends, a block that is not whole, all blocks but the first or the last.
+    """A part of every row is never chosen: an end, an incomplete block, or all blocks but the first or the last.
 
-    The last of each is what the scores are then.
+    The last item of each result gives the remaining scores.
     """
     n = draw.scores.shape[-1]
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 2 < v < n}
@@ -158,13 +159,13 @@ def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
 
 
 def _chosen_of(draw: _Draw, scores: Tensor) -> bool:
-    """Whether the choice is the best of what is left, and nothing in it is left out."""
+    """Whether the choice is the best among the remaining places, and uses only those."""
     at = draw.choice.clamp(0, scores.shape[-1] - 1)
     return torch.equal(scores.gather(-1, at), draw.scores.gather(-1, at)) and bool(draw.legal(scores).all())
 
 
 def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:
-    """In every row; where scores are as good as each other the golden's choice is one of several."""
+    """Whether it equals the golden's choice in every row; where scores tie, several choices are equal."""
     return not torch.equal(draw.choice, draw.own) and torch.equal(counted(draw.own), draw.choice)
 
 
@@ -197,7 +198,7 @@ def _criterion(name: str, what: WhatIf) -> WhatIf:
 
 
 def _search(examination: Examination, decision: TopK, first: _Draw) -> Search | None:
-    """For changes of the scores; which ones are wrong is known of the rows alone."""
+    """A search for changes of the scores; only the wrong rows are known, not the wrong scores."""
     bounded = examination.ref.bounded.get(decision.scores)
     if bounded is None:
         return None
@@ -218,7 +219,7 @@ def _others(examination: Examination, name: str, decision: TopK) -> list[_Draw]:
 
 
 def _explains(search: Search, change: Change, draw: _Draw, decision: TopK) -> bool:
-    """Whether the choice is legal by the scores that the changed golden makes."""
+    """Whether the choice is legal by the changed golden's scores."""
     leaves = dict(draw.leaves)
     try:
         leaves |= change.leaves(leaves) if change.leaves is not None else {}

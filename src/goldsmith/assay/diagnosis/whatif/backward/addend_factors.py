@@ -1,6 +1,7 @@
-"""Factors of one addend of a gradient: what the forward knows is left out there, or stands there once more.
+"""Wrong factors in one addend of a gradient: a forward value is left out there, or multiplied in once more.
 
-Kernels group the factors of a gradient otherwise than autograd does: x_hat is one there, and several of autograd's.
+Kernels group the factors of a gradient differently from autograd. For example x_hat is one factor in a kernel and
+several in autograd.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _SUMS = frozenset("add add_ sub sub_".split())
 _PRODUCTS = frozenset("mul mm bmm mv".split())
 _PLACING = frozenset("select_backward slice_backward neg expand unsqueeze_copy sum".split())
 _ADDENDS, _FACTORS = 12, 24
-_LEAST = 1e-12  # of the addends' size: a sum that is smaller vanishes identically
+_LEAST = 1e-12  # relative to the addends' size: a smaller sum is zero for every input
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong gradient is made of."""
+    """`among`: the operators that the wrong gradient depends on."""
     backward = [c for c in calls if c.backward and c.index in among]
     addends: dict[int, OperatorCall] = {}
     for call in backward:
@@ -46,7 +47,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -> Iterator[Change]:
-    """Nothing comes through one of the ways, in every turn of a loop."""
+    """One of the paths contributes nothing, in every iteration of a loop."""
     ways: dict[tuple, dict[int, OperatorCall]] = {}
     for call in backward:
         for i, key in enumerate(call.makers[:2] if call.name in _SUMS else ()):
@@ -73,7 +74,7 @@ def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -
 
 
 def _source(calls: Sequence[OperatorCall], call: OperatorCall) -> OperatorCall:
-    """What a gradient is that only takes its place in a larger one."""
+    """The gradient before it is scattered into a larger one (select, slice, expand)."""
     while call.name in _PLACING and call.makers:
         before = _maker(calls, call.makers[0])
         if before is None:
@@ -88,7 +89,7 @@ def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
 
 
 def _forward(calls: Sequence[OperatorCall]) -> list[tuple[str, Tensor]]:
-    """What the forward computes of several numbers, and what it is given; what was seen last has its name."""
+    """The forward's inputs and results with several elements, by name; the latest tensor of a name wins."""
     tensors: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
         for key, name, tensor in zip(call.makers, call.operands, call.tensors, strict=True):
@@ -110,13 +111,14 @@ def _times(factor: Tensor) -> Changed:
 
 
 def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Changed]:
-    """Sums of the backward that are 0 for every input, or have such an addend: they stay as they are.
+    """Backward sums that are 0 for every input, or that have such an addend, with a change that keeps them as they are.
 
-    The path of a norm's mean through its variance is one: a kernel's formula does not have it. When something else is
-    changed, autograd's is no longer 0.
+    An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When something
+    else
+    is changed, autograd's version of that path is no longer 0.
     """
     zeroed: dict[int, Changed] = {}
-    sizes: dict[Key, float] = {}  # of what cancels in a sum of two: a maximum that is taken out has no gradient
+    sizes: dict[Key, float] = {}  # key -> size of the cancelling addends; a maximum that is subtracted has no gradient
     for call in calls:
         if not (call.backward and call.index in among and floating(call.out) and call.out.numel()):
             continue

@@ -1,6 +1,6 @@
-"""Sums of a backward that a kernel takes in small blocks, in each sequence of its own length, or in a loop.
+"""Backward sums that a kernel takes in small blocks, per sequence, or in a loop.
 
-Of several blocks one replaces the others, the last is left out, or a block's own weights are read untransposed.
+One block replaces the others, the last is left out, or a block reads its weights untransposed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 128  # operators in a group
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     alike: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         sums = call.name in _PRODUCTS or call.name == "sum" and _axis(call) is not None
@@ -82,7 +82,7 @@ def _only(axis: int, lo: int, hi: int) -> Changed:
 
 
 def _turned(call: OperatorCall) -> Iterator[Change]:
-    """Within each block on the diagonal of a square operand it is read transposed."""
+    """Each diagonal block of a square operand is read transposed."""
     for i, x in enumerate(call.tensors[:2]):
         n = x.shape[-1]
         if x.shape[-2] != n or n < 3 or torch.equal(x, x.mT):

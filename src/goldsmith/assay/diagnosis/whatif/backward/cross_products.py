@@ -1,6 +1,6 @@
-"""Cross products in a backward, of which a kernel writes out the two products of each component.
+"""Cross products in a backward, where a kernel writes out the two products of each component.
 
-In the forward the golden's own is written out (`opened`), and the changes of sums know it.
+In the forward, `decompositions` writes out the golden's own cross product, so the changes of sums cover it.
 """
 
 from __future__ import annotations

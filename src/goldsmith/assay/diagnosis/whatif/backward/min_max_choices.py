@@ -1,7 +1,7 @@
-"""Choices that the backward takes otherwise than the forward: all of a gradient goes to one side of min or max.
+"""Backward branches that differ from the forward: the whole gradient goes to one side of a min or max.
 
-min(r A, clip(r) A) has no gradient where it takes what is clipped. A kernel that asks whether r is within its limits
-stops it elsewhere as well: it takes the gradient of the second one, whichever is smaller.
+min(r A, clip(r) A) has no gradient where the clipped side is taken and r is outside its limits. A kernel that only
+tests whether r is within its limits always takes the gradient of one side, whichever is smaller.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 64
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong gradient is made of; a line's choices in all turns together."""
+    """`among`: the operators that the wrong gradient depends on; a line's choices in all iterations change together."""
     lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
     for call in calls:
         if call.backward or call.name not in _CHOICES or len(call.makers) != 2:
@@ -42,7 +42,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[OperatorCall | None, OperatorCall | None]:
-    """What the backward hides of the gradient where the other operand is taken: for the first one, and the second."""
+    """The operators that hide the gradient where the other operand is taken, for the first and the second operand."""
     sides: list[OperatorCall | None] = [None, None]
     masks = {c.index: c for c in calls if c.backward and c.name in _MASKS and c.makers == choice.makers}
     for call in calls:
@@ -53,13 +53,13 @@ def _sides(calls: Sequence[OperatorCall], choice: OperatorCall) -> tuple[Operato
             and call.makers[1] in masks
         ):
             mask = masks[int(call.makers[1])].name
-            first = (mask in ("gt", "ge")) == (choice.name == "minimum")  # hidden where the first one is larger
+            first = (mask in ("gt", "ge")) == (choice.name == "minimum")  # hidden where the first operand is larger
             sides[0 if first else 1] = call
     return sides[0], sides[1]
 
 
 def _whole(calls: Sequence[OperatorCall], side: OperatorCall) -> Iterator[tuple[int, Changed]]:
-    """All of the gradient that reaches the choice; autograd takes half of it first, where both are the same."""
+    """The whole gradient that reaches the choice; autograd halves it first where both operands are equal."""
     halved = calls[side.makers[0]] if isinstance(side.makers[0], int) and side.makers[0] >= 0 else None
     if halved is not None and halved.name == "where":
         yield halved.index, instead(lambda mask, half, sent: sent.clone())

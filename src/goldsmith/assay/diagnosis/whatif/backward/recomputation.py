@@ -1,7 +1,7 @@
-"""What the backward makes again of the forward, and makes otherwise: probabilities from scores, masks, activations.
+"""Changes of what the backward recomputes from the forward: probabilities from scores, masks, activations.
 
-A kernel that keeps the logarithm of a softmax's sum, rather than the probabilities, makes those from new scores and the
-old sum; a formula that is right in the forward may be wrong there.
+A kernel that stores the logarithm of a softmax's sum instead of the probabilities recomputes them from new scores and
+the old sum. A formula that is right in the forward may be wrong in this recomputation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASKS = frozenset("masked_fill where tril triu".split())
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
-    """`made`: what is tried of each operator alone, in the forward of which the outputs would be wrong, too."""
+    """`by_call`: the changes tried at each operator alone; in the forward they would make the outputs wrong as well."""
     if not tensor.endswith(".grad"):
         return
     read = {k for call in calls if call.backward for k in call.read}
@@ -45,18 +45,18 @@ def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change
                     change, text=change.text + how, at=-1, change=None, saved=_remade(calls, call, change, kept),
                     prior=change.prior - _RARER - 0.01 * (below and not kept), group=inner if kept else (),
                 ))  # fmt: skip
-                if masks:  # which a kernel takes from the same line: nothing cuts the gradient either
+                if masks:  # a kernel takes them from the same line: nothing cuts the gradient either
                     offers.append(replace(offers[-1], group=(*offers[-1].group, *masks)))
     yield from sorted(offers, key=lambda c: -c.prior)[:_MOST]
 
 
 def _old_inner(calls: Sequence[OperatorCall]) -> tuple[tuple[int, Changed], ...]:
-    """Gradients of softmax whose inner product is the right one: kernels take it from the output, not from weights."""
+    """Softmax gradients whose inner product is right: kernels take it from the output, not from the weights."""
     return tuple((c.index, _with_inner(c)) for c in calls if c.name == "_softmax_backward_data" and c.backward)
 
 
 def _in_backward(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple[tuple[int, Changed], ...]:
-    """What cuts the gradient to the mask of an operator of the forward, and no longer does."""
+    """Removes the mask that an operator of the forward applies to the gradient."""
     alike = [c for c in calls if c.backward and c.line and c.line == call.line and c.name in _MASKS]
     passing = instead(lambda *args, **kwargs: next(a for a in args if floating(a) and a.numel() > 1).clone())
     return tuple((c.index, passing) for c in alike)
@@ -80,7 +80,7 @@ def _remade(calls: Sequence[OperatorCall], call: OperatorCall, change: Change, k
 
 
 def _with_old_sum(call: OperatorCall, args: Sequence) -> Tensor | None:
-    """A softmax of new arguments over the old ones' sum; the sum itself stays."""
+    """A softmax of new arguments divided by the old sum; the sum itself stays."""
     if call.name == "logsumexp":
         return call.out
     if call.name in ("_softmax", "_log_softmax"):
@@ -91,7 +91,7 @@ def _with_old_sum(call: OperatorCall, args: Sequence) -> Tensor | None:
 
 
 def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
-    """Forward operators that what the backward reads is made of."""
+    """The forward operators that the tensors read by the backward depend on."""
     known: set[Key] = set(read)
     for call in reversed(calls):
         if not call.backward and call.index in known:
@@ -102,7 +102,7 @@ def _reaching(calls: Sequence[OperatorCall], read: set[Key]) -> set[int]:
 
 
 def _summed_below(calls: Sequence[OperatorCall], call: OperatorCall) -> bool:
-    """Whether a softmax, or its sum, is made of it."""
+    """Whether a softmax, or its sum, depends on it."""
     known: set[Key] = {call.index}
     for other in calls[call.index + 1 :]:
         if other.backward:

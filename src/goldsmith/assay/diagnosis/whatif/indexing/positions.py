@@ -1,4 +1,4 @@
-"""Positions that are counted from elsewhere, or from the other end, and numbers of the case that are one step off."""
+"""Positions counted from another origin or from the other end, and sizes of the case that are off by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 96  # operators
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """Of `arange`: a range that begins at 1 and is read from 0 is off by one; one that begins at 0 is elsewhere."""
+    """Changes of `arange`: a range from 1 that is read from 0 is off by one; a range from 0 is shifted."""
     if call.name != "arange" or call.out.numel() < 2:
         return
     first = float(call.out[0])
@@ -33,7 +33,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """A constant that is made of a size of the case, as a step of a grid is, with that size one more or one less."""
+    """A constant derived from a size of the case, such as a grid step, with that size one higher or lower."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
     count = 0
     for call in calls:

@@ -1,4 +1,4 @@
-"""Weights of what was chosen: normalised among the chosen, or among all; and vectors that stand along another axis."""
+"""Weights of the chosen entries: normalised over the chosen ones or over all; vectors applied along the wrong axis."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def _axis(call: OperatorCall) -> int:
 
 
 def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """The chosen ones' shares of all: the softmax comes first, and what is chosen of it is not normalised again."""
+    """The chosen entries' shares of the total: the softmax comes first, and its chosen entries are not normalised
+    again.
+    """
     maker = _maker(calls, call)
     if maker is None or maker.name not in _CHOICES or _axis(maker) != call.args[1] % call.args[0].dim():
         return
@@ -59,7 +61,7 @@ def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Ch
 
 
 def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """Shares that the golden leaves as they are, divided by the sum of the chosen ones."""
+    """Shares that the golden keeps, divided by the sum of the chosen ones."""
     maker, axis = _maker(calls, call), _axis(call)
     if maker is None or maker.name not in _NORMED:
         return
@@ -75,7 +77,7 @@ def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
 
 
 def _along_the_other(call: OperatorCall) -> Change:
-    """Rows' numbers for columns, where there are as many of both."""
+    """A vector of row factors used for columns, in a square matrix."""
     axis = 1 if call.out.shape[0] == 1 else 0
     text = f"{call.operand(0) or 'a vector'} stands along axis {1 - axis} instead of {axis}"
     change = instead(lambda x, *a, other=axis: x.unsqueeze(other))

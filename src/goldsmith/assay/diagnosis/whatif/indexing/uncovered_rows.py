@@ -1,4 +1,4 @@
-"""Rows that no part holds, so that zeros come for them: what is left behind equal parts, too large numbers."""
+"""Rows that no part covers, so that zeros arrive for them: the rest after equal parts, indices that are too large."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`numbers`: the case's sizes and scalars, among which is how many parts there are."""
+    """`numbers`: sizes and scalars of the case; one of them may be the number of parts."""
     given_ = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **given_}
     for call in calls:
@@ -38,7 +38,7 @@ def _rests(n: int, parts: Mapping[int, str]) -> Iterator[tuple[int, str]]:
 
 
 def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:
-    """(the index, how many there are to choose from, axes of the result behind those of the index)"""
+    """(the index, number of rows to choose from, axes of the result after those of the index)"""
     x = call.args[0]
     if call.name == "index":
         some = [(d, i) for d, i in enumerate(call.args[1]) if i is not None]

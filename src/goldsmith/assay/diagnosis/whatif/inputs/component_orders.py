@@ -1,7 +1,6 @@
-"""A few components of a vector in another order: a quaternion as (x, y, z, w), a colour as (blue, green, red).
+"""The few components of a vector in another order: a quaternion as (x, y, z, w), a colour as (blue, green, red).
 
-Read by one place further, around the end, is such an order too: what is out of range does not come in from the other
-end unless somebody meant it.
+A cyclic shift counts as such an order too: values do not wrap around an end by accident.
 """
 
 from __future__ import annotations

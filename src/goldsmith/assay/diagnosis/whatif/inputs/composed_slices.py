@@ -1,7 +1,7 @@
-"""What a kernel that works block by block makes: the golden of slices of an axis, put together as it should not be.
+"""Results assembled from the golden's results on slices of an axis, the way a blocked kernel assembles them wrongly.
 
-Whatever the golden looks like inside, the results of its slices are what a kernel holds after each block. Also here:
-heads, or features, that lie in another order than the golden's, and rows that go on where the one before stopped.
+The results of the slices are what a kernel holds after each block, however the golden works inside. Also here: heads or
+features in another order than the golden's, and rows that continue where the previous row stopped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 from ..run.calls import Change, floating
 
 _LEAST, _MOST = 2, 4096  # places along an axis
-_SMALL = 8  # blocks up to it are all tried, and powers of two beyond
+_SMALL = 8  # all block sizes up to this are tried, then powers of two
 _PIECES = 64  # blocks of an axis, at most
-_NUMBERS = 1 << 20  # in an input that is cut
+_NUMBERS = 1 << 20  # elements of an input that is cut
 _TILES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
-_SECONDS = 3.0  # of the processor, altogether
+_SECONDS = 3.0  # CPU seconds in total
 Values = Mapping[str, Tensor]
-Put = Callable[[list[Tensor], list[int]], Tensor | None]  # blocks' results, and their lengths, into one
+Put = Callable[[list[Tensor], list[int]], Tensor | None]  # the blocks' results and lengths -> one result
 
 
 class GoldenRun(Protocol):
-    """The golden's results from other leaves, `until` alone or all of them; RuntimeError where they do not fit."""
+    """The golden's results from other leaves, up to `until` or all of them; RuntimeError if they do not fit."""
 
     until: str
 
@@ -47,7 +47,7 @@ class _Run:
 def composed_values(
     change: Change, leaves: Values, make: Callable[[Values], Values | None], until: str
 ) -> dict[str, Tensor] | None:
-    """What the change puts together of several runs; None where the golden does not run on such leaves."""
+    """The change's result, assembled from several runs; None if the golden does not run on such leaves."""
     try:
         return dict(change.composed(leaves, _Run(leaves, make, until))) if change.composed is not None else None
     except (RuntimeError, KeyError, IndexError):
@@ -55,9 +55,9 @@ def composed_values(
 
 
 def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """`tensor`: the wrong one; `sizes`: the case's, and its other numbers."""
+    """`tensor`: the wrong one; `sizes`: sizes and other numbers of the case."""
     if tensor.endswith(".grad"):
-        return  # what is sent back would have to be cut as well
+        return  # the output gradients would have to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
     yield from _on_from_before()
     spent = [0.0]
@@ -72,7 +72,7 @@ def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[C
 
 
 def _groups(inputs: Values) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """(names, axis, length): inputs that share an axis by their shape, each alone, and all that are as long there."""
+    """(names, axis, length): each input alone, and all inputs that are equally long on the same axis."""
     axes: dict[tuple[tuple[str, ...], int], int] = {}
     for name, t in inputs.items():
         for axis, n in enumerate(t.shape):
@@ -129,12 +129,12 @@ def _in_blocks(
 
 
 class _Pieces:
-    """The golden's results of every block; the changes of a block size come one after the other, and share them."""
+    """The golden's results of every block; changes of one block size follow each other and share these."""
 
     def __init__(self, names: tuple[str, ...], axis: int, n: int, block: int, spent: list[float]):
         self.names, self.axis, self.n, self.block, self.spent = names, axis, n, block, spent
         self.key: tuple | None = None
-        self.results: list[Values] = []  # of those leaves, for that result; a block that does not fit says so once
+        self.results: list[Values] = []  # results for the current leaves; a block that does not fit raises once
         self.failed = False
 
     def of(self, leaves: Values, run: GoldenRun) -> list[Values]:
@@ -158,9 +158,9 @@ class _Pieces:
 
 
 def _put(make: Put, parts: list[Tensor], lengths: list[int], like: Tensor, whole: bool, other: bool) -> Tensor | None:
-    """The blocks' results as one tensor of the golden's shape; None where they have another form.
+    """The blocks' results as one tensor of the golden's shape; None if their form differs.
 
-    other: it is not the wrong tensor, and may keep the axis that the wrong one is reduced along.
+    other: whether this is not the wrong tensor; it may keep the axis that the wrong tensor reduces.
     """
     if not floating(like) or any(p.dim() != like.dim() for p in parts):
         return None
@@ -172,7 +172,7 @@ def _put(make: Put, parts: list[Tensor], lengths: list[int], like: Tensor, whole
 
 
 def _concatenated(parts: list[Tensor], lengths: list[int], like: Tensor | None = None) -> Tensor | None:
-    """One block's result behind the other's."""
+    """The blocks' results concatenated."""
     for d in range(parts[0].dim()):
         if [p.shape[d] for p in parts] == lengths:
             joined = torch.cat(parts, d)
@@ -181,7 +181,7 @@ def _concatenated(parts: list[Tensor], lengths: list[int], like: Tensor | None =
 
 
 def _last_step(names: tuple[str, ...], axis: int, n: int, block: int, of: str, params: dict) -> Change:
-    """What the last block adds to those before it stands for the sum of all."""
+    """The last block's increment replaces the sum of all blocks."""
     before = (n - 1) // block * block
 
     def composed(leaves: Values, run: GoldenRun) -> Values:
@@ -193,16 +193,16 @@ def _last_step(names: tuple[str, ...], axis: int, n: int, block: int, of: str, p
                   also=("missing_term", "truncated_reduction"))  # fmt: skip
 
 
-# rows that go on
+# rows that continue
 
 
 class _Once:
-    """The golden's own results, made once for the changes that only put them together otherwise."""
+    """The golden's unchanged results, computed once for the changes that only reassemble them."""
 
     def __init__(self) -> None:
         self.key: tuple | None = None
         self.results: Values = {}
-        self.leaves: Values | None = None  # held, so that no others have its id
+        self.leaves: Values | None = None  # kept alive, so that no other object has its id
 
     def of(self, leaves: Values, run: GoldenRun) -> Values:
         if self.key != (id(leaves), run.until):
@@ -225,7 +225,7 @@ def _on_from_before() -> Iterator[Change]:
 
 
 def _tiles_go_on(axis: int, once: _Once) -> Iterator[Change]:
-    """The sums of a tile begin with those that the tile before has left in the same memory."""
+    """The sums of a tile start from those that the previous tile left in the same memory."""
     for tile in _TILES:
 
         def composed(leaves: Values, run: GoldenRun, tile: int = tile) -> Values:
@@ -250,10 +250,11 @@ def _carried(v: Tensor, axis: int, tile: int) -> Tensor:
 
 
 def _ordered(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """Places h of an axis taken in turn where they belong to groups, or the other way round: h % r for h // (n / r).
+    """Places of an axis taken in turn where they belong to groups, or the reverse: h % r for h // (n / r).
 
-    Heads that share keys, pairs of features, channels of groups: the candidate has the golden's result of the places
-    in that order, and hands it out at their own places.
+    This covers heads that share keys, pairs of features, and groups of channels. The candidate computes the golden's
+    result
+    for the reordered places and stores it at the original places.
     """
     numbers = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool)}
     for extent in sorted({n, *(v for v in numbers if 2 < v < n)}, reverse=True):
@@ -279,7 +280,7 @@ def _ordered(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]
 
 
 def _handed_out(v: Tensor, axis: int, at: Tensor) -> Tensor:
-    """Each place's own result, along the same axis where it is as long, else along the last one that is."""
+    """Each place's own result, along the same axis if the length fits, otherwise along the last axis that fits."""
     axes = [d for d in range(v.dim()) if v.shape[d] == len(at)]
     return v.index_select(axis if axis in axes else axes[-1], at) if axes else v
 

@@ -1,4 +1,4 @@
-"""What a kernel in chunks gets wrong where it passes from one to the next: the golden's loop, changed there."""
+"""Changes at the borders between chunks of a loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
-    """`made`: what is tried of each operator alone; `wrong`: the wrong elements, right before the first border.
+    """`by_call`: the changes tried at each operator alone; `wrong`: the wrong elements, which are right before the
+    first border.
 
-    Gradients run the other way: there the last chunk is right.
+    Gradients run the other way: the last chunk is right.
     """
     lines: dict[tuple[str, str, bool], list[OperatorCall]] = {}
     for call in calls:
@@ -30,7 +31,7 @@ def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change
         for (_, _, back), members in lines.items():
             each = -(-len(members) // n)
             if back != backward or len(members) < each * n - 1 or not 1 <= each <= _OF_A_STEP:
-                continue  # what comes before the first step has no gradient, and its operator is not there
+                continue  # whatever precedes the first step has no gradient, so its operator is missing
             for i in range(each):
                 steps = members[i::each]
                 at = [n - 1 - t if backward else t for t in range(chunk, n, chunk)]
@@ -46,7 +47,7 @@ def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change
 
 
 def _chunks(wrong: Tensor) -> Iterator[tuple[bool, int, int]]:
-    """(whether it is the last chunk that is right, steps, steps of a chunk)"""
+    """(whether the last chunk is the right one, number of steps, steps in a chunk)"""
     for axis in range(wrong.dim()):
         n = wrong.shape[axis]
         at = wrong.movedim(axis, 0).reshape(n, -1).any(-1).nonzero().flatten()

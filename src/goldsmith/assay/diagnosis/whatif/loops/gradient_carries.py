@@ -1,7 +1,7 @@
-"""Loops in chunks whose backward begins each chunk afresh: what later chunks carry to it is lost.
+"""Loops in chunks whose backward restarts in each chunk, so that the gradient from later chunks is lost.
 
-In a loop's backward the gradient of the state is what this turn's result asks of it, and what comes from the turn
-after. The latter is left out wherever a chunk ends.
+In a loop's backward, the gradient of the state is the sum of the gradient from this iteration's result and the gradient
+from the next iteration. The latter is left out at the end of each chunk.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, OperatorCall, floating, instead, moved
 
-CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # turns
-_LEAST, _MOST = 3, 2048  # turns; operators of a run, for which who depends on whom is asked
+CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # iterations
+_LEAST, _MOST = 3, 2048  # iterations; operators of a run, above which dependencies are not computed
 _KINDS = 6
 _ADDS = frozenset("add add_".split())
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
             yield from _of_running_sums(call)
@@ -32,7 +32,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str,
             group = tuple(
                 (call.index, _nothing())
                 for j, carried in enumerate(edges)
-                if (n - j) % chunk == 0  # the state after turn n - 1 - j of 0, 1, ... n
+                if (n - j) % chunk == 0  # the state after iteration n - 1 - j of 0, 1, ... n
                 for call in carried
             )
             if not group:
@@ -50,7 +50,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str,
 def _with_last(
     edges: Sequence[Sequence[OperatorCall]], leaves: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None]]:
-    """The last chunk begins with what is asked of the last state, or that is lost as well."""
+    """The gradient of the last state starts the last chunk, or is lost as well."""
     yield "", None
     like = edges[0][0].out.shape
     last = [n for n, t in leaves.items() if n.startswith("grad_") and t.shape == like]
@@ -59,7 +59,7 @@ def _with_last(
 
 
 def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[list[OperatorCall]]]:
-    """Of each kind of sum in a loop's backward, turn by turn: the addends that come from the turn after."""
+    """For each kind of sum in a loop's backward, by iteration: the addends from the next iteration."""
     reach = _reach(calls)
     kinds: dict[tuple, list[list[OperatorCall]]] = {}
     lines: dict[tuple, list[int]] = {}
@@ -80,7 +80,9 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[l
 
 
 def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
-    """Sums of the backward that are more than a step of a larger one: (addends, whether an output's gradient is one)"""
+    """Backward sums that are more than a step of a larger sum: (addends, whether one of them is an output's
+    gradient)
+    """
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
     for call in calls:
@@ -103,7 +105,7 @@ def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list
 
 
 def _reach(calls: Sequence[OperatorCall]) -> list[int]:
-    """Of each operator, the operators that its result is made of, as bits."""
+    """For each operator, a bit set of the operators that its result depends on."""
     reach: list[int] = []
     for call in calls:
         bits = 0
@@ -119,7 +121,7 @@ def _nothing() -> Changed:
 
 
 def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
-    """A running sum that the backward takes from the end, in chunks that are counted from the beginning."""
+    """A running sum that the backward takes from the end, in chunks counted from the beginning."""
     axis = call.args[1] % call.args[0].dim()
     n = call.args[0].shape[axis]
     for chunk in (c for c in CHUNKS if c < n and n % c):

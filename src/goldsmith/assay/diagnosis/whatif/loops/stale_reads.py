@@ -1,8 +1,8 @@
-"""In every turn of a loop one reader reads an operand from before its update, or what an update makes of it too soon.
+"""In every iteration of a loop one operator reads an operand from before its update, or reads the update too early.
 
-Recurrences change a state in steps: it fades, is corrected, is written to. What reads it after one of the steps in the
-golden, and before it in a kernel, is wrong in every turn, and later turns are made of what the earlier ones made wrong:
-the golden is run with each read changed as it comes.
+Recurrences change a state in steps: it decays, is corrected, is written to. An operator that reads the state after a
+step in the golden and before it in a kernel is wrong in every iteration, and later iterations build on earlier errors.
+Therefore the golden runs with all these reads changed at once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through
 
-_LEAST, _MOST = 2, 1024  # turns
+_LEAST, _MOST = 2, 1024  # iterations
 _CHANGES = 200
 _STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
 _ALIASES = frozenset("detach alias clone".split())
-_Pair = tuple[OperatorCall, int, OperatorCall, int]  # who makes, of which operand; who reads, as which
+_Pair = tuple[OperatorCall, int, OperatorCall, int]  # maker, its operand; reader, its argument
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     by_kind: dict[tuple, list[_Pair]] = {}
     readers = _readers(calls, among)
     for maker in calls:
@@ -45,7 +45,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _kind(maker: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
-    """What is the same in every turn: lines, operands, and how many operators lie between."""
+    """What is equal in every iteration: lines, operands, and the distance between the two operators."""
     return maker.name, maker.line, j, read.name, read.line, i, read.index - maker.index
 
 
@@ -63,7 +63,7 @@ def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[t
 
 
 def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
-    """Those that are as large as the result, so that they may stand in its place."""
+    """Operands of the result's shape, which can stand in its place."""
     keys = iter(maker.makers)
     for j, a in enumerate(maker.args):
         key = next(keys) if isinstance(a, Tensor) else -1
@@ -72,7 +72,7 @@ def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
 
 
 def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -> Change:
-    current: dict[int, Tensor] = {}  # of the run that goes on, by who makes it
+    current: dict[int, Tensor] = {}  # values of the current run, by operator
     group: dict[int, Changed] = {}
     for maker, j, _, _ in pairs:
         group[maker.index] = _kept(maker.index, j, current, updated)
@@ -85,7 +85,7 @@ def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -
     product = maker.name not in ("add", "sub")
     also: tuple[str, ...]
     cause, also = "wrong_saved_tensor", ("wrong_factor" if product else "missing_term", "stale_state")
-    if not updated and not product:  # of a sum that goes on an addend is lost, and the last one where it is a loop's
+    if not updated and not product:  # a running sum loses an addend; if the sum runs over a loop, the last one
         key = next((k for n, k in _operands(maker) if n == j), -1)
         before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
         running = before is not None and (before.name, before.line) == (maker.name, maker.line)
@@ -106,7 +106,7 @@ def _kept(index: int, j: int, current: dict[int, Tensor], updated: bool) -> Chan
 
 
 def _read(index: int, i: int, current: dict[int, Tensor], inner: Changed | None) -> Changed:
-    """`inner`: what else becomes of the same operator, which another turn may read from."""
+    """`inner`: another change of the same operator, which another iteration may read from."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         seen = seen_through(current[index], args[i])

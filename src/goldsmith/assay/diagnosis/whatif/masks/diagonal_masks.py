@@ -1,7 +1,7 @@
-"""Masks that run along a diagonal, in tensors with more columns than rows, and in blocks.
+"""Masks along a diagonal: shifted if there are more columns than rows, or applied per block.
 
-Queries that are the last ones of all tokens lie that much further; a kernel that counts them from the first one shifts
-its mask by the difference. One that masks only where its block crosses the diagonal must pass over those beyond.
+If the queries are the last tokens, the diagonal is offset by the difference in length; a kernel that counts queries
+from the first token misses this offset. A kernel that masks only blocks on the diagonal must skip those beyond it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _explanation(apart: int) -> str:
 
 
 def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
-    """A comparison of places with places, moved by as much; what comes in at an end is what stood there."""
+    """A comparison of positions, shifted; at the end the border values repeat."""
     for axis in (call.out.dim() - 1, call.out.dim() - 2):
         n = call.out.shape[axis]
         for step in (apart, -apart):
@@ -57,7 +57,7 @@ def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
 
 
 def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
-    """Only blocks that the diagonal crosses are masked, or all but those."""
+    """Only the blocks that the diagonal crosses are masked, or all blocks except those."""
     mask = call.args[at]
     if not isinstance(mask, Tensor) or mask.dim() < 2 or min(mask.shape[-2:]) < 2:
         return

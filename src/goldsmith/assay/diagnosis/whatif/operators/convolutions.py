@@ -1,4 +1,4 @@
-"""Convolutions, forward and backward: taps left out, reversed, stored over one another; sums cut short."""
+"""Convolutions, forward and backward: taps left out, reversed or overwriting each other; sums cut short."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
 from ..sums.reductions import cut
 
-_DX, _DW, _DB = 0, 1, 2  # what torch's backward returns
+_DX, _DW, _DB = 0, 1, 2  # index among the results of torch's backward
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
@@ -48,7 +48,7 @@ def _forward(call: OperatorCall) -> Iterator[Change]:
 
 
 def _kernels(w: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor], float]]:
-    """(cause, text, the kernel instead, prior)"""
+    """(cause, text, the changed kernel, prior)"""
     axes = list(range(2, w.dim()))
     ends: list[tuple[str, dict[int, int]]] = []
     for end, word in ((-1, "last"), (0, "first")):
@@ -109,7 +109,7 @@ def _of_batch(which: int, pick: slice) -> Changed:
 
 
 def _one(which: int, make: Callable[[Any, tuple, dict], Tensor]) -> Changed:
-    """One of the results made otherwise, the others as they are."""
+    """Changes one of the results and keeps the others."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = list(func(*args, **kwargs))
@@ -124,7 +124,7 @@ def _of_kernel(other: Callable[[Tensor], Tensor], func: Any, args: tuple, kwargs
 
 
 def _stored(last: bool, func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """Of the taps that reach a place of the input, one: that which comes last, or first, in the kernel's order."""
+    """Of the taps that reach an input place only one survives: the last, or the first, in kernel order."""
     w = args[2]
     out = torch.zeros_like(args[1])
     taps = list(product(*(range(n) for n in w.shape[2:])))

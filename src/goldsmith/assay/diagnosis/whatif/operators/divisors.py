@@ -1,6 +1,7 @@
-"""A small number that is added to what is divided by: a / (b + c), at one division or at all of a line.
+"""A small number added to a divisor, a / (b + c), at one division or at all divisions of a line.
 
-Where b is one number, a / (b + c) is a factor as well: that is the plainer word, but where it is close to 1.
+If b is a single number, a / (b + c) is also a plain factor. The factor is the simpler explanation, unless it is close
+to 1.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from itertools import islice
 
 from ..run.calls import Change, Changed, OperatorCall, floating, moved, replaced, with_arguments
 
-_MOST = 16  # divisions: each takes a search for a number, and a loop has too many
+_MOST = 16  # divisions: each needs a search for a number, and a loop has too many
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:

@@ -1,4 +1,4 @@
-"""Terms, factors, signs and functions: what goes wrong in an operator on elements."""
+"""Mistakes in one elementwise operator: terms, factors, signs and functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _phi(x: Tensor) -> Tensor:
 
 _TURN = (2 * torch.pi) ** 0.5
 Slope = tuple[str, str, Callable[..., Tensor]]
-# backward operators that torch has in one piece, as kernels write them out
+# torch's fused backward operators, written out as kernels do
 _SLOPES: dict[str, tuple[Slope, ...]] = {
     "_softmax_backward_data": (
         ("sign_flip", "adds its inner product", lambda g, y, d, *a: y * (g + _inner(g, y, d))),
@@ -75,7 +75,7 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
 }  # fmt: skip
 
 
-# of whole numbers, which places are made of, the same mistakes are called otherwise
+# for integers, which positions are made of, the same mistakes have other names
 _OF_PLACES = {"missing_term": "invalid_index", "repeated_term": "invalid_index", "wrong_factor": "wrong_stride"}
 
 
@@ -119,7 +119,7 @@ def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
     if call.name in ("square", "pow"):
         yield _absolute(call)
     if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
-        prior = 0.45 if call.name == "neg" and call.backward else 0.3  # where a minus comes from is easily forgotten
+        prior = 0.45 if call.name == "neg" and call.backward else 0.3  # the sign of a gradient is easily forgotten
         yield Change("sign_flip", f"{call.expression} has the other sign", call.index, moved(torch.neg), {}, prior)
 
 
@@ -127,7 +127,7 @@ _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".sp
 
 
 def _inner_scaled(call: OperatorCall) -> Change:
-    """Its inner product times a number: kernels take it from elsewhere, as a mean or with another scale."""
+    """The inner product scaled by a number: kernels take it from elsewhere, as a mean or with another scale."""
 
     def make(c: float) -> Any:
         return instead(lambda g, y, d, *a: y * (g - c * _inner(g, y, d)))
@@ -137,7 +137,7 @@ def _inner_scaled(call: OperatorCall) -> Change:
 
 
 def _of_counts(call: OperatorCall) -> bool:
-    """Whether it keeps the counts of empty groups from being divided by: whole numbers, some 0, that become 1."""
+    """Whether it protects a division by the counts of empty groups: integers, some of them 0, clamped to 1."""
     x = call.args[0]
     counted = isinstance(x, Tensor) and x.numel() > 1 and bool((x == x.round()).all()) and bool((x >= 0).all())
     return (
@@ -167,7 +167,7 @@ _MOVES = frozenset(
     """clone detach copy_ view expand unsqueeze t transpose permute alias squeeze slice select zeros ones full
     zeros_like ones_like cat _to_copy _unsafe_view fill_ zero_ new_zeros empty_like new_empty scalar_tensor arange
     as_strided lift_fresh""".split()
-)  # what is wrong with their result is wrong elsewhere
+)  # a mistake in their result shows up elsewhere
 
 
 def _name(call: OperatorCall, i: int) -> str:
@@ -219,7 +219,7 @@ def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Ch
 
 
 def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
-    """Whether it is cumsum(x) - x: what lies before each place."""
+    """Whether it is cumsum(x) - x, an exclusive prefix sum."""
     if not call.name.startswith("sub") or len(call.makers) != 2:
         return False
     key = call.makers[0]
@@ -228,7 +228,7 @@ def _exclusive(call: OperatorCall, calls: Sequence[OperatorCall]) -> bool:
 
 
 def _counted(call: OperatorCall) -> Iterator[Change]:
-    """A number of places, such as a distance, that is one more or one less where it is a factor."""
+    """A number of places, such as a distance, used as a factor and off by one."""
     for i, a in enumerate(call.args[:2]):
         if whole(a) and a.numel() > 1 and floating(call.out):
             for step, how in ((1, "one more"), (-1, "one less")):
@@ -239,7 +239,7 @@ def _counted(call: OperatorCall) -> Iterator[Change]:
 
 
 def _products(call: OperatorCall) -> Iterator[Change]:
-    """a b and a / b: a factor missing, twice, or dividing where it should multiply."""
+    """a b and a / b: a factor missing, applied twice, or dividing where it should multiply."""
     division = call.name.startswith("div")
     kinds = [(0, 1)] if division else [(0, 1), (1, 0)]
     for keep, other in kinds:
@@ -310,7 +310,7 @@ def _biased(call: OperatorCall) -> Iterator[Change]:
 
 
 def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
-    """f(c x): a factor that does not come out as a factor."""
+    """f(c x): a factor inside a function that cannot be moved outside."""
 
     def make(c: float) -> Any:
         return with_arguments(lambda args: replaced(args, 0, args[0] * c))

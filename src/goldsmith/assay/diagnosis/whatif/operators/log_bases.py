@@ -1,6 +1,7 @@
-"""Exponentials and logarithms of different bases, and sums without the maximum that was taken out of them.
+"""Exponentials and logarithms of mixed bases, and log-sums without their maximum.
 
-Kernels work with 2^(x log2 e), and keep the logarithm of a sum to base 2; one of the two factors is easily forgotten.
+Kernels compute 2^(x log2 e) and keep the logarithm of a sum to base 2. One of the two conversion factors is easily
+forgotten.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..run.calls import Change, OperatorCall, instead
 
 _LN2, _LOG2E = math.log(2.0), 1 / math.log(2.0)
-# of x, its maximum m, and s, the logarithm of the sum of exp(x - m): (text, the logarithm of the softmax, cause)
+# given x, its maximum m, and s = log(sum(exp(x - m))): (text, the log-softmax, cause)
 _Parts = Callable[[Tensor, Tensor, Tensor], Tensor]
 _SOFTMAX: tuple[tuple[str, str, _Parts], ...] = (
     ("wrong_factor", "is times 1/ln 2 within, as if its numbers were to base 2", lambda x, m, s: _LOG2E * (x - m - s)),
@@ -43,7 +44,7 @@ _PRIOR = 0.5
 
 
 def changes(call: OperatorCall) -> Iterator[Change]:
-    """Of a softmax, its logarithm, or the logarithm of a sum of exponentials."""
+    """Changes of a softmax, its logarithm, or a logsumexp."""
     if call.name == "logsumexp":
         yield from _of_sums(call)
         return

@@ -1,7 +1,7 @@
-"""A factor, or an addend, that reaches all but one part of an axis: a branch of its own forgets it.
+"""A factor or an addend that is missing in one part of an axis, because that part has a branch of its own.
 
-What was put together of several pieces is often worked on piece by piece, and the rest of a loop over blocks has a line
-of its own. In the part that a piece, or a rest, makes up one operator is left out.
+Concatenated tensors are often processed piece by piece, and the remainder of a blocked loop has its own code. In the
+part that one piece or the remainder covers, one operator is left out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..run.calls import Change, OperatorCall, floating, instead
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
-_PARTS = 8  # of an axis
+_PARTS = 8  # parts of an axis
 _LEAST = 1e-12
-Part = tuple[str, int, int]  # what it is called, its first place, and the one behind its last
+Part = tuple[str, int, int]  # name, first place, place after the last
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     pieces: dict[int, list[Part]] = {}
     for call in calls:
         if not call.backward and call.index in among and call.name == "cat" and floating(call.out):
@@ -49,7 +49,7 @@ def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
 
 
 def _rests(n: int) -> list[Part]:
-    """What is left of an axis behind its whole blocks."""
+    """The remainder of an axis after its whole blocks."""
     rests = {n - n % block: block for block in _BLOCKS if n > block and n % block}
     return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
 

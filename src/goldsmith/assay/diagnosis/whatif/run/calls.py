@@ -1,4 +1,6 @@
-"""What the golden does, operator by operator, and what a change of one of them is."""
+"""OperatorCall, one recorded operator of the golden; Change, one modification to try; Listening, the mode that does
+both.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,20 @@ Changed = Callable[[Any, tuple, dict], Any]  # (func, args, kwargs) -> what the 
 
 @dataclass
 class OperatorCall:
-    """One operator of the golden's run, with its operands and what they are called."""
+    """One operator of the golden's run, with its operands and their names."""
 
     index: int
     name: str
     args: tuple
     kwargs: dict[str, Any]
     out: Any
-    operands: tuple[str, ...]  # of the tensors among args, in their order
+    operands: tuple[str, ...]  # names of the tensors among args, in order
     backward: bool
-    makers: tuple[Key, ...] = ()  # who made those tensors
-    line: str = ""  # of the golden, where it is called; in autograd's backward, where what it is the gradient of is
+    makers: tuple[Key, ...] = ()  # keys of those tensors
+    line: str = ""  # source line in the golden; in autograd's backward, the line of the forward operator
     func: Any = None
     owns: bool = False  # whether its result has memory of its own
-    read: tuple[Key, ...] = ()  # who made what it reads, tensors in lists among it
+    read: tuple[Key, ...] = ()  # keys of all tensors it reads, including those in lists
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -41,32 +43,34 @@ class OperatorCall:
 
     @property
     def expression(self) -> str:
-        """`x * inv_rms`, `sum(x)`"""
+        """A readable expression: `x * inv_rms`, `sum(x)`"""
         return _expression(self.name, self.operands, self.args)
 
     def operand(self, i: int) -> str:
-        """The name of the i-th argument; "" where it has none."""
+        """The name of the i-th argument, or its value if it is no tensor."""
         at = sum(isinstance(a, Tensor) for a in self.args[:i])
         return self.operands[at] if i < len(self.args) and isinstance(self.args[i], Tensor) else str(self.args[i])
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing to try.
+    """One change of the golden to try.
 
     at       index of the operator; -1: the golden's leaves are changed instead
-    change   what the operator returns (of func, args, kwargs); with `free`, of a number first: the one that fits best
-             is sought, from `free` on
-    leaves   for at = -1: input or output gradient -> what it is instead
-    prior    how common the mistake is: of two that explain the same, the higher one comes first
-    wrap     "around" or "clamp": what becomes of indices out of range, which the golden's own never are
-    group    (index, what it returns): several operators are changed alike, instead of the one; with `free`, of a number
-    saved    of all forward tensors: those that the backward reads otherwise, and what it reads
+    change   (func, args, kwargs) -> the operator's new result; with `free`, a number comes first, and the best fit for
+             it is searched, starting from `free`
+    leaves   for at = -1: inputs and output gradients -> their replacements
+    prior    how common the mistake is; of two changes that explain the same, the higher prior comes first
+    wrap     "around" or "clamp": how indices out of range are treated (the golden's own are never out of range)
+    group    (index, change) of several operators that change alike, used instead of `change`; with `free`, a number
+             first
+    saved    all forward tensors -> replacements for those that the backward reads
     also     other causes that the same mistake may be called by, the likeliest first
-    scalars  for at = -1: number of the case -> what it is instead
-    composed for at = -1: of the leaves, and of a run of the golden with others: results put together of several runs
-    drawn    made of the very numbers that came: of another draw's it says nothing
-    redone   of such a change: the changes of its kind that the numbers of another draw offer
+    scalars  for at = -1: name of a scalar -> its replacement
+    composed for at = -1: (leaves, a function that runs the golden on other leaves) -> results assembled from several
+    runs
+    drawn    the change was derived from the candidate's numbers, so it holds for this draw only
+    redone   for a `drawn` change: finds the same kind of change from the numbers of another draw
     """
 
     cause: str
@@ -88,12 +92,12 @@ class Change:
 
     @property
     def all(self) -> tuple[tuple[int, Callable[..., Any]], ...]:
-        """The operators that it changes."""
+        """Index and change of every operator that it changes."""
         return self.group or (((self.at, self.change),) if self.change is not None else ())
 
 
 class Listening(DispatchMode):
-    """Counts the operators of a run, records them when asked to, and changes some."""
+    """Counts the operators of a run, records them on request, and changes some."""
 
     def __init__(self, changes: Mapping[int, Changed] | None = None, *, wrap: str = "", saved: Instead | None = None):
         super().__init__()
@@ -101,12 +105,12 @@ class Listening(DispatchMode):
         self.count = 0
         self.backward = False
         self.calls: list[OperatorCall] | None = None
-        self.names: dict[int, str] = {}  # storage -> what it is called
-        self.keys: dict[int, Key] = {}  # storage -> who made it
+        self.names: dict[int, str] = {}  # storage -> name
+        self.keys: dict[int, Key] = {}  # storage -> key of its maker
         self.forward_tensors: dict[Key, Tensor] = {}
-        self.others: Mapping[Key, Tensor] | None = None  # what the backward reads otherwise
-        self.alive: list[Any] = []  # so that no storage's address is used again
-        self.lines: dict[int, str] = {}  # autograd's number of an operator -> its line
+        self.others: Mapping[Key, Tensor] | None = None  # replacements for what the backward reads
+        self.alive: list[Any] = []  # keeps storages alive, so that no address is reused
+        self.lines: dict[int, str] = {}  # autograd's sequence number of an operator -> its line
 
     def record(self) -> Listening:
         self.calls = []
@@ -117,7 +121,7 @@ class Listening(DispatchMode):
         return self.calls is not None or self.saved is not None
 
     def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
-        """A tensor of that storage is called so from now on."""
+        """Names the storage of a tensor."""
         if self.follows and tensor.numel():
             place = tensor.untyped_storage().data_ptr()
             self.names[place] = name
@@ -135,7 +139,8 @@ class Listening(DispatchMode):
         change = self.changes.get(index)
         if not self.follows:
             out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
-            self.alive.append(out)  # as when recording: torch detaches what a factory made and another still holds
+            # as when recording: torch detaches a factory's result if something else still holds it
+            self.alive.append(out)
             return out
         before = tuple(a.clone() if isinstance(a, Tensor) else a for a in args) if _writes(func) else args
         out = func(*args, **kwargs) if change is None else change(func, args, kwargs)
@@ -172,7 +177,7 @@ class Listening(DispatchMode):
             if place not in self.keys:
                 self.keys[place] = index
                 if not self.backward:
-                    self.forward_tensors[index] = out  # no operator here: it would be counted
+                    self.forward_tensors[index] = out  # no operator may run here: it would be counted
             self.names.setdefault(place, _expression(name, operands, args))
 
     def _line(self) -> str:
@@ -180,7 +185,8 @@ class Listening(DispatchMode):
         if node is not None:
             return self.lines.get(node._sequence_nr(), "")
         line = _line()
-        self.lines[torch.autograd._get_sequence_nr() - 1] = line  # of the node that was made for this operator
+        # of the autograd node that was created for this operator
+        self.lines[torch.autograd._get_sequence_nr() - 1] = line
         return line
 
     def _name(self, tensor: Tensor) -> str:
@@ -199,13 +205,13 @@ def _inside_of(value: Any) -> list[Tensor]:
 
 
 def behind(calls: Sequence[OperatorCall], key: Key) -> set[int]:
-    """The operators that a tensor is made of, given who made it."""
+    """Indices of all operators that the tensor with this key depends on."""
     written: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         outs = call.out if isinstance(call.out, list | tuple) else (call.out,)
         writes = not call.owns and any(isinstance(o, Tensor) for o in outs)
         for k in call.makers[:1] if writes else ():
-            written.setdefault(k, []).append(call)  # in place, or a view that may be written to
+            written.setdefault(k, []).append(call)  # writes in place, or makes a view that may be written to
     operators: set[int] = set()
     waiting, known = [key], {key}
     while waiting:
@@ -221,7 +227,7 @@ def behind(calls: Sequence[OperatorCall], key: Key) -> set[int]:
 
 
 def compared(calls: Sequence[OperatorCall], among: set[int]) -> set[int]:
-    """The operators among these that comparisons of numbers are made of, and the comparisons."""
+    """The operators in `among` that compare numbers, and those that their operands depend on."""
     operators: set[int] = set()
     for call in calls:
         asks = isinstance(call.out, Tensor) and call.out.dtype == torch.bool and any(map(floating, call.tensors))
@@ -231,7 +237,7 @@ def compared(calls: Sequence[OperatorCall], among: set[int]) -> set[int]:
 
 
 def read_back(calls: Sequence[OperatorCall], among: set[int]) -> set[Key]:
-    """Who made what the backward's operators among these read."""
+    """Keys of the tensors that the backward operators in `among` read."""
     return {key for call in calls if call.backward and call.index in among for key in call.makers}
 
 
@@ -253,7 +259,7 @@ def _expression(name: str, operands: tuple[str, ...], args: tuple) -> str:
 
 
 def _within(func: Any, args: tuple, how: str) -> tuple:
-    """The arguments with every index put into its range."""
+    """The arguments with every index brought into its range."""
     name = func._schema.name.split("::")[1].rstrip("_")
 
     def inside(i: Any, n: int) -> Any:
@@ -277,7 +283,7 @@ _INSIDE = (
 
 
 def _line() -> str:
-    """File and line of the nearest frame that is neither torch's nor the assay's; "" in autograd's backward."""
+    """File and line of the nearest frame outside torch and the assay; "" in autograd's backward."""
     frame = sys._getframe(1)
     while frame is not None and any(part in frame.f_code.co_filename for part in _INSIDE):
         if frame.f_code.co_name == "_gradients":
@@ -287,7 +293,7 @@ def _line() -> str:
 
 
 def seen_through(new: Tensor, view: Tensor) -> Tensor | None:
-    """`new` as `view` sees the memory that `new` stands for; None where the sizes do not fit."""
+    """`new`, which replaces a whole storage, seen through the layout of `view`; None if the sizes do not fit."""
     if view.untyped_storage().nbytes() != new.numel() * view.element_size() or new.dtype != view.dtype:
         return None
     return new.as_strided(view.shape, view.stride(), view.storage_offset())
@@ -298,7 +304,7 @@ def _writes(func: Any) -> bool:
 
 
 def moved(change: Callable[..., Tensor]) -> Changed:
-    """The operator's result, changed."""
+    """A change of the operator's result."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
@@ -311,7 +317,7 @@ def moved(change: Callable[..., Tensor]) -> Changed:
 
 
 def with_arguments(change: Callable[..., tuple]) -> Changed:
-    """The operator on other arguments."""
+    """The operator called with changed arguments."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*change(args), **kwargs)
@@ -320,7 +326,7 @@ def with_arguments(change: Callable[..., tuple]) -> Changed:
 
 
 def instead(make: Callable[..., Tensor]) -> Changed:
-    """Something else of the same arguments, in place where the operator is."""
+    """Another function of the same arguments; written in place if the operator is in place."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         if _writes(func):
@@ -339,7 +345,7 @@ def floating(x: Any) -> bool:
 
 
 def masks(x: Any) -> bool:
-    """Whether a tensor, with all that it is a part of, holds 0 and 1 alone, and both."""
+    """Whether the tensor's storage holds only 0 and 1, and both of them."""
     if not floating(x) or not x.numel():
         return False
     lying = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())

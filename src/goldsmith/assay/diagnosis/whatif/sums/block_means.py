@@ -1,4 +1,4 @@
-"""Means and deviations taken block by block and merged: each block's weight, and how far their means lie apart."""
+"""Means and variances merged from blocks: wrong block weights, or the distance between the blocks' means left out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _alike(call: OperatorCall) -> Iterator[Change]:
-    """The mean of the blocks' means: the last one, which is shorter, weighs too much."""
+    """The plain mean of the blocks' means: the last, shorter block weighs too much."""
     axis = _axis(call)
     if axis is None:
         return
@@ -67,6 +67,6 @@ def _maker(calls: Sequence[OperatorCall], key: object) -> OperatorCall | None:
 
 
 def _axis(call: OperatorCall) -> int | None:
-    """The one axis that is reduced; None where there are none or several."""
+    """The one axis that is reduced; None for none or several."""
     dims = call.args[1] if len(call.args) > 1 else None
     return dims[0] % call.args[0].dim() if isinstance(dims, list | tuple) and len(dims) == 1 else None

@@ -1,8 +1,8 @@
-"""What arrives of a gradient's addends, where the backward's last step is linear in what comes down to it.
+"""Lost addends of a gradient whose last step is linear in the incoming gradient.
 
-Gradients of rows that are read several times, of a padded border, of a product: the addends of each place are known,
-and what came says which of them are left. Some that are lost everywhere are a part that never comes; the last one of
-several that meet is a store where an addition should be.
+This covers gradients of rows that are read several times, of a padded border, and of a product. The addends of each
+place are known, and the candidate's values say which of them are left. Addends lost everywhere are a part that never
+arrives; if the last of several that meet survives, a store stands where an addition should.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch import Tensor
 from ..judge import Judge
 from ..run.calls import Change, Key, OperatorCall, floating, moved, whole
 
-_SENT, _PLACES, _PAIRS = 1024, 8192, 2**21  # numbers that come down, that come out, and one with another, at most
-_ALL = 8  # addends of which every choice is tried; of more of them beginnings, ends, one, and all but one
+# at most: elements of the incoming gradient, of the result, and pairs of both
+_SENT, _PLACES, _PAIRS = 1024, 8192, 2**21
+_ALL = 8  # up to this many addends every subset is tried; beyond it prefixes, suffixes, single ones, and all but one
 _MOST = 64
-_WRONG = 3  # places, at least
-_CHANCE = 1e-3  # of a number that some of the addends make by accident
+_WRONG = 3  # wrong places, at least
+_CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
 _AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add embedding_dense_backward".split())
 _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 
@@ -29,7 +30,7 @@ _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 def changes(
     calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
 ) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of. leaves: indices among them may say an order of rows."""
+    """`among`: the operators that the wrong tensor depends on. leaves: integer inputs may give an order of rows."""
     orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
         last = call.backward and call.index in among and floating(call.out)
@@ -37,7 +38,7 @@ def changes(
             continue
         out, golden = call.out.detach().reshape(-1), judge.golden.reshape(-1)
         times = torch.ones_like(golden)
-        if not torch.equal(out, golden):  # what is made of it may be scaled on each place
+        if not torch.equal(out, golden):  # later operators may scale each place
             if call.name not in _SCALED or bool(((out == 0) != (golden == 0)).any()):
                 continue
             times = torch.where(golden == 0, times, golden / out)
@@ -48,7 +49,7 @@ def changes(
 
 
 def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object) -> bool:
-    """Whether the i-th argument is what comes down, and the result has no other addend."""
+    """Whether the i-th argument is the incoming gradient and the result has no other addend."""
     if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
         return False
     key: Key = call.makers[sum(isinstance(b, Tensor) for b in call.args[:i])]
@@ -76,7 +77,7 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
         rows.append(_result_with(call, at, units).reshape(-1))
         units.view(-1)[i] = 0.0
     wrong = judge.wrong_at.reshape(-1) & judge.finite.reshape(-1)
-    addends = torch.stack(rows, 1).detach()[wrong]  # of each wrong place, in the order in which they came down
+    addends = torch.stack(rows, 1).detach()[wrong]  # of each wrong place, in the order of the incoming gradient
     most = int((addends != 0).sum(1).max()) if len(addends) >= _WRONG else 0
     if not 1 < most <= _MOST:
         return None
@@ -106,7 +107,7 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
 def _in_order(
     addends: Tensor, kept: Tensor, source: Tensor, sent: Tensor, orders: Mapping[str, Tensor]
 ) -> tuple[str, str, tuple[str, ...]] | None:
-    """The same where whole rows are lost of what comes down, those that an index sorts to the end: the last tile's."""
+    """Whole rows of the incoming gradient are lost: those that an index sorts to the end, in the last tile."""
     rows = source // max(sent[:1].numel(), 1)
     lost = set(rows[(addends != 0) & (kept == 0)].tolist())
     if lost & set(rows[(addends != 0) & (kept > 0)].tolist()):
@@ -128,7 +129,7 @@ def _choices(n: int) -> Tensor:
 
 
 def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tuple[str, str, tuple[str, ...]]:
-    """(cause, how it is said, what else it may be called) of what is left at each wrong place."""
+    """(cause, description, other causes) of the addends left at each wrong place."""
     there = addends != 0
     left, lost = there & (kept > 0), there & (kept == 0)
     count = left.sum(1)

@@ -1,7 +1,7 @@
-"""Each part of an axis takes a sum of its own where one of the whole axis should stand for all; or two axes share one.
+"""A reduction over each part of an axis where one over the whole axis is right, or one reduction over two axes.
 
-An axis of several levels, heads or tiles that lie one behind another: the inner sum of a softmax's backward, a mean
-that is subtracted, a total that is divided by are taken over the inner axis of a view, and not over both.
+An axis may hold several levels, heads or tiles one after another. The inner sum of a softmax's backward, a mean that is
+subtracted, or a total that is divided by then runs over the inner axis of a view instead of over both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..run.calls import Change, OperatorCall, floating, instead
 _SUMS = frozenset("sum mean amax logsumexp".split())
 _NORMS = frozenset("_softmax _log_softmax".split())
 _SLOPES = frozenset("_softmax_backward_data _log_softmax_backward_data".split())
-_PARTS = 6  # sizes that are tried
+_PARTS = 6  # part sizes to try
 _ALSO = ("truncated_reduction", "wrong_factor")
 
 
@@ -25,7 +25,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     axis = _axis(call)
     if axis is None:
         return
-    if call.name in _NORMS | _SLOPES:  # of sums, other axes are asked with them
+    if call.name in _NORMS | _SLOPES:  # other axes are tried together with those of sums
         yield from _together(call, axis)
     n = call.args[0].shape[axis]
     sizes = [size for size in range(2, n // 2 + 1) if n % size == 0]
@@ -39,7 +39,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
-    """The other way round: the sum goes over a neighbouring axis as well, as of a view that has both in one."""
+    """The reverse mistake: the sum also runs over a neighbouring axis, as in a view that merges both."""
     x = call.args[0]
     for other in (axis - 1, axis + 1):
         if not 0 <= other < x.dim() or x.shape[other] < 2:
@@ -57,14 +57,14 @@ def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
 
 
 def _axis(call: OperatorCall) -> int | None:
-    """The one axis that is summed along, and whose places all read the sum; None elsewhere."""
+    """The one axis that is summed along and whose places all read the sum; None otherwise."""
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return None
     if call.name in _NORMS:
         dims: Any = call.args[1]
     elif call.name in _SLOPES:
         dims = call.args[2]
-    elif call.name in _SUMS and len(call.args) > 2 and call.args[2] is True:  # its shape is kept, to be read along it
+    elif call.name in _SUMS and len(call.args) > 2 and call.args[2] is True:  # keepdim: the sum is read along its axis
         dims = call.args[1]
     else:
         return None
@@ -72,7 +72,7 @@ def _axis(call: OperatorCall) -> int | None:
     return dims % call.args[0].dim() if isinstance(dims, int) and not isinstance(dims, bool) else None
 
 
-Make = Callable[[str, tuple[Tensor, ...], int], Tensor]  # of operands with an axis of parts before the one of places
+Make = Callable[[str, tuple[Tensor, ...], int], Tensor]  # of operands with an axis of parts before the axis of places
 
 
 def _in_parts(name: str, make: Make, axis: int, size: int, inner: bool) -> Callable[..., Tensor]:

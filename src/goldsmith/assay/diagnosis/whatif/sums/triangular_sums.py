@@ -1,6 +1,6 @@
-"""Sums over all earlier places that a kernel makes chunk by chunk: what it takes over from the chunks before.
+"""Causal sums that a kernel computes chunk by chunk: wrong state carried over from earlier chunks.
 
-The golden has them as products with, or sums of, a matrix without what lies above its diagonal; a kernel keeps a state.
+The golden computes them with a lower triangular matrix, as a product or a masked sum; a kernel carries a state.
 """
 
 from __future__ import annotations
