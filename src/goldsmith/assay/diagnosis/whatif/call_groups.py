@@ -11,14 +11,14 @@ from torch import Tensor
 from .run.calls import Change, OperatorCall, whole
 
 _MOST = 64  # operators in a group
-_TURNS = 4  # of a loop, at least
-_SHOWN = 4096  # whole numbers that are compared
-_PLACED = frozenset("select slice narrow".split())  # their arguments differ from turn to turn
+_TURNS = 4  # iterations of a loop, at least
+_SHOWN = 4096  # integers to compare
+_PLACED = frozenset("select slice narrow".split())  # their arguments differ from iteration to iteration
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def turning(calls: Sequence[OperatorCall]) -> set[int]:
-    """The operators of a loop: of a line there are several that read alike."""
+    """The operators of a loop: those whose line has several equal ones."""
     lines: dict[tuple, list[int]] = {}
     for call in calls:
         if call.line:
@@ -27,25 +27,25 @@ def turning(calls: Sequence[OperatorCall]) -> set[int]:
 
 
 def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
-    """Name, line, and the shapes of what is read."""
+    """Name, line, and the shapes of the tensors it reads."""
     shapes = tuple(tuple(a.shape) for a in call.tensors)
     return call.name, call.line, call.backward, shapes
 
 
 def made_alike(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
-    """The same, with who makes what is read; of what is no tensor, the value."""
+    """The same, with the operators that made those tensors; for other arguments, the value."""
     makers = []
     for key in call.makers:
         maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
         source = str(key) if maker is None else f"{maker.name} {maker.line}"
         sent = source.startswith("grad_") if maker is None else maker.backward
-        makers.append("a gradient" if sent else source)  # the last turn's comes from elsewhere
+        makers.append("a gradient" if sent else source)  # the last iteration gets its gradient from elsewhere
     rest = tuple(str(a) for a in call.args if not isinstance(a, Tensor))
     return (*_reading(calls, call), tuple(makers), rest if call.name not in _PLACED else ())
 
 
 def _indexed_alike(call: OperatorCall) -> tuple | None:
-    """Reads of several tensors with the same whole numbers."""
+    """Reads of several tensors with the same integers."""
     numbers = [a for a in (*call.args, *_listed(call.args)) if whole(a)]
     if not numbers:
         return None
@@ -57,7 +57,7 @@ def _listed(args: tuple) -> list:
 
 
 def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
-    """One change for every kind that all operators of a line, of an expression, or with the same indices, know."""
+    """One change for every kind shared by all operators of a line, of an expression, or with the same indices."""
     groups: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if changes.get(call.index):
@@ -78,7 +78,7 @@ def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change
 
 
 def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequence[OperatorCall]]:
-    """Of a line that calls an operator several times in each turn of a loop: one of those calls, in all turns."""
+    """If a line calls an operator several times per iteration: one of those calls, in all iterations."""
     for (_, where, *_), members in groups.items():
         for each in (2, 3, 4) if ":" in str(where) else ():
             if len(members) >= 2 * each and len(members) % each == 0:
@@ -86,29 +86,29 @@ def _in_turn(groups: Mapping[tuple, Sequence[OperatorCall]]) -> Iterator[Sequenc
 
 
 def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change]]) -> Iterator[Change]:
-    """One change for every kind that all members know."""
+    """One change for every kind that all members share."""
     kinds = [_kinds(call, changes[call.index]) for call in members]
     for kind, first in kinds[0].items():
         alike = [k[kind] for k in kinds if kind in k]
         if len(alike) == len(members) and first.change is not None:
             group = tuple((c.at, c.change) for c in alike if c.change is not None)
             text = f"{first.text}, in {len(members)} places"
-            if first.free is not None:  # the number that is sought comes after it
+            if first.free is not None:  # the fitted number comes after it
                 text = f"as {len(members) - 1} more of them, {first.text}"
             cause, also = first.cause, first.also
-            if cause == "missing_term" and _running(members):  # what was there before is dropped, in every turn
+            if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
                 cause, also = "overwritten_accumulator", ("missing_term", "lost_update")
             yield replace(first, cause=cause, text=text, group=group, prior=first.prior - 0.05, also=also)
 
 
 def _running(members: Sequence[OperatorCall]) -> bool:
-    """Whether each adds to what the one before it made."""
+    """Whether each member adds to the result of the one before."""
     chained = zip(members, members[1:], strict=False)
     return members[0].name in ("add", "add_") and all(a.index in b.makers for a, b in chained)
 
 
 def _kinds(call: OperatorCall, changes: Sequence[Change]) -> dict[tuple[str, str, int], Change]:
-    """By cause, text without names and numbers, and which of its like it is."""
+    """Changes by cause, text without names and numbers, and position among equal ones."""
     kinds: dict[tuple[str, str, int], Change] = {}
     for change in changes:
         text = change.text

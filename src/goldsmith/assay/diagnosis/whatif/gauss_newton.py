@@ -1,4 +1,4 @@
-"""The number with which a changed golden comes nearest to what the candidate made."""
+"""Gauss-Newton fit of a change's free number to the candidate's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[float], Tensor | None]
 
 @dataclass(frozen=True)
 class Best:
-    """Where it comes nearest, the share of the error that is gone there, and whether nothing is left of it."""
+    """The best number, the share of the squared error it explains, and whether nothing is left beyond rounding."""
 
     at: float
     share: float
@@ -26,7 +26,7 @@ class Best:
 
 
 def fitting(make: Make, judge: Judge, begin: float, farthest: float) -> Best | None:
-    """By Gauss and Newton from `begin`, in steps of `farthest` at most; a step that does not help is halved."""
+    """Gauss-Newton from `begin`, in steps of at most `farthest`; a step that does not help is halved."""
     t, step, halved = begin, 0.0, 0
     best: Best | None = None
     for _ in range(_STEPS):

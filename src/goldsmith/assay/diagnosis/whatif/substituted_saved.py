@@ -1,7 +1,7 @@
-"""What a change of the golden's forward turns one of its tensors into: another one, which the backward then reads.
+"""Explains a change of the forward as a confused tensor: the backward reads another tensor than the golden's.
 
-Where the outputs are right and a gradient is not, a mask that is never applied is no mask of the forward. If the change
-makes of a tensor the very numbers of another one, the backward was given the other one.
+If the outputs are right and a gradient is not, a mask that is never applied cannot be missing from the forward. If the
+change turns one tensor of the forward into another one, the backward was given that other tensor.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from ..evidence import WhatIf
 from .run.calls import floating
 
-_NEAR = 1e-9  # of the size: both are float64
+_NEAR = 1e-9  # relative to the size: both are float64
 _RARER = 0.03
 
 
 def read_instead(what: WhatIf, golden: Mapping[str, Tensor], changed: Mapping[str, Tensor]) -> WhatIf | None:
-    """Another story of the same numbers; None where no tensor of the forward becomes another one by the change."""
+    """The same numbers explained by a confused tensor; None if the change turns no forward tensor into another one."""
     forward = {n: t.double() for n, t in golden.items() if not n.endswith(".grad") and floating(t) and t.numel() > 1}
     for name, before in forward.items():
         after = changed.get(name)

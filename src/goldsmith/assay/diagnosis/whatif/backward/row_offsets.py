@@ -1,7 +1,7 @@
-"""What was made for one place is read at another: the neighbour's, or the first one's, of what the forward keeps.
+"""A value computed for one place and read at another: a neighbour's, or the first one's.
 
-A backward that reads its row's logsumexp, its head's scale or its block's state with a wrong offset gets another row's,
-head's or block's. So does a forward that makes a number for each block, and reads the first one's for all.
+A backward with a wrong offset reads another row's logsumexp, another head's scale or another block's state. The same
+happens in a forward that computes a number per block and reads the first one for all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .saved_tensors import followed
 
 _MOST = 12  # tensors that the backward reads
 _LEAST = 2
-_READERS = 4  # of one tensor, that are asked one by one
+_READERS = 4  # readers of one tensor that are tried one by one
 _ALIASES = frozenset("detach alias".split())
 _FOLLOWED = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
 _MADE = frozenset("amax amin sum mean logsumexp rsqrt sqrt reciprocal div linalg_vector_norm".split())
@@ -26,7 +26,7 @@ Moved = tuple[str, str, Callable[[Tensor], Tensor], tuple[str, ...], float]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of; all readers of a tensor in the backward, or one."""
+    """`among`: the operators that the wrong tensor depends on; all backward readers of a tensor change, or one."""
     forward: dict[Key, str] = {}
     readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
@@ -56,7 +56,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _moves(axis: int, n: int) -> Iterator[Moved]:
-    """(cause, how it is said, what is read instead, other names, how much rarer)"""
+    """(cause, description, replacement, other causes, how much rarer)"""
     for step in (1, -1) if n > 2 else ():
         where = f"of the place {'before' if step > 0 else 'after'} along axis {axis}"
         yield "shifted", f"{where}, at the end its own", partial(_slid, step=step, axis=axis), ("off_by_one",), 0.0
@@ -83,7 +83,7 @@ def _instead(calls: list[OperatorCall], key: Key, move: Callable[[Tensor], Tenso
 
 
 def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """In the forward: one number of several, such as a block's scale, in place of all."""
+    """In the forward: one of several numbers, such as a block's scale, in place of all."""
     small = floating(call.out) and _LEAST <= call.out.numel() <= _SMALL
     if call.backward or call.name not in _MADE or not small:
         return

@@ -1,6 +1,7 @@
-"""Mistakes before a softmax's backward that leave its inner product right: kernels take that from elsewhere.
+"""Mistakes before a softmax's backward that leave its inner product right, because kernels compute it elsewhere.
 
-Flash kernels have it from the output, and losses know the sum of a label's shares; autograd forms it from what comes.
+Flash attention kernels take the inner product from the output, and losses know the sum of a label's shares; autograd
+computes it from the incoming gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _NORMS = frozenset(("_softmax_backward_data", "_log_softmax_backward_data"))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Change]) -> Iterator[Change]:
-    """`tried`: changes of the backward; those of what a softmax's backward is given are offered with its old sum."""
+    """`tried`: changes of the backward; those that reach a softmax's backward are offered with its old inner
+    product.
+    """
     norms = [c for c in calls if c.backward and c.index in among and c.name in _NORMS]
     before: set[int] = set()
     for call in norms:
@@ -44,7 +47,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Chan
 
 
 def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
-    """The operators of the backward that its gradient is made of."""
+    """The backward operators that its gradient depends on."""
     operators: set[int] = set()
     waiting = [call.makers[0]]
     while waiting:

@@ -1,4 +1,4 @@
-"""What the backward reads was kept at another moment of the forward: weights before they are divided by their total."""
+"""Weights that the backward reads as they were before the division by their total."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOVES = frozenset("clone _to_copy contiguous detach alias".split())
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """exp(x - max x) in place of a softmax, which is that divided by its sum: the softmax over its own maximum."""
+    """exp(x - max x) in place of a softmax, which divides that by its sum."""
     read = read_back(calls, among)
     for call in calls:
         if call.backward or call.name != "_softmax" or not floating(call.out) or call.index not in read:

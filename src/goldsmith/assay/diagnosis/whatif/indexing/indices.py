@@ -1,4 +1,4 @@
-"""Indices, masks, comparisons, views: the right numbers from the wrong place, or too many of them."""
+"""Indices, masks, comparisons and views: the right numbers from the wrong place, or too many of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _FORMATS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
     ("as the low four bits", lambda t: t & 15),
     ("as the high four bits", lambda t: (t >> 4) & 15),
 )
-_MADE = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".split())  # results read at another place
+# results that may be read at another place
+_MADE = frozenset("mm bmm sum mul add sub div mean amax sqrt rsqrt logsumexp".split())
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 
 
@@ -92,7 +93,7 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
 
 
 def _of_indices(call: OperatorCall) -> bool:
-    """Whether indices are compared with a constant: whether they are valid is asked, and not which places count."""
+    """Whether indices are compared with a constant, i.e. checked for validity, not for position."""
     tensors = call.tensors
     if len(tensors) != 1 or not whole(tensors[0]):
         return len(tensors) == 2 and all(whole(t) for t in tensors) and min(t.numel() for t in tensors) == 1 and (
@@ -108,7 +109,7 @@ def _shifts(call: OperatorCall) -> bool:
 
 
 def _slid(t: Tensor, step: int, axis: int) -> Tensor:
-    """Shifted, with the end repeated."""
+    """Shifted, with the border value repeated."""
     n = t.shape[axis]
     at = (torch.arange(n, device=t.device) - step).clamp(0, n - 1)
     return t.index_select(axis, at)
@@ -134,7 +135,7 @@ def _filled(call: OperatorCall) -> Iterator[Change]:
 
 
 def _transformed(n: int, width: int) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor], float]]:
-    """(cause, text, what the index is instead, prior) for indices into n places of `width` elements."""
+    """(cause, text, changed index, prior) for indices into n places of `width` elements."""
     yield "shifted", "one too high", lambda i: (i + 1) % n, 0.5
     yield "shifted", "one too low", lambda i: (i - 1) % n, 0.5
     yield "shifted", "one too high, at most the last", lambda i: (i + 1).clamp(max=n - 1), 0.45
@@ -158,7 +159,7 @@ _IGNORED = "its own place in order: the index is ignored"
 
 
 def _of(cause: str, text: str, index: Tensor) -> tuple[str, tuple[str, ...]]:
-    """What a change of an index is called, and may be called: a table that names no place twice is an order."""
+    """Causes of a changed index: a table that contains no place twice is an order (`permuted`)."""
     if text == _IGNORED and index.numel() > 1 and len(index.unique()) == index.numel():
         return "permuted", ("invalid_index", "wrong_stride")
     return cause, ("invalid_index",) if cause == "wrong_stride" else ()
@@ -169,7 +170,7 @@ def _own_place(i: Tensor) -> Tensor:
 
 
 def _inverse(i: Tensor) -> Tensor:
-    """Of a permutation; anything else stays as it is, and explains nothing."""
+    """The inverse of a permutation; other indices stay as they are and explain nothing."""
     order = i.argsort(-1)
     places = torch.arange(i.shape[-1], device=i.device).expand_as(i)
     return order.to(i.dtype) if torch.equal(i.gather(-1, order).long(), places) else i
@@ -223,7 +224,7 @@ def _index(call: OperatorCall) -> Iterator[Change]:
 
 
 def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
-    """The offset index * width, wrapped, in the memory as a whole."""
+    """The flat offset index * width, wrapped to a narrow integer."""
     for bits, dtype in ((8, torch.int8), (16, torch.int16), (32, torch.int32)):
         if n * width <= 2 ** (bits - 1):
             continue
@@ -239,7 +240,7 @@ def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
 
 
 def _lost(call: OperatorCall) -> Iterator[Change]:
-    """Stored instead of added: the last, or the first, of several updates of one place is left."""
+    """Stored instead of added: only the last, or the first, of several updates of one place survives."""
     indexed = call.name.startswith("index_add")
 
     def stored(last: bool, keep: bool) -> Any:
@@ -262,7 +263,7 @@ def _lost(call: OperatorCall) -> Iterator[Change]:
     if call.args[2].numel() > 4096:
         return
     yield from _borders(call)
-    # rows of one place that lie one behind another are summed in a loop, and not scattered
+    # consecutive rows of one place are summed in a loop, not scattered
     causes = ("overwritten_accumulator", "lost_update") if indexed and _in_runs(call.args[2]) else ("lost_update",)
     for last, which in ((True, "last"), (False, "first")):
         text = f"{call.expression} stores where it should add: of several updates of one place the {which} is left"
@@ -274,14 +275,14 @@ def _lost(call: OperatorCall) -> Iterator[Change]:
 
 
 def _in_runs(index: Tensor) -> bool:
-    """Whether the places come in their order, some of them several times: a few drawn at random seldom do."""
+    """Whether the places ascend and repeat, which a few random places seldom do."""
     if index.dim() != 1 or len(index) < 3:
         return False
     return bool((index[1:] >= index[:-1]).all()) and 1 < len(index.unique()) < len(index)
 
 
 def _borders(call: OperatorCall) -> Iterator[Change]:
-    """Sums over groups that lie one after the other: each begins, or ends, one too early or too late."""
+    """Sums over consecutive groups, each of which begins or ends one too early or too late."""
     index, axis = call.args[2], _axis(call)
     if index.dim() != 1 or len(index) < 3 or bool((index.diff() < 0).any()) or not bool(index.diff().any()):
         return
@@ -303,7 +304,7 @@ def _borders(call: OperatorCall) -> Iterator[Change]:
 
 
 def wraps(t: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-    """(bits, what becomes of whole numbers that do not fit them)"""
+    """(bits, function that wraps integers to them); only where some do not fit"""
     for bits, dtype in ((8, torch.uint8), (8, torch.int8), (16, torch.int16), (32, torch.int32)):
         if bool((t > torch.iinfo(dtype).max).any()):
             yield bits, lambda t, dtype=dtype: t.long().to(dtype).to(t.dtype)  # type: ignore[misc]
@@ -323,7 +324,7 @@ def _untransposed(call: OperatorCall) -> Iterator[Change]:
 
 
 def _offsets(call: OperatorCall) -> Iterator[Change]:
-    """A part of a tensor taken from elsewhere along the same axis."""
+    """A part of a tensor taken from another offset along the same axis."""
     x = call.args[0]
     if not isinstance(x, Tensor) or not x.is_floating_point() or not x.dim():
         return
@@ -367,7 +368,7 @@ def _shifted(call: OperatorCall) -> Iterator[Change]:
 
 
 def _reinterpreted(call: OperatorCall) -> Iterator[Change]:
-    """Whole numbers that are converted, read as another format."""
+    """Converted integers whose bits are read as another format."""
     x = call.args[0]
     if not whole(x):
         return

@@ -1,7 +1,7 @@
-"""Places that are looked up with several numbers: in a table of several axes, or several in one row.
+"""Lookups with several indices: wrong strides in a table of several axes, or one index of a row used for all.
 
-A kernel makes one offset of several indices. With a stride that is another axis' length it reads elsewhere in the same
-memory; where one number of a row of indices is used for all, the others are never looked up.
+A kernel combines several indices into one offset. With the stride of another axis it reads elsewhere in the same
+memory. If one number of a row of indices is used for all, the others are never looked up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _together(call: OperatorCall) -> tuple[int, list[Tensor]] | None:
-    """(the first axis that is indexed, the indices of it and the next ones)"""
+    """(the first indexed axis, the indices of it and the following axes)"""
     indices = list(call.args[1])
     axes = [d for d, i in enumerate(indices) if i is not None]
     if len(axes) < 2 or axes != list(range(axes[0], axes[-1] + 1)) or not all(whole(indices[d]) for d in axes):
@@ -71,7 +71,7 @@ def _horner(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def _at(call: OperatorCall, first: int, count: int, place: Callable[[Sequence[Tensor]], Tensor]) -> Any:
-    """The operator on one offset into those axes as they lie in memory; beyond their end it begins anew."""
+    """The operator on one flat offset into those axes in memory order; an offset beyond the end wraps around."""
 
     def run(x: Tensor, indices: Sequence[Tensor | None], *rest: Any, **kwargs: Any) -> Tensor:
         sizes = x.shape[first : first + count]
@@ -86,7 +86,7 @@ def _at(call: OperatorCall, first: int, count: int, place: Callable[[Sequence[Te
 
 
 def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
-    """Of a row of indices one is used in place of all; what a scatter then meets twice is stored, or added up."""
+    """One index of a row used for all; a scatter that then writes to one place twice stores or adds."""
     index, axis = call.args[at], call.args[1]
     if not whole(index) or not index.dim() or not isinstance(axis, int) or not 1 < index.shape[axis] <= _SMALL:
         return

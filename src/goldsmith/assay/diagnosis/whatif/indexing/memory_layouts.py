@@ -1,6 +1,7 @@
-"""Rows that are stored, or read, where they would lie if the axes of a buffer came in another order.
+"""Rows stored, or read, as if the axes of a buffer lay in another order.
 
-A cache of [pages, heads, page, D] that is written as [pages, page, heads, D] holds every row, at another one's place.
+A cache of [pages, heads, page, D] that is written as [pages, page, heads, D] holds every row, but at another row's
+place.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _order(x: Tensor) -> list[int]:
-    """The axes as they lie in memory, the outermost first."""
+    """The axes in memory order, the outermost first."""
     return sorted(range(x.dim()), key=lambda d: (-x.stride()[d], d))
 
 
@@ -46,7 +47,7 @@ def _lying(x: Tensor) -> list[int]:
 
 
 def _seen(x: Tensor, i: int, j: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The same numbers in memory, with two of its axes the other way round; and the way back."""
+    """The same memory with two axes exchanged, and the inverse map."""
     order = _order(x)
     back = [order.index(d) for d in range(x.dim())]
     laid = x.permute(order).contiguous()

@@ -1,6 +1,6 @@
-"""One place of a tensor, read beside where it lies: the cell where a step arrives in place of the one that it leaves.
+"""One place of a tensor read next to the right one: the cell where a step arrives, not the cell it leaves.
 
-Recursions over a table read earlier cells; which cell's number a step takes is easily one off, in every step alike.
+Recursions over a table read earlier cells. Which cell a step reads is easily off by one, in every step alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..run.calls import Change, OperatorCall, floating, instead
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """The same texts for every place, so that all steps of a loop can change together."""
+    """The texts are the same for every place, so that all steps of a loop can change together."""
     if call.backward or call.name != "select" or not floating(call.args[0]):
         return
     x, axis, at = call.args[0], call.args[1], call.args[2]

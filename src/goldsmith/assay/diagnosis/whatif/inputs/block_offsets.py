@@ -1,7 +1,7 @@
-"""Inputs that are looked up at the wrong place: a block's, a group's or a byte's offset is not added.
+"""Inputs that are looked up at the wrong place because the offset of a block, a group or a byte is missing.
 
-Kernels count places from the beginning of their block, and add where it begins. Where that is forgotten every block
-reads the first one; where the block's number stands alone, its places all read one.
+Kernels count places from the start of their block and add the block's offset. If the offset is forgotten, every block
+reads the first one. If the block's number is used alone, all places of a block read the same place.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _read(names: tuple[str, ...], axis: int, place: Callable[[Tensor], Tensor]) 
 
 
 def _halves(names: list[str]) -> Iterator[Change]:
-    """Two numbers of four bits in a byte, the low one taken for the high one."""
+    """Two four-bit numbers in a byte, with the low one taken for the high one."""
     groups = [(n,) for n in names] + ([tuple(names)] if len(names) > 1 else [])
     for some in groups:
         joined = " and ".join(some)

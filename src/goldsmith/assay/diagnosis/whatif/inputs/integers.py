@@ -1,4 +1,4 @@
-"""Whole numbers and flags among the inputs: read a step later, in another width or order of bits; full lengths."""
+"""Integer and boolean inputs: read one place later, in another width or bit order; lengths taken as full."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from ..run.calls import Change, floating, whole
 
 _WIDTHS = ((torch.int64, torch.int32), (torch.int32, torch.uint8), (torch.int64, torch.uint8))
-_SIZES = 6  # of the case, that lengths may be taken for
+_SIZES = 6  # sizes of the case that lengths may be replaced by
 _COUNTS = 4  # inputs that may be lengths
 Leaves = Mapping[str, Tensor]
 
 
 def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`numbers`: the case's sizes and scalars."""
+    """`numbers`: sizes and scalars of the case."""
     for name, t in leaves.items():
         if name.startswith("grad_") or not t.numel() or not (whole(t) or t.dtype == torch.bool):
             continue
@@ -36,7 +36,7 @@ def _one(name: str, change: Callable[..., Tensor]) -> Callable[[Leaves], Leaves]
 
 
 def _later(name: str, t: Tensor) -> Iterator[Change]:
-    """Of the place beside: nothing stands beyond the end, or the end itself once more."""
+    """Shifted by one place, with zeros or the border value beyond the end."""
     for axis in range(t.dim()):
         for step in (1, -1) if t.shape[axis] > 1 else ():
             for how, edge in (("zeros come in", False), ("its end repeated", True)):
@@ -52,7 +52,7 @@ def _later(name: str, t: Tensor) -> Iterator[Change]:
 
 
 def _widths(name: str, t: Tensor) -> Iterator[Change]:
-    """Numbers of one width, read as if they had another: the beginning of their memory stands for all of it."""
+    """Integers of one width read as another width: the start of their memory stands for all of it."""
     for wide, narrow in _WIDTHS:
 
         def read(t: Tensor, wide: torch.dtype = wide, narrow: torch.dtype = narrow) -> Tensor:
@@ -83,7 +83,7 @@ def _flags(name: str, t: Tensor) -> Iterator[Change]:
 
 
 def _bits(name: str) -> Iterator[Change]:
-    """The parts of a byte in the other order; its halves are known elsewhere."""
+    """The parts of a byte in reverse order; `block_offsets` covers its halves."""
     for bits, what in ((1, "bits"), (2, "pairs of bits")):
 
         def reversed_(t: Tensor, bits: int = bits) -> Tensor:
@@ -98,7 +98,7 @@ def _bits(name: str) -> Iterator[Change]:
 
 
 def full(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Lengths that are taken for a size of the case: what lies behind a sequence's end belongs to it."""
+    """Lengths replaced by a size of the case: the padding after a sequence counts as part of it."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 1}
     fits: dict[str, list[tuple[str, int]]] = {}
     for name, t in leaves.items():

@@ -1,4 +1,4 @@
-"""Inputs and output gradients taken for others: exchanged, transposed, in another order, in another format."""
+"""Inputs and output gradients confused with others: exchanged, transposed, in another order, in another format."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..run.calls import Change, floating, whole
 from ..sums.reductions import strides_exchanged
 
 _ROWS = 1 << 16
-_MEANT = 8  # choices of axes of one length
-_BLOCK = 16  # the largest block that lengths are filled up to, in cases as small as those that are tried
+_MEANT = 8  # combinations of axes of one length
+_BLOCK = 16  # the largest block that lengths are padded to, since tested cases are small
 _BEYOND = ("stray_read", "overrun")
 Leaves = Mapping[str, Tensor]
-_OTHER = ("wrong_saved_tensor", ("swapped_results", "invalid_index"))  # of whole numbers it is another index
+_OTHER = ("wrong_saved_tensor", ("swapped_results", "invalid_index"))  # for integers, another index
 
 
 def changes(examination: Examination, leaves: Leaves) -> Iterator[Change]:
@@ -50,7 +50,7 @@ def changes(examination: Examination, leaves: Leaves) -> Iterator[Change]:
 
 
 def _together(leaves: Leaves) -> Iterator[Change]:
-    """Inputs of one shape, such as cosines and sines, that are read at the same wrong place."""
+    """Inputs of one shape, such as cosines and sines, read at the same wrong place."""
     alike: dict[torch.Size, list[str]] = {}
     for name, t in leaves.items():
         if floating(t) and t.dim() and not name.startswith("grad_"):
@@ -67,7 +67,7 @@ def _together(leaves: Leaves) -> Iterator[Change]:
 
 
 def _one_for_all(leaves: Leaves) -> Iterator[Change]:
-    """One place of an axis stands for all: a number of a block, such as its scale, that is read after the loop."""
+    """One place of an axis used for all: a block's number, such as its scale, that is read after the loop."""
     groups: dict[tuple[tuple[str, int], ...], int] = {}
     inputs = {n: t for n, t in leaves.items() if floating(t) and t.dim() and not n.startswith("grad_")}
     for n in sorted({n for t in inputs.values() for n in t.shape if n > 1}):
@@ -89,7 +89,7 @@ def _one_for_all(leaves: Leaves) -> Iterator[Change]:
 
 
 def _sorted_by(leaves: Leaves) -> Iterator[Change]:
-    """Rows in the order in which a kernel sorts them by an index of theirs, there and back."""
+    """Rows in the order that sorts one of their indices, or in the inverse order."""
     for index, by in leaves.items():
         if not whole(by) or not 2 < by.numel() <= _ROWS:
             continue
@@ -130,7 +130,9 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
 
 
 def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
-    """Lengths that are taken to the end of their block, or to that of the longest; none taken for one, or for all."""
+    """Lengths extended to the end of their block or to the longest; zero lengths taken for one, or for the full
+    length.
+    """
     if low == 0 < high:
         for what, none in (("one", lambda t: t.clamp(min=1)), ("all", lambda t: torch.where(t == 0, t.amax(), t))):
             text = f"what has none in {name} is taken to have {what}"
@@ -149,7 +151,7 @@ def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
 
 
 def _orders(name: str, t: Tensor) -> Iterator[Change]:
-    """Another order of the same indices; offsets whose inner ones are off by one."""
+    """Another order of the same indices; offsets whose inner values are off by one."""
     if t.dim() != 1 or len(t) < 3:
         return
     own = torch.arange(len(t), device=t.device)
@@ -196,7 +198,7 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
                           {"operand": name, "axis": axis, "step": step}, 0.6)  # fmt: skip
             yield _change("shifted", f"{text}, zeros come in", _one(name, lambda t, s=step, d=axis: _come_in(t, s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
-            if t.shape[axis] > 2:  # of two places one then stands for both, which is asked by itself
+            if t.shape[axis] > 2:  # with two places one stands for both, which is a change of its own
                 slid = _one(name, lambda t, s=step, d=axis: _slid(t, s, d))
                 params = {"operand": name, "axis": axis, "step": step}
                 yield _change("shifted", f"{text}, its end repeated", slid, params, 0.5)
@@ -216,7 +218,7 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
 
 
 def _beside_the_diagonal(name: str, t: Tensor) -> Iterator[Change]:
-    """Sums over what is known, of a triangular matrix, that end one early or take the diagonal for ones."""
+    """Sums over a triangular input that end one early, or that take its diagonal for ones."""
     one = torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
     i, j = torch.nonzero(torch.ones_like(one), as_tuple=True)
     for step, where in ((-1, "below"), (1, "above")):
@@ -271,7 +273,7 @@ def _valued(name: str) -> Iterator[Change]:
 
 
 def _formats(examination: Examination, name: str) -> Iterator[Change]:
-    """Rounded more narrowly than it came."""
+    """Inputs rounded to a narrower format."""
     value = examination.material.inputs.get(name)
     if value is None or value.dtype != torch.float32:
         return

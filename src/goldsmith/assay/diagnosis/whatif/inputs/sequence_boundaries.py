@@ -1,7 +1,7 @@
-"""What should end where a sequence, or a block, ends, and goes on: states between sequences, gradients between blocks.
+"""State that leaks across a border: between sequences in the forward, or missing between blocks in the backward.
 
-Both are put together of several runs of the golden: of all sequences as one, and of the output gradients of one block
-at a time.
+Both are assembled from several runs of the golden: all sequences as one, or the output gradients of one block at a
+time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _as_one(inputs: Values, batch: int, time: int, shape: tuple[int, int]) -> Ch
 
 
 def _no_further(whose: Tensor, sent: Values, tensor: str) -> Iterator[Change]:
-    """The gradient that a block hands to the one before is its own alone: what it was handed itself is lost."""
+    """A block passes on only its own gradient: the gradient that it received is lost."""
     for axis, n in enumerate(whose.shape):
         along = tuple(name for name, t in sent.items() if t.dim() > axis and t.shape[axis] == n)
         blocks = [b for b in CHUNKS if b < n and 2 < -(-n // b) <= _BLOCKS_AT_MOST] if along else []
@@ -86,11 +86,11 @@ def _handed_on(
             for m in sent:
                 if m in along:
                     mine[m] = _only(leaves[m], axis, at, at + block)
-                elif at + block >= n:  # of what is left at the end
+                elif at + block >= n:  # of the remainder at the end
                     mine[m] = leaves[m]
             last = at + block >= n
             total += _only(run(mine)[tensor], axis, max(at - block, 0), at + block)
-            if last and len(along) < len(sent):  # what is asked of the end reaches the last block
+            if last and len(along) < len(sent):  # the gradient of the final state reaches the last block
                 ends = {m: leaves[m] if m not in along else torch.zeros_like(leaves[m]) for m in sent}
                 total -= _only(run(ends)[tensor], axis, max(at - block, 0), at)
         return {tensor: total}

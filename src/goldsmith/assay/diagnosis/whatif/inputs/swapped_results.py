@@ -1,4 +1,4 @@
-"""Results, and named gradients inside of a backward, each of which holds what the other one should."""
+"""Two results, or two named gradients inside a backward, that each hold the other's values."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..run.calls import Change, floating
 
-_NEAR = 1e-3  # of the size
+_NEAR = 1e-3  # relative to the size
 Values = Mapping[str, Tensor]
 
 
 def changes(golden: Values, candidate: Mapping[str, Tensor | None], tensor: str) -> Iterator[Change]:
-    """By name, what the golden has and what the candidate made; forward and backward are not mixed."""
+    """Compares the golden's tensors with the candidate's by name; forward and backward are kept apart."""
     own, got, sent = golden.get(tensor), candidate.get(tensor), tensor.endswith(".grad")
     if own is None or got is None or not floating(own):
         return

@@ -1,7 +1,7 @@
-"""The first or the last place of something on the way is left out: a loop that ends one early, or begins one late.
+"""Loops with a wrong bound: the first or last place of a running sum's input, or of a gradient's addend, is left out.
 
-Sums know that of their own addends. Here it is what goes into a running sum, or into an addend of a gradient, in every
-turn of a loop or in the one place where it is made.
+The changes of sums cover a bound of their own addends. Here the missing place belongs to the input of a running sum, or
+to an addend of a gradient: in every iteration of a loop, or at the one operator that makes it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..run.calls import Change, OperatorCall, floating, moved
 
 _MADE = frozenset("mul div add sub neg exp rsub where select_backward slice_backward".split())
 _ALSO = ("truncated_reduction", "missing_term")
-_TURNS = (1, 2, 3, 4)  # such operators that a line has in each turn of a loop
+_TURNS = (1, 2, 3, 4)  # such operators of one line in each iteration of a loop
 _SINGLE, _MOST, _LEAST = 3, 400, 3
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if call.index in among and call.name in _MADE and floating(call.out) and call.owns and call.out.dim():
@@ -38,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _parts(members: Sequence[OperatorCall]) -> Iterator[Sequence[OperatorCall]]:
-    """One by one where they are few; in a loop those of every turn together."""
+    """Single operators if they are few; in a loop, those of every iteration together."""
     if len(members) <= _SINGLE:
         yield from ([call] for call in members)
     for turn in _TURNS:

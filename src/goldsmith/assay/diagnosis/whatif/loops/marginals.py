@@ -1,8 +1,8 @@
-"""Recursions of logarithms whose backward makes each pair's share again, with the state of another turn.
+"""Log-space recursions whose backward recomputes each pair's share with the state of another iteration.
 
-s(t)[j] = log sum_i exp(s(t-1)[i] + a[i, j]) + ...: a kernel adds exp(s(t-1)[i] + a[i, j] + what follows - the total) to
-the gradient of a, from states that it has kept. With the state of its own turn, or of the turn before the last, every
-share is off by a factor, while what goes on to the turn before is right.
+s(t)[j] = log sum_i exp(s(t-1)[i] + a[i, j]) + ...: a kernel adds exp(s(t-1)[i] + a[i, j] + rest - total) to the
+gradient of a, using the stored states. With the state of its own iteration, or of two iterations before, every share
+has a wrong factor, while the gradient that is passed to the previous iteration stays right.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced
 
-_LEAST, _MOST = 2, 1024  # turns
+_LEAST, _MOST = 2, 1024  # iterations
 _SUMS = frozenset("add add_ sum".split())
 _ADDED = frozenset(("add", "sub"))
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """One turn: what adds the state (its operand `at`), the state that the turn makes, and the share in the backward.
+    """One iteration: the addition of the state (its operand `at`), the state it makes, and the share in the backward.
 
-    before: number of the turn that made the state which is read; -1 where it comes from elsewhere
+    before: number of the iteration that made the state which is read; -1 if the state comes from elsewhere
     """
 
     number: int
@@ -37,7 +37,7 @@ class _Turn:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
         return
@@ -59,7 +59,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
     shares = {s: call for call in calls for s in _total(calls, call, among)}
     totals = [calls[i] for i in sorted(shares) if calls[i].makers]
     makes = [next((c.index for c in calls[t.index + 1 :] if _goes_on(c, t)), t.index) for t in totals]
-    made_in: dict[Key, int] = {key: number for number, key in enumerate(makes)}  # state -> the turn that makes it
+    made_in: dict[Key, int] = {key: number for number, key in enumerate(makes)}  # state -> the iteration that makes it
     ways = [_way(calls, t.makers[0], made_in) for t in totals]
     usual = max((w for w in ways if w), key=ways.count, default=())
     turns = []
@@ -75,11 +75,11 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> list[_Turn]:
 
 
 def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: int = 4) -> tuple[int, ...]:
-    """Which operand of which addition, from what is summed to the state of an earlier turn; () without one."""
+    """Path from the summed tensor to an earlier state, as (addition, operand) pairs; () if there is none."""
     call = _maker(calls, key)
     if call is None or call.name not in _ADDED or len(call.makers) != 2 or not most:
         return ()
-    for i in range(1 if call.name == "sub" else 2):  # what is taken away is no state
+    for i in range(1 if call.name == "sub" else 2):  # a subtracted operand is no state
         rest = (i,) if call.makers[i] in states else tuple(_way(calls, call.makers[i], states, most - 1))
         if rest:
             return rest if call.makers[i] in states else (i, *rest)
@@ -87,7 +87,7 @@ def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: 
 
 
 def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> OperatorCall | None:
-    """The last addition on that way."""
+    """The last addition on that path."""
     call = _maker(calls, key)
     for i in way[:-1]:
         call = None if call is None or len(call.makers) != 2 else _maker(calls, call.makers[i])
@@ -95,7 +95,7 @@ def _follow(calls: Sequence[OperatorCall], key: Key, way: tuple[int, ...]) -> Op
 
 
 def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> Iterator[int]:
-    """The logsumexp l of which a product of the backward is g exp(x - l)."""
+    """The logsumexp l of a backward product g exp(x - l)."""
     if not call.backward or call.name != "mul" or call.index not in among:
         return
     for key in call.makers:
@@ -109,7 +109,7 @@ def _total(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -
 
 
 def _goes_on(call: OperatorCall, total: OperatorCall) -> bool:
-    """Whether it makes the next state of the sum: the first that reads it in the forward."""
+    """Whether the call makes the sum's next state: the first forward operator that reads the sum."""
     same = not call.backward and total.index in call.makers and call.owns and floating(call.out)
     return same and call.out.shape == total.out.shape
 
@@ -119,7 +119,7 @@ def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
 
 
 def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
-    """Sums of the backward by what they read, and as which argument."""
+    """Backward sums by the tensor they read, with the argument's position."""
     readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.backward and call.name in _SUMS and call.index in among:
@@ -131,7 +131,7 @@ def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[t
 def _carrying(
     calls: Sequence[OperatorCall], turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]]
 ) -> set[int]:
-    """The sums that the shares of other turns are made of: what goes on to the turn before."""
+    """The sums that other iterations' shares depend on: the gradient passed to the previous iteration."""
     wanted = {turn.share.index for turn in turns}
     carrying: set[int] = set()
     behind: set[int] = set()
@@ -146,7 +146,7 @@ def _carrying(
 def _group(
     turns: Sequence[_Turn], readers: dict[Key, list[tuple[OperatorCall, int]]], carried: set[int], step: int
 ) -> tuple[tuple[int, Changed], ...]:
-    current: dict[tuple[str, int], Tensor] = {}  # of the run that goes on
+    current: dict[tuple[str, int], Tensor] = {}  # values of the current run
     group: dict[int, Changed] = {}
     scaled = 0
     for turn in turns:
@@ -156,7 +156,7 @@ def _group(
     for turn in turns:
         other = ("made", turn.number) if step > 0 else ("read", turn.before)
         if step < 0 and turn.before < 0:
-            continue  # the first turn has no state before its own
+            continue  # the first iteration has no earlier state
         for call, i in readers.get(turn.share.index, []):
             if call.index not in carried:
                 scaled += 1

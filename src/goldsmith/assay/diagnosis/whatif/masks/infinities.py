@@ -1,4 +1,4 @@
-"""What should count for nothing in a maximum, a sum of exponentials or a choice counts as 0: minus infinity is lost."""
+"""0 in place of minus infinity in a maximum, a sum of exponentials or a choice, so that masked entries count."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..run.calls import Change, OperatorCall, floating, moved
 
-# a scalar that fills masked places is asked where masks are
+# masked_values covers a scalar that fills masked places
 _MAKES = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
 
 

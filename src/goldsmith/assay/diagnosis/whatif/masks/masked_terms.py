@@ -1,7 +1,7 @@
-"""A mask that the golden knows hides one number more: an addend counts only where another one should.
+"""A mask of the golden applied to one tensor too many: an addend counts only where another one should.
 
-Codes at their limit have no part in the gradient of a scale, ignored tokens none in a regulariser.
-The mask is taken from the very run that is changed, so that other draws can be asked as well.
+For example, saturated codes do not contribute to a scale's gradient, and ignored tokens do not contribute to a
+regulariser. The mask is computed in the changed run, so that the change can be tested on other draws.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid t
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     masks: list[tuple[OperatorCall, Tensor]] = []
     for call in calls:
         mask = _mask(call, call.args, call.out)
@@ -39,7 +39,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _mask(call: OperatorCall, args: tuple, out: Any) -> Tensor | None:
-    """What a comparison says, or where a limit is not reached."""
+    """The result of a comparison, or where a limit is not reached."""
     if not isinstance(out, Tensor):
         return None
     if call.name in _LIMITS and floating(out) and isinstance(args[0], Tensor) and args[0].shape == out.shape:
@@ -54,7 +54,7 @@ def _fits(mask: Tensor, out: Tensor) -> bool:
 
 
 class _CurrentMask:
-    """The mask of the run that is going on."""
+    """The mask of the current run."""
 
     mask: Tensor
 

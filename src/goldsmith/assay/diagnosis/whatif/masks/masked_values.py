@@ -1,4 +1,4 @@
-"""What stands at masked places, and masks that are cut by blocks: a kernel skips those that it takes for masked."""
+"""Wrong fill values at masked places, and masks applied per block, where a kernel skips blocks it takes for masked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BOTH = ("wrong_mask", "off_by_one")
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """Of `masked_fill` and `where`."""
+    """Changes of `masked_fill` and `where`."""
     if call.name not in ("masked_fill", "where") or len(call.args) < 3 or not isinstance(call.out, Tensor):
         return
     at = 0 if call.name == "where" else 1
@@ -31,9 +31,9 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]:
-    """Masked places hold another number: what a function that comes too late makes of -inf, or 0.
+    """Another number at masked places: a function applied too late to -inf, or 0.
 
-    Where blocks that are masked as a whole are skipped, only those of the blocks on the diagonal do.
+    If fully masked blocks are skipped, only the masked places of the diagonal blocks change.
     """
     for where, region in _regions(call, hidden):
 
@@ -50,7 +50,7 @@ def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]
 
 
 def _unguarded(call: OperatorCall, mask: Tensor) -> Iterator[Change]:
-    """What is not finite where it is hidden, such as a mean of nothing, is not hidden."""
+    """Non-finite values at masked places, such as a mean of nothing, stay visible."""
     for i, at in ((1, ~mask), (2, mask)):
         behind = call.args[i]
         if isinstance(behind, Tensor) and behind.is_floating_point() and bool((~behind.isfinite() & at).any()):

@@ -1,8 +1,8 @@
-"""One line of a golden that runs to each sequence's end runs to the padded end, and all others do as they should.
+"""One line of a golden runs to the padded end instead of each sequence's end, while all other lines are right.
 
-A loop over a sequence's own steps has no mask that could be forgotten: what a padded kernel makes behind the end is
-what the golden makes of the full lengths. It is run so beside each run, and what one line makes there stands in its
-place: the state after a loop's last turn, a number that is looked up at the end.
+A loop over each sequence's own steps has no mask that could be forgotten. The values after a sequence's end are what
+the golden makes with full lengths. So the golden runs with full lengths as well, and one line takes its value from that
+run: the state after a loop's last iteration, or a number that is looked up at the end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MOST = 4096  # operators of a run
 _LINES = 48
 _LOOKS_UP = frozenset("index gather index_select embedding select slice".split())
 Leaves = Mapping[str, Tensor]
-Pairs = list[tuple[int, int]]  # operator of the golden's run -> of the run with full lengths
+Pairs = list[tuple[int, int]]  # operator of the golden's run -> operator of the run with full lengths
 
 
 class _FullRuns:
-    """Runs of the golden with full lengths, each of the leaves that the next run is of."""
+    """Runs of the golden with full lengths, one for the leaves of each following run."""
 
     def __init__(self, search: SearchContext, full: Change):
         self.search, self.full = search, full
@@ -38,7 +38,7 @@ class _FullRuns:
         return mode.calls or []
 
     def run(self, now: Leaves) -> Leaves:
-        """The leaves stay as they are; what the full run makes of them is kept for the changes."""
+        """Returns the leaves unchanged, and keeps the full run's values for the changes."""
         try:
             self.outputs = {call.index: call.out for call in self.calls(now)}
         except Exception as error:
@@ -101,7 +101,7 @@ def _pairs(
     calls: Sequence[OperatorCall],
     other: Sequence[OperatorCall],
 ) -> tuple[Pairs, bool]:
-    """Those of a line that stand for one another: each, where there are as many, else where each loop ends."""
+    """Corresponding operators of a line in both runs: each one if the counts are equal, else the ends of each loop."""
     turns = len(mine) != len(theirs)
     a, b = (_ends(calls, mine), _ends(other, theirs)) if turns else (mine, theirs)
     if len(a) != len(b):
@@ -110,7 +110,7 @@ def _pairs(
 
 
 def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
-    """The last turn of each loop: no later operator of the line is made of it."""
+    """The last iteration of each loop: no later operator of the line depends on it."""
     read: set[int] = set()
     own = {call.index for call in line}
     for call in line:
@@ -119,7 +119,7 @@ def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[O
 
 
 def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
-    """The nearest operators of the same line that it is made of."""
+    """The nearest operators of the same line that it depends on."""
     nearest: set[int] = set()
     seen: set[int] = set()
     waiting = list(call.read)

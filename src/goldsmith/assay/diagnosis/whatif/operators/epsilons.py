@@ -1,7 +1,7 @@
-"""A small constant that keeps roots, logarithms and quotients finite, put elsewhere than the golden has it.
+"""A small constant that keeps roots, logarithms and quotients finite, added at another place than in the golden.
 
-The golden guards a number a as a + c or max(a, c); a kernel guards what comes of it, or in another way: f(a) + c,
-1 / (sqrt(a) + c), max(sqrt(a), c), sqrt(a^2 + c). Or it has another constant, or one where the golden has none.
+The golden guards a number a as a + c or max(a, c). A kernel guards the result instead, or in another form: f(a) + c,
+1 / (sqrt(a) + c), max(sqrt(a), c), sqrt(a^2 + c). Or its constant differs, or the golden has no constant there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..run.calls import Change, Changed, OperatorCall, floating, instead, replac
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
 _ADDED, _LIMITED = ("add", "add_"), ("clamp_min", "clamp_min_", "clamp", "clamp_")
-_SMALL = 1e-2  # a larger constant guards nothing
-_FIRST = 1e-9  # where the search for a constant begins if the golden has none: a root's slope at 0 is no number
+_SMALL = 1e-2  # a larger constant is no guard
+_FIRST = 1e-9  # start of the search for a constant if the golden has none: the slope of a root at 0 is infinite
 Form = Callable[[Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
 class GuardedCall:
-    """Where the golden adds a small constant, or takes the larger of it, right before a function."""
+    """An operator that adds a small constant, or takes the maximum with it, right before a function."""
 
     call: OperatorCall
     c: float
@@ -33,12 +33,12 @@ class GuardedCall:
 
     @property
     def lifted(self) -> Changed:
-        """The number as it is without the constant."""
+        """The number without the constant."""
         return instead(lambda a, *rest, **kwargs: a.clone())
 
 
 def guard_of(call: OperatorCall) -> GuardedCall | None:
-    """The call as a guard; None where it is none."""
+    """The call as a guard; None if it is none."""
     added, limited = call.name in _ADDED, call.name in _LIMITED
     if not (added or limited) or len(call.args) < 2 or not floating(call.args[0]) or not floating(call.out):
         return None
@@ -63,7 +63,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _guard_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> GuardedCall | None:
-    """The guard that made the call's i-th argument, or what it is a view of."""
+    """The guard that made the call's i-th argument, possibly through a view."""
     at = sum(isinstance(a, Tensor) for a in call.args[:i])
     key = call.makers[at] if at < len(call.makers) else -1
     return guard_of(calls[key]) if isinstance(key, int) and 0 <= key < len(calls) else None
@@ -75,7 +75,7 @@ def _change(
     return Change("absolute_eps", text, call.index, change, {"eps": c}, prior, group=group)
 
 
-# at the guard itself
+# changes at the guard itself
 
 
 def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
@@ -85,7 +85,7 @@ def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
         (f"{name} + {c:g}", lambda a, c: a + c, 0.55) if not guard.added
         else (f"max({name}, {c:g})", lambda a, c: a.clamp_min(c), 0.55)
     ]  # fmt: skip
-    if bool((call.args[0] >= 0).all()):  # as a norm is
+    if bool((call.args[0] >= 0).all()):  # as for a norm
         forms += [
             (f"sqrt({name}^2 + {c:g})", lambda a, c: (a.square() + c).sqrt(), 0.5),
             (f"sqrt({name}^2 + {c:g}^2)", lambda a, c: (a.square() + c * c).sqrt(), 0.5),
@@ -104,7 +104,7 @@ def _formula(guard: GuardedCall) -> str:
     return f"{name} + {guard.c:g}" if guard.added else f"max({name}, {guard.c:g})"
 
 
-# at the function of what is guarded
+# changes at the function of the guarded number
 
 
 def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Change]:
@@ -122,12 +122,12 @@ def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Chan
     for formula, form, prior in _forms(call):
         if (
             "max" not in formula
-        ):  # where no number is that small, the largest constant that changes nothing fits as well
+        ):  # if no number is that small, the largest constant that changes nothing would fit as well
             yield _with_any(call, guard, formula, form, prior - 0.2)
 
 
 def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
-    """(how it is said, what it is of the number without its guard and of the constant, prior)."""
+    """(formula, function of the unguarded number and the constant, prior)."""
     name = call.name.rstrip("_")
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "rsqrt": torch.rsqrt, "sqrt": torch.sqrt, "reciprocal": torch.reciprocal, "log": torch.log,
@@ -142,7 +142,7 @@ def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
 
 
 def _with_any(call: OperatorCall, guard: GuardedCall | None, formula: str, form: Form, prior: float) -> Change:
-    """With the constant that fits best."""
+    """The change with the constant that fits best."""
 
     def make(c: float) -> Changed:
         return instead(_at(form, c))
@@ -157,7 +157,7 @@ def _at(form: Form, c: float) -> Callable[..., Tensor]:
     return lambda a, *rest, **kwargs: form(a, c)
 
 
-# at the quotient by what is guarded
+# changes at the quotient by the guarded number
 
 
 def _at_quotient(call: OperatorCall, guard: GuardedCall) -> Iterator[Change]:

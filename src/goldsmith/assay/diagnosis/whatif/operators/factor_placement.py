@@ -1,4 +1,4 @@
-"""Factors on the wrong side of a function, and factors whose sign stays when they are left out."""
+"""Factors on the wrong side of a function, and factors that are left out while their sign stays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _maker(calls: Sequence[OperatorCall], key: Key) -> OperatorCall | None:
 
 
 def _factors(calls: Sequence[OperatorCall], call: OperatorCall) -> list[tuple[str, Tensor | float]]:
-    """What was multiplied with, or divided by, on the way to the argument; of the shape of a number or a row."""
+    """Factors and divisors applied before the argument, with the shape of a scalar or a row."""
     factors: list[tuple[str, Tensor | float]] = []
     at, depth = call, _DEPTH
     while depth and at.makers:

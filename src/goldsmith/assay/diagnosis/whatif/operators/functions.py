@@ -1,4 +1,4 @@
-"""Functions put in where the golden has none, another rounding to whole numbers, another constant."""
+"""Functions applied where the golden has none, another rounding to integers, another constant."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _bent(call: OperatorCall) -> Iterator[Change]:
 
 
 def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
-    """For goldens that round afterwards, where no slope leads to the number that fits best."""
+    """Changes of constants for goldens that round afterwards, where no gradient leads to the best number."""
     if number != round(number) or abs(number) < 3:
         return
     power = 2.0 ** round(torch.tensor(abs(number)).log2().item())
@@ -88,7 +88,7 @@ def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
 
 
 def _put_in(call: OperatorCall) -> Iterator[Change]:
-    if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the other part is taken
+    if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the complement is taken
         text = f"1 - {call.expression} stands in place of {call.expression}"
         params = {"factor": call.expression, "term": call.expression}
         change = moved(lambda t: 1 - t)

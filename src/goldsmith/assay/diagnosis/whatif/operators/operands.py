@@ -1,4 +1,4 @@
-"""An operator of the forward reads another tensor of the same shape: an input, a stage, the state before its update."""
+"""A forward operator that reads another tensor of the same shape: an input, a stage, the state before its update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 400
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of; `known`: inputs and stages by name."""
+    """`among`: the operators that the wrong tensor depends on; `known`: inputs and stages by name."""
     offers = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
     for _, change in zip(range(_MOST), offers, strict=False):
         yield change

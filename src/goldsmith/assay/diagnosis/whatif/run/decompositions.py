@@ -1,4 +1,4 @@
-"""Functions that torch has in one piece, written out as a kernel's author writes them: what goes wrong is inside."""
+"""Fused torch functions written out step by step as in a kernel, so that mistakes inside them can be searched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Optional = Tensor | None
 
 
 class Opened(TorchFunctionMode):
-    """While it is on these functions do the same in smaller steps, where their arguments are of the usual kind."""
+    """While active, these functions run in smaller steps if their arguments have the usual form."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -104,7 +104,7 @@ def _batch_norm(
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
     shape = [1, -1] + [1] * (x.dim() - 2)
-    if training and mean is not None or x.dim() < 2:  # it would write into the running statistics
+    if training and mean is not None or x.dim() < 2:  # it would update the running statistics
         return NotImplemented
     if training:
         y = _normalised(x, [d for d in range(x.dim()) if d != 1], eps)
@@ -122,7 +122,7 @@ def _cross(a: Tensor, b: Tensor, *, dim: int = -1, **more: Any) -> Tensor:
 
 
 def _product(a: Any, b: Any, **more: Any) -> Tensor:
-    """Of complex numbers, as their parts are multiplied. What is negated twice leaves a minus that may be forgotten."""
+    """A complex product by real and imaginary parts. Double negation leaves a minus that may be forgotten."""
     complex_ = isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_complex() and b.is_complex()
     if not complex_ or more:
         return NotImplemented

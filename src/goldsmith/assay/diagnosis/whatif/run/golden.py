@@ -1,4 +1,4 @@
-"""A golden that can be run with changes, as far as is wanted."""
+"""Golden: a golden that can run with changes, in full or up to a stage."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from .decompositions import Opened
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A changed golden may warn, as of a deviation of one number: the change asks for that, and not its author."""
+    """Silences warnings of a changed golden, e.g. about a deviation of one number: the change causes them, not the
+    user.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 class _Reached(Exception):
-    """No error: the run is over."""
+    """Ends a run; not an error."""
 
     def __init__(self, value: Tensor):
         self.value = value
 
 
 class Golden(GoldenResults):
-    """The golden, which ends where the wanted stage is reached, and tells names to who listens.
+    """The golden, which stops at the wanted stage and passes the names of tensors to the mode that listens.
 
-    opened: what torch has in one piece runs in smaller steps, with autograd's backward of them. A gradient that is
-    wrong while the forward is right is better looked for in torch's own backward, which kernels write by hand.
+    opened: fused torch functions run as smaller steps, with autograd's backward of those. If a gradient is wrong and
+    the
+    forward is right, torch's own backward is the better place to search, since kernels write that by hand.
     """
 
     def __init__(self, ref: GoldenResults, *, opened: bool = False):
@@ -61,7 +64,7 @@ class Golden(GoldenResults):
     def run_under(
         self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "", scalars: Mapping[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Everything of a run, or `until` alone."""
+        """All tensors of a run, or `until` alone."""
         self.mode, self.until = mode, until.removeprefix("saved.")
         own = self.material
         self.material = replace(own, scalars={**own.scalars, **scalars}) if scalars else own

@@ -1,4 +1,4 @@
-"""Exponentials that are not divided by their sum, or that each part takes less its own maximum."""
+"""Exponentials that are not divided by their sum, or parts that each subtract their own maximum without rescaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ONE = "each part takes its exponentials less its own maximum, and what they mak
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """exp(x - logsumexp(x)) is exp(x - max(x)) then, in the forward and where the backward makes it again."""
+    """exp(x - max(x)) in place of exp(x - logsumexp(x)), in the forward and where the backward recomputes it."""
     also = ("missing_rescale", "missing_term")
     if call.name == "_softmax":
         text, axis = f"the exponentials of {call.expression} are not divided by their sum", call.args[1]
@@ -38,7 +38,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Parts of one length, as ranks or splits have them; the last one may be shorter."""
+    """Parts of equal length, as ranks or splits have them; the last may be shorter."""
     given_ = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
     for call in calls:
         if call.index not in among or call.name not in (*_SOFTMAX, _SUM) or not floating(call.args[0]):

@@ -1,4 +1,4 @@
-"""Softmax and its sum in one pass over blocks: what earlier blocks left is relative to their own maximum."""
+"""Online softmax: one pass over blocks in which earlier blocks are not rescaled to the new maximum."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _blocks(n: int) -> Iterator[int]:
 
 
 def _early(x: Tensor, axis: int, block: int) -> Tensor:
-    """exp(x - the maximum as it was when x came)."""
+    """exp(x - the maximum at the time x was read)."""
     running = torch.cummax(torch.stack([b.amax(axis) for b in x.split(block, axis)], axis), axis).values
     then = running.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
-    return torch.exp(x - then).nan_to_num()  # -inf from -inf: masked, as all before it
+    return torch.exp(x - then).nan_to_num()  # -inf from -inf: masked, as is everything before it
 
 
 def _softmax(call: OperatorCall) -> Iterator[Change]:
@@ -71,7 +71,9 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
 
 
 def _step_by_step(x: Tensor, axis: int) -> Tensor:
-    """A state of what came before the last place of each row, brought to that row's maximum when it is read."""
+    """A state that accumulates up to each row's last place and is rescaled to that row's maximum only when it is
+    read.
+    """
     place = torch.arange(x.shape[axis], device=x.device).view([-1 if d == axis else 1 for d in range(x.dim())])
     last = torch.where(x > -torch.inf, place, 0).amax(axis, keepdim=True)
     before, top = x.masked_fill(place >= last, -torch.inf), x.amax(axis, keepdim=True)
@@ -104,7 +106,7 @@ def _product(call: OperatorCall) -> Iterator[Change]:
 
 
 def _shifted(call: OperatorCall, place: int, axis: int, which: str) -> Iterator[Change]:
-    """A sum over what was already divided by exp of its maximum, so that the largest of each row is 1."""
+    """A sum in which each row's largest factor is 1, because it was already divided by exp of its maximum."""
     if not _softened(call.args[place], axis):
         return
     for block in _blocks(call.args[place].shape[axis]):

@@ -1,4 +1,4 @@
-"""Products that are added at indices: kernels sort them by their index, and may then take factors out of order."""
+"""Products that are added at indices, with one factor in another order than the sorted indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 1 << 20  # elements of the products
 
 
 def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """One factor of every product stays, the other is read in another order of the sorted indices."""
+    """One factor of every product stays; the other is read in another order of the sorted indices."""
     for call in calls:
         if call.name not in _ADDING:
             continue
@@ -33,7 +33,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
 
 
 def _index(call: OperatorCall) -> Tensor | None:
-    """Where each row goes."""
+    """The destination of each row."""
     indices = [a for a in call.args if whole(a)]
     if call.name.startswith("index_put"):
         added = len(call.args) > 3 and call.args[3]
@@ -46,7 +46,7 @@ def _index(call: OperatorCall) -> Tensor | None:
 
 
 def _factors(product: OperatorCall, rows: int) -> tuple[Tensor, Tensor] | None:
-    """Both factors of `rows` products, one a row; None where it is no product of elements."""
+    """Both factors of `rows` elementwise products, one product per row; None if there are none."""
     a, b = (*product.args[:2], None, None)[:2]
     outer = product.name in ("bmm", "mm") and isinstance(a, Tensor) and a.shape[-1] == 1
     if not (outer or product.name in ("mul", "mul_")) or not floating(a) or not floating(b):
