@@ -1,4 +1,4 @@
-"""Changes with a number that is not known: the one that fits best, and what it means."""
+"""Fits the unknown number of a change, and names the number."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .run.calls import Change
 from .search_context import SearchContext
 from .witness import few
 
-EXPLAINED = 0.999  # of the error's squares
+EXPLAINED = 0.999  # share of the squared error
 
 
 def sought(search: SearchContext, change: Change) -> WhatIf | None:
-    """With the number that fits best; a factor is sought by its logarithm."""
+    """The change with its best number; a factor is fitted by its logarithm."""
     if change.change is None or change.free is None:
         return None
     make, factor = change.change, change.free == 1.0
@@ -40,9 +40,9 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
 
 
 def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
-    """What the number that fits best means."""
+    """The meaning of the best number."""
     if change.free == 1.0 and not 1e-4 < number < 1e6:
-        return None  # a term that is missing, or all there is: another change says so
+        return None  # 0 or 1, a missing or an unchanged term: another change covers it
     label = name(number, 1e-3 * min(abs(number), abs(number - 1)), search.numbers) if change.free == 1.0 else None
     called = label.name if label is not None else ""
     cause, prior = change.cause, change.prior - 0.1

@@ -1,4 +1,4 @@
-"""SearchContext: what the sources of changes see of a search, which `engine.Search` implements."""
+"""SearchContext: the part of a search that the modules with changes may use; `engine.Search` implements it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .run.golden import Golden
 
 
 class SearchContext(Protocol):
-    """behind: numbers of the operators that the wrong tensor is made of; left_out: kinds that were not offered, why."""
+    """behind: operators that the wrong tensor depends on; left_out: kinds of changes that were not offered -> the
+    error.
+    """
 
     examination: Examination
     tensor: str

@@ -1,7 +1,7 @@
-"""A product of matrices whose addends have a factor each: what stands once more, or is left out, on the inner axis.
+"""A matrix product with a factor on each addend: values applied once more, or left out, on the inner axis.
 
-The factors are the least squares that make the gradient; where there are many more numbers than factors, and all are
-made exactly, that is what happened. The golden's own numbers say what the factors are.
+The factors are the least-squares solution for the candidate's gradient. If there are many more elements than factors
+and all elements fit exactly, the factors are real. Tensors of the golden give them a name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..judge import Judge
 from ..run.calls import Change, Key, OperatorCall, floating, moved
 
 _MOST = 256  # factors
-_TIMES = 2  # numbers for each factor, at least
+_TIMES = 2  # elements per factor, at least
 _FACTORS = 24
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     for call in calls:
         product = call.name in ("mm", "bmm") and call.backward and call.index in among and floating(call.out)
         if not product or call.out.numel() != judge.golden.numel() or not bool(judge.finite.all()):
@@ -38,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Ite
 
 
 def _scaled(calls: Sequence[OperatorCall], call: OperatorCall, judge: Judge) -> Iterator[Change]:
-    """The same where the gradient is the product times something on each place."""
+    """The same if the gradient is the product times a factor at each place."""
     out = call.out.detach()
     if bool((out == 0).any()) or bool((judge.golden == 0).any()):
         return
@@ -68,7 +68,7 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
         gone = (~near).nonzero().flatten().tolist()
         params = {"axis": call.args[0].dim() - 1, "missing": [gone[0], gone[-1] + 1]}
         text = f"{len(gone)} of the {n} addends of {call.expression} are left out"
-        # a loop that loses its beginning seldom begins late: each of its turns replaces the one before
+        # a loop that loses its beginning seldom starts late: each iteration overwrites the one before
         begins = gone == list(range(len(gone)))
         cause, *also = ("overwritten_accumulator", "truncated_reduction") if begins else ("truncated_reduction",)
         return Change(cause, text, call.index, moved(lambda out: product), params, 0.5,
@@ -81,7 +81,7 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
 
 
 def _name(calls: Sequence[OperatorCall], factors: Tensor) -> str:
-    """What in the golden these are: one of its rows, its inverse, or the quotient or product of two."""
+    """The factors' name in the golden: a row of it, an inverse, or a quotient or product of two."""
     rows: dict[Key, tuple[str, Tensor]] = {}
     for call in calls:
         for key, name, t in zip(call.makers, call.operands, call.tensors, strict=True):

@@ -1,7 +1,7 @@
-"""Sums of a backward that each rank, or each block, takes for itself: nothing is joined over them.
+"""Backward sums that each rank, or each block, computes alone, without reducing over all of them.
 
-A mean, or an expanded sum, sends every place the gradient of all of them. Where only those of its own rank come, the
-result has the golden's shape, and a part of each sum.
+A mean, or an expanded sum, sends every place the gradient of all places. If only the gradient of the own rank arrives,
+the result has the golden's shape and a part of each sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of. numbers: sizes and numbers of the case."""
+    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
         at = addend_of(calls, call, among) or _spread(calls, call, among)
@@ -62,7 +62,7 @@ def _named(ranks: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _blocks(n: int, numbers: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """(places of a block, how many ranks that makes where the case has such a number)"""
+    """(places of a block, number of ranks if the case has that number)"""
     rank_counts: dict[int, int] = {}
     for ranks in numbers.values():
         if isinstance(ranks, int) and not isinstance(ranks, bool) and 2 <= ranks <= n:
@@ -82,7 +82,7 @@ def _like(part: Tensor, own: tuple[int, ...], axis: int) -> list[int]:
 
 
 def _spread(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
-    """The last operator behind a sum whose result is as large as what was summed, where each place has its own."""
+    """The last operator after a sum whose result has the summed tensor's shape, with a value per place."""
     reached, last = {call.index}, None
     for other in calls[call.index + 1 :]:
         if other.index in among and reached.intersection(other.read):

@@ -1,9 +1,9 @@
-"""A gradient's sum along another axis, with the factors as a kernel groups them: outside of the sum, or inside.
+"""A gradient's sum along another axis, with the factors outside or inside the sum.
 
-    golden   f[t] sum_d p[t, d]    as autograd has it: sum_d (p[t, d] f[t])
-    kernel   f[t] sum_t p[t, d]    or sum_t (p[t, d] f[t]): along its own axis that is the same, along another it is not
+    golden   f[t] sum_d p[t, d]    autograd: sum_d (p[t, d] f[t])
+    kernel   f[t] sum_t p[t, d]    or sum_t (p[t, d] f[t]): equal along the right axis, but not along another one
 
-An addend whose sum along the golden's axis is always 0 (the way of a mean through its variance) is in no kernel's sum.
+An addend whose sum along the golden's axis is always 0 (the path of a mean through its variance) is in no kernel's sum.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong gradient is made of; sums that keep their axis, so that what came fits."""
+    """`among`: the operators that the wrong gradient depends on; only sums that keep their axis, so that shapes fit."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
     known = _forward(calls) if sums else []
     for call in sums[:_SUMS]:
@@ -50,7 +50,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _addends(calls: Sequence[OperatorCall], key: Key, value: Tensor, sign: float, most: int) -> Iterator[Tensor]:
-    """What a tensor is the sum of, each with its sign."""
+    """The addends of a tensor, each with its sign."""
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is not None and maker.backward and maker.owns and maker.out.shape == value.shape and most:
         if maker.name == "neg":
@@ -66,6 +66,6 @@ def _addends(calls: Sequence[OperatorCall], key: Key, value: Tensor, sign: float
 
 
 def _along_others(t: Tensor, x: Tensor, axis: int) -> bool:
-    """Whether a factor is one number along the axis that is summed, and several along others."""
+    """Whether a factor is constant along the summed axis and varies along others."""
     fits = t.dim() == x.dim() and t.shape[axis] == 1 and t.numel() > 1
     return fits and all(n in (1, m) for n, m in zip(t.shape, x.shape, strict=True)) and not bool((t == 0).any())

@@ -1,4 +1,4 @@
-"""The backward reads another forward tensor than the golden's does, or the right one in another order."""
+"""The backward reads another forward tensor than the golden's backward, or the right one in another order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ..run.calls import Change, Key, OperatorCall, floating, seen_through, whole
 
-_MOST = 24  # tensors that may be meant, and as many that may stand in their place
-_ORDERS = 6  # orders that rows may be read in
+_MOST = 24  # tensors that may be confused, and as many that may replace them
+_ORDERS = 6  # orders in which rows may be read
 _MOVES = frozenset("index_select index gather clone _to_copy contiguous masked_fill embedding".split())
 Moved = tuple[str, Callable[[Tensor], Tensor]]
 
 
 def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Change]:
-    """`saved`: names of what the forward hands to the backward."""
+    """`saved`: names of the tensors that the forward saves for the backward."""
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
     read: dict[Key, str] = {}
@@ -25,7 +25,7 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
             if not floating(tensor) or tensor.numel() < 2 or key == -1:
                 continue
             if not call.backward:
-                forward[key] = name  # as it is called and seen last: a stage is named after it was made
+                forward[key] = name  # the last name wins: a stage is named after it was computed
                 shapes[key] = tuple(tensor.shape)
             elif key in forward:
                 read.setdefault(key, name)
@@ -42,7 +42,7 @@ def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Ch
 
 
 def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Mapping[Key, str]) -> dict[Key, str]:
-    """What the read tensors are copies of, or rows of."""
+    """The tensors that the read ones are copies, or rows, of."""
     names: dict[Key, str] = {}
     for key in read:
         while isinstance(key, int) and 0 <= key < len(calls) and calls[key].name in _MOVES and calls[key].makers:
@@ -53,7 +53,7 @@ def _sources(calls: Sequence[OperatorCall], read: Mapping[Key, str], forward: Ma
 
 
 def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, other: str) -> Change:
-    """An operand read in place of the product or the sum that it is part of is a factor, or a term, left out."""
+    """An operand in place of its product or sum is a factor, or a term, left out."""
     text, cause, params = f"the backward reads {other} in place of {name}", "wrong_saved_tensor", {}
     maker = calls[what] if isinstance(what, int) and 0 <= what < len(calls) else None
     if maker is not None and by in maker.makers and len(maker.operands) == 2:
@@ -66,7 +66,7 @@ def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, othe
     also: tuple[str, ...] = ()
     whole = calls[by] if isinstance(by, int) and 0 <= by < len(calls) else None
     if cause == "wrong_saved_tensor" and whole is not None and what in whole.makers and whole.name in ("mul", "div"):
-        cause, also = "wrong_factor", ("wrong_saved_tensor",)  # a product read in place of its factor
+        cause, also = "wrong_factor", ("wrong_saved_tensor",)  # a product in place of its factor
         params = {"factor": whole.expression}
 
     def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
@@ -81,7 +81,7 @@ def _read_instead(calls: list[OperatorCall], what: Key, by: Key, name: str, othe
 def _reordered(
     calls: list[OperatorCall], read: Mapping[Key, str], handed: Mapping[Key, str], shapes: Mapping[Key, tuple[int, ...]]
 ) -> Iterator[Change]:
-    """Rows in the order of something else: of all that is handed over, with what is made of it, or of one tensor."""
+    """Rows in another order: of all saved tensors and their results together, or of one tensor."""
     together = {n for n in (shapes[k][0] for k in handed if shapes[k])}
     for n in sorted({shape[0] for k, shape in shapes.items() if k in read and shape and shape[0] > 2}):
         for order_name, move in _orders(calls, n):
@@ -104,7 +104,7 @@ def _in_order(
 
 
 def _orders(calls: Sequence[OperatorCall], n: int) -> list[Moved]:
-    """The orders of n rows that the golden itself knows, there and back, and the reverse one."""
+    """The orders of n rows that the golden uses, their inverses, and the reverse order."""
     orders: dict[tuple[int, ...], Moved] = {}
 
     def known(order_name: str, index: Tensor) -> None:
@@ -127,9 +127,9 @@ def followed(
     calls: Sequence[OperatorCall], new: dict[Key, Tensor], through: frozenset[str] | None,
     otherwise: Callable[[OperatorCall, Sequence], Tensor | None] | None = None,
 ) -> dict[Key, Tensor]:  # fmt: skip
-    """`new` by key, with what the forward makes of it by these operators; None: by any.
+    """The tensors of `new`, and the forward results recomputed from them by these operators; None: by any.
 
-    otherwise  what an operator makes of its new arguments instead; None where it does as ever
+    otherwise  an operator's changed result for the new arguments; None if it is unchanged
     """
     tensors = {key: t.contiguous() for key, t in new.items()}
     for call in calls:

@@ -1,4 +1,4 @@
-"""A gradient that passes on unchanged: the slope of what the forward does to each element is dropped."""
+"""A gradient that passes through an elementwise function unchanged: the function's derivative is dropped."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, OperatorCall, floating, instead
 
-_MOST = 8  # gradients that may have passed on, for each that comes out
+_MOST = 8  # incoming gradients that may have passed through, per result
 _ALIASES = ("detach", "alias")
 
 
 def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """Of the backward's steps on elements, the last one gives what an earlier one of them was given."""
-    known: dict[int, OperatorCall] = {}  # that make gradients
+    """The last of the backward's elementwise steps returns the input of an earlier one of them."""
+    known: dict[int, OperatorCall] = {}  # operators that make gradients
     read: dict[int, list[OperatorCall]] = {}
     for call in calls:
         for key in call.makers:
@@ -39,7 +39,7 @@ def _on_elements(call: OperatorCall, reader: OperatorCall) -> bool:
 
 
 def _before(call: OperatorCall, known: dict[int, OperatorCall]) -> list[OperatorCall]:
-    """The gradients of its shape that it is made of, the first one first."""
+    """The gradients of its shape that it depends on, the earliest first."""
     gradients: dict[int, OperatorCall] = {}
     waiting = [call]
     while waiting:

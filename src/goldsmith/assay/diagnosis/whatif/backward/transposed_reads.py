@@ -1,6 +1,6 @@
-"""The backward reads a matrix by its columns where it should by its rows; places are counted with another stride.
+"""The backward reads a matrix by columns instead of rows, or counts places with another stride.
 
-And what belongs to one place, as a label's share does, stands at the same place of every block.
+Also here: an entry of one place, such as a label's share, that appears at the same place of every block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPARSE = frozenset(
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of. numbers: sizes and numbers of the case."""
+    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:
@@ -55,12 +55,12 @@ def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
 
         cause, also = ("transposed", ("wrong_stride",)) if square else ("wrong_stride", ("transposed",))
         text = f"the backward reads {name or 'an intermediate'} by its columns, not by its rows"
-        # rows that are not as long as columns are rarely mistaken for them: another change goes before it
+        # rows and columns of different lengths are rarely confused, so other changes come first
         yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
 
 
 def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Of places of a flattened table: row S + column, where the golden has row W + column."""
+    """Places of a flattened table: row S + column, where the golden has row W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in call.tensors for s in t.shape[-3:] if s > 1}
     for i, a in enumerate(call.args):
@@ -78,7 +78,7 @@ def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]
 
 
 def _last(call: OperatorCall) -> int:
-    """The last place that it may be given; not all operators refuse what lies behind it."""
+    """The last valid place; not all operators refuse a place beyond it."""
     if call.name in _CHECKED:
         return max(t.numel() for t in call.tensors) - 1
     if call.name == "max_pool2d_with_indices_backward":
@@ -116,9 +116,9 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
 
 
 def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Whom each entry belongs to, in ascending order: a group's first goes to the one before, or its last to the next.
+    """The group of each entry, ascending: each group's first entry goes to the previous group, or its last to the next.
 
-    What is before the first group is itself, or, counted from the end, the last one.
+    The group before the first is the first itself or, counted from the end, the last.
     """
     groups: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
     for call in calls:

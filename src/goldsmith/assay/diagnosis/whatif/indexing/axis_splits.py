@@ -1,4 +1,4 @@
-"""In turn where it should be one after the other: axes split or joined in the other order, h % n for h // r."""
+"""Axes split or joined in the wrong order: h % n for h // r."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _listed(place: int) -> Callable[[tuple, Callable], tuple]:
 
 
 def _split(call: OperatorCall) -> Iterator[Change]:
-    """(n) seen as (a, b): the elements lie as (b, a)."""
+    """(n) seen as (a, b), with the elements in the order of (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(new) - 1):
         a, b = new[axis], new[axis + 1]
@@ -58,7 +58,7 @@ def _split(call: OperatorCall) -> Iterator[Change]:
 
 
 def _joined(call: OperatorCall) -> Iterator[Change]:
-    """(a, b) seen as (n): the elements come in the order of (b, a)."""
+    """(a, b) seen as (n), with the elements in the order of (b, a)."""
     old, new = tuple(call.args[0].shape), tuple(call.out.shape)
     for axis in range(len(old) - 1):
         a, b = old[axis], old[axis + 1]
@@ -69,7 +69,7 @@ def _joined(call: OperatorCall) -> Iterator[Change]:
             return x.transpose(axis, axis + 1).reshape(new).contiguous()
 
         text = f"axes {axis} and {axis + 1} of {call.operand(0) or call.expression} are joined in the other order"
-        # as long as each other, they are the axes of a square that is turned
+        # equally long axes form a square, which is then transposed
         cause, also = ("transposed", ("permuted", *_OTHERS)) if a == b else ("permuted", _OTHERS)
         yield Change(cause, text, call.index, instead(turned), {"axis": axis}, 0.55, also=also)
 
@@ -77,7 +77,7 @@ def _joined(call: OperatorCall) -> Iterator[Change]:
 def _indices(
     call: OperatorCall, index: Tensor, put: Callable[[tuple, Callable[[Tensor], Tensor]], tuple], n: int
 ) -> Iterator[Change]:
-    """Of a whole number for each place: the place's own remainder, or the number of the place before or after."""
+    """An integer per place: the place's own remainder, or the number of the previous or next place."""
 
     def read(f: Callable[[Tensor], Tensor]) -> Changed:
         return with_arguments(lambda args: put(args, f))

@@ -1,4 +1,4 @@
-"""Places that stand for several: each read for its whole group, or all of them in turn, h // r against h % r."""
+"""Places that are shared by a group, taken in turn instead of by group, or the reverse: h // r against h % r."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALSO = ("wrong_stride", "invalid_index")
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """Of the copies that repeat, and repeat_interleave, make of an axis: heads that share keys, groups of experts."""
+    """Changes of repeating copies, and of repeat_interleave: heads that share keys, groups of experts."""
     x = call.args[0] if call.args else None
     if not isinstance(x, Tensor) or not x.numel():
         return

@@ -1,8 +1,8 @@
-"""Places that are reckoned wrongly: of the whole numbers that an index is made of, one operator on the way.
+"""Wrong integer arithmetic in an index: one operator of its offset computation is changed.
 
-A place is base + row * stride + column, brought into a range and cut to a width; kernels count a stride as one less,
-begin a window one early or keep a hash in 32 bits with a sign. A base or a row that is forgotten is an addend that is
-left out, as of all numbers; here are numbers that are other ones.
+An offset is base + row * stride + column, brought into a range and cut to a width. Kernels use a stride that is one
+less, begin a window one early, or keep a hash in 32 bits with a sign. A base or a row that is left out is covered by
+`elementwise`; this module changes the numbers themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _wrapped(call: OperatorCall) -> Iterator[Change]:
-    """Cut to a width with a sign, or without one: what does not fit comes out negative, or from the beginning."""
+    """Cut to a width with or without a sign: larger values become negative, or wrap around."""
     top, low = int(call.out.max()), int(call.out.min())
     for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
         info = torch.iinfo(dtype)
@@ -52,7 +52,7 @@ def _wrapped(call: OperatorCall) -> Iterator[Change]:
 
 
 def _off_by_one(call: OperatorCall) -> Iterator[Change]:
-    """Everything lies one place too early or too late."""
+    """Every index is one too low or one too high."""
     for step, how in ((-1, "low"), (1, "high")):
         text = f"{call.expression} is one too {how}"
         change = moved(lambda t, s=step: t + s)
@@ -69,7 +69,7 @@ def _strides(call: OperatorCall, number: int) -> Iterator[Change]:
 
 
 def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
-    """n // c and n % c: the one for the other, a neighbour's c, or neither."""
+    """n // c and n % c: one in place of the other, the c of a neighbour, or neither."""
     rest = call.name in _RESTS
     kinds: list[tuple[str, str, Made]] = [
         ("wrong_stride", f"{c} stands where {number} should", _of(rest, c)) for c in (number - 1, number + 1) if c > 1

@@ -1,7 +1,8 @@
-"""Square tables with a number for each pair that are read by their columns: from the new to the old one.
+"""Square tables with a number for each pair, read by columns instead of rows.
 
-Transitions between states, biases between places, distances between nodes are added or multiplied to pairs, in one step
-or in every turn of a loop. Where a table is read elsewhere as well, and rightly, no change of the input shows it.
+Examples are transitions between states, biases between places, and distances between nodes, which are added to pairs or
+multiply them, in one step or in every iteration of a loop. If the table is also read correctly elsewhere, no change of
+the input explains it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _square(a: object) -> bool:
-    """Whether it is a table of as many columns as rows, which are not the same."""
+    """Whether it is a square table that is not symmetric."""
     if not isinstance(a, Tensor) or not floating(a) or a.dim() < 2 or not a.shape[-1] == a.shape[-2] > 1:
         return False
     return not torch.equal(a, a.mT)

@@ -1,4 +1,4 @@
-"""Pieces of one tensor, such as gates that a product makes side by side, taken for one another."""
+"""Pieces of one tensor taken for each other, such as gates that a single product computes side by side."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _MOST = 16  # pieces of one tensor
 
 @dataclass
 class _Cut:
-    """One tensor, cut in one way along one axis: by operators that return all pieces, or one piece each."""
+    """A tensor cut along one axis, by operators that return all pieces or one piece each."""
 
     source: str
     lists: list[OperatorCall] = field(default_factory=list)
-    views: dict[tuple, list[OperatorCall]] = field(default_factory=dict)  # where a piece lies -> who takes it
+    # layout of a piece -> the operators that take it
+    views: dict[tuple, list[OperatorCall]] = field(default_factory=dict)
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -31,7 +32,7 @@ class _Cut:
         return [same[0].out.shape for same in self.views.values()]
 
     def read(self, takes: dict[int, int]) -> Iterator[tuple[int, Changed]]:
-        """What the operators return where piece takes[i] is read in place of piece i."""
+        """The operators' results if piece takes[i] is read in place of piece i."""
         for call in self.lists:
             yield call.index, _listed(takes)
         pieces = list(self.views.values())
@@ -41,7 +42,7 @@ class _Cut:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     for cut in _cuts(calls, among):
         shapes = cut.shapes[:_MOST]
         for i, j in combinations(range(len(shapes)), 2):

@@ -1,7 +1,7 @@
-"""Rows of a smaller operand that are repeated in the wrong order: p % n where it should be p // m, or the other way.
+"""Rows of a smaller operand repeated in the wrong order: p % n for p // m, or the reverse.
 
-A row of [n, ...] that is broadcast over [n, m, ...] belongs to m places one after the other; a kernel with one program
-for each of the n m places finds it by a division, and finds another one by the remainder.
+A row of [n, ...] that is broadcast over [n, m, ...] belongs to m consecutive places. A kernel with one program for each
+of the n m places finds it by a division; the remainder gives another row.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..run.calls import Change, Changed, OperatorCall, floating, replaced
 
 _TAKES = frozenset("mul mul_ add add_ sub sub_ div div_ rsub".split())
 _ALSO = ("wrong_stride", "permuted")
-_MOST = 256  # axes and orders, about
+_MOST = 256  # axes and orders, roughly
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Of one operand alone, and of all that are broadcast along the same axes."""
+    """Changes of one operand alone, and of all operands that are broadcast along the same axes."""
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call in calls[: 1 << 12]:
         if len(groups) > _MOST:
@@ -45,7 +45,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _orders(a: Any, out: tuple[int, ...]) -> Iterator[tuple[int, bool, str]]:
-    """(first of the two axes, whether the first one is the operand's own, how it is read)"""
+    """(first of the two axes, whether the first one is the operand's own, description)"""
     if not floating(a) or a.numel() < 2 or not out:
         return
     own = (1,) * (len(out) - a.dim()) + tuple(_unrepeated(a).shape)
@@ -78,7 +78,7 @@ def _read(i: int, out: tuple[int, ...], axis: int, first: bool) -> Changed:
 
 
 def _unrepeated(a: Tensor) -> Tensor:
-    """What is expanded, once."""
+    """The expanded tensor before its expansion."""
     for d, (n, step) in enumerate(zip(a.shape, a.stride(), strict=True)):
         a = a.narrow(d, 0, 1) if step == 0 and n > 1 else a
     return a

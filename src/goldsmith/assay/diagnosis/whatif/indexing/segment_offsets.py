@@ -1,7 +1,7 @@
-"""Places counted from elsewhere: a segment's offset that is not added, positions without what is added to them.
+"""Places counted from the wrong origin: a segment's offset not added, or positions without their shift.
 
-Rows of several lengths lie one behind another, and offsets say where each begins. A kernel counts within a segment, and
-has to add where it begins; positions are compared across lengths that differ, and have to be counted from one end.
+Rows of several lengths lie one after another, and offsets give their beginnings. A kernel counts within a segment and
+has to add its beginning. Positions in sequences of different lengths have to be counted from the same end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     yield from _from_the_beginning(leaves)
     yield from _unmoved(calls, among)
 
@@ -44,13 +44,13 @@ def _from_the_beginning(leaves: Leaves) -> Iterator[Change]:
 
 
 def _within(offsets: Tensor) -> Tensor:
-    """Of every row its place in its own segment."""
+    """The place of every row within its own segment."""
     place = torch.arange(int(offsets[-1]), device=offsets.device)
     return place - offsets[torch.searchsorted(offsets, place, right=True) - 1]
 
 
 def _unmoved(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Numbers that a line adds to positions, all of them or one kind, are left out, wherever it runs."""
+    """Shifts that a line adds to positions are left out wherever it runs: all of them, or those of one kind."""
     lines: dict[str, list[OperatorCall]] = {}
     for call in calls:
         number = call.args[1] if len(call.args) > 1 else None

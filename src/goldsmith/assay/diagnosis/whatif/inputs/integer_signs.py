@@ -1,4 +1,4 @@
-"""Small whole numbers read with a sign where they have none, or without where they have one.
+"""Small integers read with a sign that they do not have, or without the sign that they have.
 
 two's complement      v - 2^b where v >= 2^(b - 1)
 sign and magnitude    (-1)^(top bit) (the other bits)
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments
 
 _BITS = (2, 3, 4, 5, 6, 8)
-_READ = frozenset("_to_copy mul sub add div".split())  # where whole numbers become others
+_READ = frozenset("_to_copy mul sub add div".split())  # operators that turn integers into other numbers
 Read = Callable[[Tensor], Tensor]
 
 

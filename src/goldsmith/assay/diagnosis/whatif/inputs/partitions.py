@@ -1,7 +1,7 @@
-"""Stacked inputs, such as experts' weights, that are read with the stride of a partition of two.
+"""Stacked inputs, such as experts' weights, read with the stride of a partition of two.
 
-entry e of n is read where entry e // 2 lies         the number is taken for that of a half
-entry e begins at e times half an entry's numbers    the stride is that of half an entry
+entry e of n is read where entry e // 2 lies         its number is taken for that of a half
+entry e starts at e times half an entry's size       the stride is that of half an entry
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backward.saved_tensors import followed
 from ..run.calls import Change, Instead, Key, OperatorCall, floating, read_back
 
-_LEAST = 3  # entries: of two, the second one would be read where the first one lies, whichever way
+_LEAST = 3  # entries: with two, the second would be read where the first lies in both cases
 _PAIRS = 28
 _NUMBERS = 1 << 20
 _FOLLOWED = frozenset("index_select index gather clone _to_copy contiguous".split())
@@ -40,7 +40,7 @@ _READS: tuple[tuple[str, Read], ...] = (
 
 
 def changes(leaves: Leaves) -> Iterator[Change]:
-    """Of one input, in forward and backward; that every second entry is read twice is told elsewhere."""
+    """Changes of one input, in forward and backward; `leaves` covers every second entry read twice."""
     text, read = _READS[1]
     for name, t in _stacked(leaves):
         if t[0].numel() % 2 == 0:
@@ -53,7 +53,9 @@ def changes(leaves: Leaves) -> Iterator[Change]:
 
 
 def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
-    """Of inputs that the backward reads: one, two that have as many entries, or all such; the forward is right."""
+    """Changes of inputs that the backward reads, with a right forward: one, two of equally many entries, or all of
+    those.
+    """
     read = read_back(calls, among)
     alike: dict[int, list[str]] = {}
     for name, t in _stacked(leaves):

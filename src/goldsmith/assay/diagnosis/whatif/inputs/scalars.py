@@ -1,4 +1,4 @@
-"""Numbers of the case taken for others: one in another's place, its complement, one step too many or too few."""
+"""Scalars of the case replaced: by each other, by their complement, or by one more or one less."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..run.calls import Change
 
-_LENGTHS = 6  # of axes that are tried
+_LENGTHS = 6  # lengths of axes to try
 Scalars = Mapping[str, Any]
 
 
 def changes(scalars: Scalars, leaves: Mapping[str, Tensor] | None = None) -> Iterator[Change]:
-    """`leaves`: whose axes a number may end, as a length does."""
+    """`leaves`: a scalar may be the length of one of their axes."""
     numbers = {n: v for n, v in scalars.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, value in numbers.items():
         yield from _whole(name, value) if isinstance(value, int) else _real(name, value)

@@ -1,7 +1,7 @@
-"""An operator reads a number after it was updated, where the golden reads it from before: what is written in place.
+"""An operator reads a tensor after its update in place, where the golden reads the value before.
 
-Of a pair that is turned, the second number is formed from the first one that is turned already; of two moments that lie
-in one buffer, the second one reads the first.
+Of a rotated pair, the second number is computed from the first, already rotated one. Of two moments in one buffer, the
+second one reads the first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MOST, _OTHERS = 200, 6
 
 
 class _CurrentValue:
-    """What the run that is going on has made of it."""
+    """The value that the current run made."""
 
     value: Tensor
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     readers: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward:
@@ -43,7 +43,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCall, own: Tensor) -> list[OperatorCall]:
-    """What is made of it before, in two steps, and has its form."""
+    """Results of the same shape, computed from it before the call in at most two steps."""
     near = [c for c in readers.get(key, []) if c.index < call.index]
     far = [c for n in near for c in readers.get(n.index, []) if c.index < call.index]
     updates = {c.index: c for c in (*far, *near)}

@@ -1,7 +1,7 @@
-"""The first or the last place of an input weighs otherwise: a recursion that begins from zero, and not from its input.
+"""A wrong weight for the first or last place of an input: a recursion that starts from zero, not from its input.
 
-An average that goes on as a h + (1 - a) x has the first x itself for its first h; where it begins from zero that x
-weighs 1 - a. What it weighs is made of the case's own numbers.
+An average h <- a h + (1 - a) x has the first x itself as its first h. If it starts from zero, that x has the weight
+1 - a. The weight is computed from scalars of the case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Loops whose backward runs each chunk again from a state that was saved: that of another chunk.
+"""Loops whose backward recomputes each chunk from a saved state, and takes the state of another chunk.
 
-Kernels keep the state at the beginning of each chunk alone. Where it was saved too late, or another chunk's is read,
-all states of the chunk are made again from the wrong one.
+Kernels save only the state at the beginning of each chunk. If it was saved too late, or another chunk's state is read,
+all states of the chunk are recomputed from the wrong one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..backward.saved_tensors import followed
 from ..run.calls import Change, Instead, Key, OperatorCall, floating, replaced
 from .gradient_carries import CHUNKS
 
-_LEAST = 3  # turns
+_LEAST = 3  # iterations
 _KINDS = 6
 Reader = tuple[
     OperatorCall, int, Key
-]  # who reads the state of the turn before, as which argument, and who made that state
+]  # reader of the previous iteration's state, its argument, and the maker of that state
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     for states, readers in list(_loops(calls))[:_KINDS]:
         n = len(states)
         for chunk in (c for c in CHUNKS if c <= n):
@@ -30,7 +30,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             for step, which in ((1, "that after it"), (-1, "that of the chunk before")):
                 new = {}
                 for at in begins:
-                    place = min(at + step * chunk, n) - 1  # the state after that turn
+                    place = min(at + step * chunk, n) - 1  # the state after that iteration
                     if place >= 0:
                         new[at] = states[place].out.detach()
                 if not new:
@@ -59,7 +59,7 @@ def _restarted(
 
 
 def _loops(calls: Sequence[OperatorCall]) -> Iterator[tuple[list[OperatorCall], dict[int, list[Reader]]]]:
-    """(what each turn leaves, who reads it in the turn after by turn) of the loops of the forward."""
+    """(results of each iteration, readers of the previous iteration's) of the loops of the forward."""
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward and call.owns and call.line and floating(call.out) and call.out.numel() > 1:
@@ -82,7 +82,7 @@ def _loops(calls: Sequence[OperatorCall]) -> Iterator[tuple[list[OperatorCall], 
                         loops.setdefault((line, i), {})[turn] = call, i, key
         readers: dict[int, list[Reader]] = {}
         for turns in loops.values():
-            if len(turns) == len(states):  # in each turn, the first one with what the loop begins with
+            if len(turns) == len(states):  # each iteration has a reader; the first one reads the initial state
                 for turn, reader in turns.items():
                     readers.setdefault(turn, []).append(reader)
         if readers:

@@ -1,4 +1,4 @@
-"""Loops that read the turn before, or the turn after, where they should read their own."""
+"""Loops that read the previous or the next iteration where they should read their own."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
 
-_LEAST, _MOST = 3, 1024  # turns
+_LEAST, _MOST = 3, 1024  # iterations
 _NEVER = frozenset("detach alias clone copy_".split())
-Maker = tuple[str, str]  # name and line of who makes what is read
+Maker = tuple[str, str]  # name and line of the operator that makes the read tensor
 
 
 @dataclass
 class Sequence_:
-    """What one operand of one line is, turn by turn: place among its like -> operand, and who reads it."""
+    """One operand of one line, by iteration: position among equal calls -> operand and reader."""
 
     expression: str
     operand: str
     backward: bool
-    at: int  # of the arguments
+    at: int  # position among the arguments
     reads: list[tuple[OperatorCall, int]] = field(default_factory=list)
     values: dict[int, Tensor] = field(default_factory=dict)
-    carried: bool = False  # each turn reads what the one before it made
+    carried: bool = False  # each iteration reads a result of the previous one
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     sequences = list(_sequences(calls, among))
     yield from _states(sequences)
     for sequence in sequences:
@@ -47,7 +47,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
-    """All states that a loop's backward reads from before each turn are those from after it."""
+    """All states that a loop's backward reads from before each iteration are taken from after it."""
     carried = [s for s in sequences if s.backward and s.carried]
     group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
     if len(carried) > 1 and group:
@@ -101,7 +101,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
             elif a._is_view() or a.storage_offset() or isinstance(key, str):
                 kind, place = (*reader, key, a.stride()), a.storage_offset()
                 if isinstance(key, str) and not a._is_view() and not a.storage_offset():
-                    loose.setdefault(reader, []).append((call, i))  # an input may be what the first turn reads
+                    loose.setdefault(reader, []).append((call, i))  # the first iteration may read an input
             else:
                 loose.setdefault(reader, []).append((call, i))
                 continue
@@ -111,7 +111,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
     for kind, sequence in sequences.items():
         if len(sequence.values) == 1 and len(sequence.reads) == 1:
             at = sequence.reads[0][0], sequence.at
-            loose.setdefault(kind[:5], []).append(at)  # made on a line that makes several things, once each
+            loose.setdefault(kind[:5], []).append(at)  # made by a line that makes several tensors, once each
     for kind, sequence in sequences.items():
         if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
             _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
@@ -122,7 +122,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
 def _begun(
     sequence: Sequence_, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
 ) -> None:
-    """What the first turn reads instead, and what the last one makes, which no turn reads."""
+    """What the first iteration reads instead, and the last iteration's result, which no iteration reads."""
     places = sorted(sequence.values)
     each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)
     like = sequence.values[places[0]]
@@ -138,7 +138,7 @@ def _begun(
 
 
 def _seen_as(state: Tensor, like: Tensor) -> Tensor | None:
-    """What is made, as it would be read: a state without a batch is read as a row, or as a column."""
+    """The tensor as its reader would see it: a state without a batch is read as a row, or as a column."""
     if state.shape == like.shape:
         return state
     vector = state.numel() == like.numel() == max(like.shape, default=0)

@@ -1,6 +1,6 @@
-"""Indices that stand for nothing, as -1 does: the golden reads another place for them and masks what comes of it.
+"""Indices that stand for nothing, such as -1: the golden reads another place for them and masks the result.
 
-A kernel that does neither reads or writes where the number points: from the end, or past it.
+A kernel that does neither reads or writes where the number points: from the end, or beyond it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _replaces(call: OperatorCall, asked: OperatorCall) -> bool:
-    """Whether it puts other indices in place of those that were asked about."""
+    """Whether it replaces the indices that the condition is about."""
     at = 1 if call.name == "where" else 0
     if call.name not in (*_LIMITS, "where", "masked_fill") or len(call.args) <= at or not whole(call.args[at]):
         return False

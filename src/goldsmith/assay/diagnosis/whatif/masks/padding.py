@@ -1,4 +1,4 @@
-"""Lanes beyond a row's end that enter a reduction: what is loaded as 0 is no longer 0 once something was done to it."""
+"""Lanes beyond a row's end that enter a reduction: they are loaded as 0, but later operators make them nonzero."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPTH = 8  # operators between the load and the sum
 
 
 def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """Sums and means over n that take what an element of 0 makes of itself, for each lane up to a block's end."""
+    """Sums and means over n to which each lane up to a block's end adds the value computed from 0."""
     for call in calls:
         if call.name not in ("sum", "mean") or not call.args or not floating(call.args[0]):
             continue
@@ -28,7 +28,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         axis, n = axes[0] % call.args[0].dim(), call.args[0].shape[axes[0]]
         try:
             lane = _of_zero(calls, call.makers[0], call.args[0], axis - call.args[0].dim(), _DEPTH) if n > 1 else None
-        except RuntimeError:  # a view lies between, and its axes are others
+        except RuntimeError:  # a view lies between, so the axes differ
             continue
         if lane is None or not bool(torch.isfinite(lane).all()) or not bool(lane.any()):
             continue
@@ -42,7 +42,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
 
 
 def _of_zero(calls: Sequence[OperatorCall], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:
-    """What stands at a lane of zeros: of size 1 along that axis, counted from the end; None where that is not known."""
+    """The value at a lane of zeros, of size 1 along that axis (counted from the end); None if it is not known."""
     if value.dim() < -axis or value.shape[axis] == 1:
         return value  # the same for all lanes
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None

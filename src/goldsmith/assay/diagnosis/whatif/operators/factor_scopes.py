@@ -1,4 +1,4 @@
-"""A factor of a sum that reaches one of its addends alone: a gate before the bias is added, a scale before a shift."""
+"""A factor of a sum applied to one addend only: a gate before the bias is added, a scale before a shift."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, OperatorCall, floating, replaced, seen_through, whole
 
-_MOST = 1024  # turns
+_MOST = 1024  # iterations
 _SUMS = ("add", "sub")
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of; the same lines of a loop are changed together."""
+    """`among`: the operators that the wrong tensor depends on; equal lines of a loop change together."""
     by_kind: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
     for call in calls:
         if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.makers) != 2:
@@ -44,12 +44,12 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _number(a: Any) -> bool:
-    """Codes and zero points are whole; those of 8 bits wrap."""
+    """The addend as a number: codes and zero points are integers, and those of 8 bits wrap."""
     return floating(a) or whole(a)
 
 
 def _kept(index: int, current: dict[int, tuple[Tensor, Tensor]], which: int) -> Changed:
-    """What of the sum is multiplied, and what is added afterwards."""
+    """Stores the part of the sum that is multiplied and the part that is added afterwards."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""What lies on a place itself and is given to nobody: the share of its place is counted from the next one up.
+"""Linear interpolation that loses values at integer positions, because the weight 1 - d is taken as ceil(x) - x.
 
-Shares between two neighbours are 1 - d and d. With the neighbours floor and ceiling, ceiling - x and x - floor are both
-zero where x is whole: all that stands there is lost, and nothing else.
+The weights of two neighbours are 1 - d and d. With the neighbours floor(x) and ceil(x), ceil(x) - x and x - floor(x)
+are both zero where x is an integer: exactly the values there are lost.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def _distance(call: OperatorCall) -> Tensor | None:
 
 
 def _whole_somewhere(d: Tensor) -> bool:
-    """Whether it is a distance from 0 on, exactly 0 somewhere, and no mask of 0 and 1."""
+    """Whether it is a distance of at least 0, exactly 0 somewhere, and no mask of 0 and 1."""
     d = d.detach()
     return bool((d >= 0).all()) and bool((d == 0).any()) and bool(((d > 0) & (d < 1)).any())

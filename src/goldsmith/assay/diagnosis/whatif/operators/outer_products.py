@@ -1,4 +1,4 @@
-"""Outer products whose axes are exchanged, and numbers that a varying count divides, divided by one number for all."""
+"""Outer products with exchanged axes, and divisions by varying counts that use one number for all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _outer(call: OperatorCall) -> Iterator[Change]:
-    """a_i b_j in place of b_i a_j, where both axes have one length."""
+    """a_i b_j in place of b_i a_j, if both axes are equally long."""
     out = call.out
     axes = [(-2, -1)] if call.name != "mul" else combinations(range(-out.dim(), 0), 2)
     for i, j in axes:
@@ -39,20 +39,20 @@ def _outer(call: OperatorCall) -> Iterator[Change]:
 
 
 def _crossed(a: torch.Size, b: torch.Size, i: int, j: int) -> bool:
-    """Whether one has the one axis, and the other the other one."""
+    """Whether each operand varies along one axis only, and not the same one."""
     (ai, aj), (bi, bj) = (tuple(s[d] if -d <= len(s) else 1 for d in (i, j)) for s in (a, b))
     return (ai > 1 and aj == 1 and bi == 1 and bj > 1) or (ai == 1 and aj > 1 and bi > 1 and bj == 1)
 
 
 def _counts(value: Any) -> bool:
-    """Whether it holds whole numbers from 1 on, not all of them the same: how many each group has."""
+    """Whether it holds integers from 1 up that are not all equal: the size of each group."""
     if not isinstance(value, Tensor) or value.numel() < 2 or value.dtype == torch.bool:
         return False
     return bool(((value == value.round()) & (value >= 1)).all()) and bool((value != value.flatten()[0]).any())
 
 
 def _divided(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """By a length that some tensor of the golden has, or by the largest count."""
+    """Divided by the length of some axis in the golden, or by the largest count."""
     name = call.operand(1) or "a count"
     lengths = Counter(n for c in calls for t in c.tensors for n in t.shape if n > 1)
     for n, _ in lengths.most_common(_LENGTHS):

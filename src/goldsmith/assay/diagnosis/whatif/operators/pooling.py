@@ -1,4 +1,4 @@
-"""Windows that lack a row, padding that takes part, and borders that are mirrored about the wrong place."""
+"""Pooling windows that lack a row or column, padding that takes part, and borders mirrored about the wrong place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..run.calls import Change, Changed, OperatorCall, floating, instead
 _MAX, _MEAN = ("max_pool2d_with_indices", "max_pool2d"), ("avg_pool2d",)
 _MIRRORS = {"reflection_pad1d": 1, "reflection_pad2d": 2, "reflection_pad3d": 3}
 _SHORT = ("truncated_reduction", "wrong_mask")
-Place = Callable[[Tensor, int], Tensor]  # where a padded axis of n places shows them
+Place = Callable[[Tensor, int], Tensor]  # (padded places, n) -> the places of the input that they show
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
@@ -35,7 +35,7 @@ def _two(value: Any, default: tuple[int, int]) -> tuple[int, int]:
 
 
 def _pooled(call: OperatorCall) -> Iterator[Change]:
-    """Of a maximum or a mean over windows of two axes; dilated ones are left alone."""
+    """Changes of a maximum or mean over two-dimensional windows, without dilation."""
     size = _two(call.args[1], (1, 1))
     step = _two(call.args[2] if len(call.args) > 2 else None, size)
     pad = _two(call.args[3] if len(call.args) > 3 else 0, (0, 0))

@@ -1,7 +1,7 @@
-"""One reader of a tensor reads an operand of it, or what is made of it: right everywhere else.
+"""A single reader of a tensor that reads one of its operands, or a result made from it; all other readers are right.
 
-A backward that is written by hand forms a product once and uses it in several addends; in one of them it takes a factor
-of the product instead, or the product where its factor belongs.
+A hand-written backward computes a product once and uses it in several addends. In one of them it uses a factor of the
+product instead, or the product where its factor belongs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, 
 _PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
 _ALIASES = frozenset("detach alias clone".split())
 _MOST = 16  # readers of one tensor
-_DEPTH = 3  # products of products
+_DEPTH = 3  # nested products
 Place = tuple[OperatorCall, int]
-_Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; the sum with so much of it
+_Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; scale -> the sum with that addend scaled
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of."""
+    """`among`: the operators that the wrong tensor depends on."""
     readers: dict[Key, list[Place]] = {}
     for call in calls:
         if call.index not in among or not call.owns or call.name in _ALIASES:
@@ -41,7 +41,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: list[Place]) -> Iterator[Change]:
-    """A factor, or an addend, is left out where one of several readers reads it."""
+    """A factor, or an addend, is left out for one of several readers."""
     if not own:
         return
     for name, value in _without(calls, source, _DEPTH):
@@ -70,7 +70,7 @@ def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: lis
 
 
 def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
-    """Another reader of an operand reads what is made of it."""
+    """Another reader of an operand reads the result computed from it."""
     for i, key in enumerate(source.makers[:2]):
         operand = source.args[i]
         if len(source.makers) != 2 or not floating(operand) or operand.shape != source.out.shape:
@@ -81,14 +81,14 @@ def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> It
             if reader.index != source.index:
                 text = f"{reader.expression} reads {source.expression} in place of {source.operand(i) or 'its operand'}"
                 params = {"factor": other, "named": other} if product else {"term": other}
-                causes = ["repeated_term", "wrong_saved_tensor"]  # what adds to a sum takes the addend once more
+                causes = ["repeated_term", "wrong_saved_tensor"]  # if the result is a sum, the addend is counted twice
                 cause, *also = ["wrong_factor"] if product else causes if reader.name in _SUMS else causes[::-1]
                 new = _read(at, _laid(source.out, operand))
                 yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
 
 
 def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """(a factor, the product of the others), products of products among them."""
+    """(a factor, the product of the others), for nested products as well."""
     if source.name not in _PRODUCTS or not depth or len(source.args) < 2:
         return
     a, b = source.args[0], source.args[1]
@@ -108,7 +108,7 @@ def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) ->
 
 
 def _within_addends(calls: Sequence[OperatorCall], source: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
-    """A factor of one of two addends, and the sum without it."""
+    """A factor of one of two addends, and the sum without that factor."""
     if source.name not in _SUMS or len(source.makers) != 2 or source.func is None:
         return
     for i, key in enumerate(source.makers):
@@ -130,7 +130,7 @@ def _addends(source: OperatorCall) -> Iterator[_Kept]:
 
 
 def _laid(value: Tensor, like: Tensor) -> Tensor:
-    """As `like` lies in memory."""
+    """Copied to the memory layout of `like`."""
     return torch.empty_like(like).copy_(value)
 
 

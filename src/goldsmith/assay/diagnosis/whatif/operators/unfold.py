@@ -1,7 +1,7 @@
-"""Windows over a padded axis, as `unfold` makes them: read one place on, and gradients stored where they should add.
+"""Windows over a padded axis, as `unfold` makes them: shifted by one place, or gradients stored instead of added.
 
 window   w[t, j] = x[step t + j]
-kernel   a loop over j: each tap reads its own rows of what is not padding, and adds to them in the backward
+kernel   a loop over j: each tap reads its own unpadded rows, and adds to them in the backward
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def _windows(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
 
 
 def _slid(x: Tensor, step: int, axis: int) -> Tensor:
-    """x at the place that is `step` on; zeros beyond its end."""
+    """x shifted by `step` places; zeros beyond its end."""
     out = x.roll(-step, axis)
     out.select(axis, -1 if step > 0 else 0).zero_()
     return out
 
 
 def _padding(call: OperatorCall, calls: Sequence[OperatorCall], axis: int) -> tuple[int, int]:
-    """Places of padding before and behind what is read."""
+    """Numbers of padding places before and after the input."""
     x, key = call.args[0], call.makers[0]
     maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
     if maker is None or not isinstance(maker.out, Tensor) or maker.out.shape != x.shape:
@@ -72,7 +72,7 @@ def _padding(call: OperatorCall, calls: Sequence[OperatorCall], axis: int) -> tu
 def _tapped(
     x: Tensor, dim: int, size: int, by: int, *, axis: int, first: int, last: int, step: int, around: bool
 ) -> Tensor:
-    """Windows in which each tap's own places in [first, last) move on by one; what is padding for it stays so."""
+    """Windows in which each tap's own places in [first, last) move on by one; its padding stays."""
     out = x.unfold(dim, size, by).clone()
     for j in range(size):
         tap = out.select(-1, j)
@@ -89,7 +89,7 @@ def _tapped(
 
 
 def _convolved(call: OperatorCall) -> Iterator[Change]:
-    """The operator on an input with one more place, of which the first or the last result is not taken."""
+    """The operator on an input with one more place, without the first or the last result."""
     x, strides = call.args[0], list(call.args[3])
     for axis in range(2, x.dim()):
         if strides[(axis - 2) % len(strides)] != 1 or call.args[1].shape[axis] < 2:

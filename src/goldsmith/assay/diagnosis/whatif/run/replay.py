@@ -1,11 +1,11 @@
-"""A run of the golden that is run again from an operator on, without the golden's own Python.
+"""Replay: runs a recorded golden again from one operator on, without the golden's Python code.
 
-A search asks thousands of times what the golden makes with one operator changed. Most of such a run is the same as
-before: here only the operators that the change reaches are called, on what was recorded of the others.
+A search asks thousands of times what the golden makes with one operator changed. Most of such a run equals the recorded
+one. A replay calls only the operators that the change reaches, and takes everything else from the recording.
 
-Tensors are known by their memory, since views and what autograd saves are other objects of the same memory. What the
-recording cannot answer (`Unknown`) is left to a whole run: numbers that the golden's Python may have read, other
-shapes, views that are changed, what is drawn at random, lists of what the backward reads otherwise.
+Tensors are identified by their storage, since views and autograd's saved tensors are other objects on the same storage.
+Whatever the recording cannot answer (`Unknown`) needs a whole run: values that the golden's Python may have read, other
+shapes, changed views, random numbers, lists among the replaced tensors that the backward reads.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch import Tensor
 
 from .calls import Changed, Instead, Key, Listening, floating, seen_through
 
-_MOST_BYTES = 1 << 28  # of memory that is written several times, of which each state is kept
+_MOST_BYTES = 1 << 28  # of storages that are written several times, of which each state is kept
 _LAST = sys.maxsize
 _DRAWN = torch.Tag.nondeterministic_seeded
 
 
 class Unknown(Exception):
-    """The recording does not say it."""
+    """The recording does not contain the answer."""
 
 
 class Seen:
-    """A tensor that an operator was given or made; `layout` says where in its memory it lies."""
+    """A tensor that an operator read or made; `layout` describes its part of the storage."""
 
     __slots__ = ("dtype", "layout", "place", "shape", "tensor")
 
@@ -40,7 +40,7 @@ class Seen:
         self.layout = (tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def of(self, memory: Tensor) -> Tensor:
-        """The same part of other memory."""
+        """The same part of another storage."""
         if memory.dtype == self.dtype:
             return memory.as_strided(*self.layout)
         shape, strides, offset = self.layout
@@ -51,13 +51,13 @@ class Seen:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator as it was called.
+    """One recorded operator.
 
     args, kwargs  with Seen in place of tensors
-    out           what it returned, likewise
-    places        the memories of the tensors that it was given
-    written       those of them that it writes to
-    views         whether it only looks at them anew
+    out           its result, likewise
+    places        the storages that it read
+    written       the storages among them that it writes to
+    views         whether its result is a view
     backward      whether the backward called it
     """
 
@@ -73,15 +73,15 @@ class Step:
 
 
 class Taping(Listening):
-    """Keeps all that a run computes; of memory that is written to, each state."""
+    """Records all tensors that a run computes, with each state of a storage that is written to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[Step] = []
-        self.states: dict[int, list[tuple[int, Tensor]]] = {}  # memory -> (after which operator, what it held)
+        self.states: dict[int, list[tuple[int, Tensor]]] = {}  # storage -> (index of the operator, contents after it)
         self.bytes = 0
         self.leaves: dict[str, Seen] = {}
-        self.forward: dict[Key, Seen] = {}  # what the forward made, by who made it
+        self.forward: dict[Key, Seen] = {}  # forward tensors by the key of their maker
 
     def call_it(self, tensor: Tensor, name: str, *, leaf: bool = False) -> None:
         if leaf and tensor.numel():
@@ -114,7 +114,7 @@ class Taping(Listening):
 
 
 class Replay:
-    """Of a run that was taped, the tensor `result`, as changes of operators leave it."""
+    """The tensor `result` of a recorded run, recomputed with some operators changed."""
 
     def __init__(self, tape: Taping, result: Tensor):
         self.result = Seen(result)
@@ -126,7 +126,9 @@ class Replay:
         self.steps = self._behind(tape.steps)
 
     def _behind(self, steps: list[Step]) -> list[Step]:
-        """Those that the result is made of, or what the golden's Python may have read: numbers, places, counts."""
+        """The operators that the result depends on, or whose values the golden's Python may have read: numbers,
+        places, counts.
+        """
         wanted = {self.result.place}
         kept = []
         for step in reversed(steps):
@@ -138,12 +140,13 @@ class Replay:
     def value(
         self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor], saved: Instead | None = None
     ) -> Tensor:
-        """The result, made again; `leaves` are those that are others now, and `saved` says what the backward reads.
+        """The result, recomputed; `leaves` are the changed ones, and `saved` gives replacements for the backward's
+        reads.
 
-        Raises Unknown where a whole run has to tell; and what an operator raises that is given what does not fit.
+        Raises Unknown if only a whole run can answer, and any error of an operator whose changed arguments do not fit.
         """
         if not self.whole or not self.views.isdisjoint(changes):
-            raise Unknown  # who reads a view next cannot be told from who reads what it is a view of
+            raise Unknown  # later reads of the view cannot be distinguished from reads of its base
         changed: dict[int, Tensor] = {}
         with torch.no_grad():
             for name, new in leaves.items():
@@ -159,9 +162,9 @@ class Replay:
     def _others(
         self, saved: Instead, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor]
     ) -> dict[int, Tensor]:
-        """Of memories that the backward reads otherwise: what it reads."""
+        """Replacements for the storages that the backward reads."""
         if changes or leaves:
-            raise Unknown  # what is read would have to be made of what is changed
+            raise Unknown  # the replacement would depend on the changed tensors
         new = saved({key: self._now(seen, self.back, {}) for key, seen in self.forward.items()})
         others = {place: new[key] for place, key in self.keys.items() if key in new}
         if self.result.place in others:
@@ -197,7 +200,7 @@ class Replay:
                 self._take(step, old, new, changed, fresh=not places or _place(new) not in places)
 
     def _take(self, step: Step, old: Seen, new: Tensor, changed: dict[int, Tensor], *, fresh: bool) -> None:
-        """What an operator made, in the place of what it had made."""
+        """Puts an operator's new result in the place of the recorded one."""
         if old.place in step.written:
             if _place(new) != _place(changed[old.place]):
                 raise Unknown
@@ -218,11 +221,11 @@ class Replay:
             changed[old.place] = _laid_out(new, old, fresh=False)
 
     def _state(self, place: int, index: int) -> Tensor:
-        """What memory held before an operator was called."""
+        """The contents of a storage before an operator was called."""
         return next(contents for after, contents in reversed(self.states[place]) if after < index)
 
     def _now(self, value: Any, index: int, changed: Mapping[int, Tensor]) -> Any:
-        """What a tensor holds when that operator is called; in lists and tuples, of each."""
+        """The current value of a recorded tensor at that operator; lists and tuples item by item."""
         if isinstance(value, Seen):
             memory = changed.get(value.place)
             if memory is not None:
@@ -234,18 +237,20 @@ class Replay:
 
 
 def taped(run: Callable[[Taping], Mapping[str, Tensor]], tensor: str) -> Replay | None:
-    """A replay of the golden up to a tensor; `run` runs it under a mode. None where it does not make the tensor."""
+    """A replay of the golden up to a tensor; `run` runs it under a mode. None if the golden does not make the
+    tensor.
+    """
     tape = Taping()
     result = run(tape).get(tensor)
     return None if result is None or not result.numel() else Replay(tape, result)
 
 
 def _otherwise(step: Step, args: tuple, others: Mapping[int, Tensor]) -> tuple:
-    """An operator's arguments with what the backward reads instead of them."""
+    """An operator's arguments, with the replacements that the backward reads."""
     inside = [s for a in (*step.args, *step.kwargs.values()) if not isinstance(a, Seen) for s in _all(a)]
     inside += [s for s in step.kwargs.values() if isinstance(s, Seen)]
     if not others.keys().isdisjoint((*step.written, *(s.place for s in inside if floating(s.tensor)))):
-        raise Unknown  # what is written, and what lists hold, a whole run does not exchange
+        raise Unknown  # a whole run does not replace tensors that are written, or tensors in lists
     read = [
         seen_through(others[old.place], old.tensor)
         if isinstance(old, Seen) and old.place in others and floating(old.tensor)
@@ -256,7 +261,7 @@ def _otherwise(step: Step, args: tuple, others: Mapping[int, Tensor]) -> tuple:
 
 
 def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
-    """`new` in memory as `old` has it; memory that nothing else has need not be copied."""
+    """`new` with the memory layout of `old`; copied unless it owns its storage alone."""
     if fresh and (new.shape, new.stride(), new.storage_offset()) == old.layout:
         return new
     memory = torch.empty_like(_all_of_it(old.tensor))
@@ -265,7 +270,7 @@ def _laid_out(new: Tensor, old: Seen, *, fresh: bool) -> Tensor:
 
 
 def _all_of_it(t: Tensor) -> Tensor:
-    """The whole memory of a tensor, as a row of its numbers."""
+    """The whole storage of a tensor, as one row of numbers."""
     storage = t.untyped_storage()
     return torch.empty(0, dtype=t.dtype, device=t.device).set_(
         storage, 0, (storage.nbytes() // t.element_size(),), (1,)
@@ -277,7 +282,7 @@ def _numbers(t: Tensor) -> bool:
 
 
 def _readable(out: tuple) -> bool:
-    """Whether Python goes by what an operator returned: a number, or a tensor that is none of `_numbers`."""
+    """Whether Python can read the result: a number, or a tensor of a dtype outside `_numbers`."""
     return any(not _numbers(o.tensor) if isinstance(o, Seen) else not isinstance(o, Tensor | None) for o in out)
 
 
@@ -290,7 +295,7 @@ def _parts(value: Any) -> tuple:
 
 
 def _seen(value: Any) -> Any:
-    """The same with Seen in place of tensors; what has no memory stays, as nothing can change in it."""
+    """The same with Seen in place of tensors; tensors without a storage stay, as nothing can change them."""
     if isinstance(value, Tensor):
         return Seen(value) if value.numel() else value
     return type(value)(map(_seen, value)) if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""Sums that scatter, written as a golden may: each addend is zero at most places, as of a product with one-hot rows.
+"""Scatters written as sums in which most addends of each place are zero, such as products with one-hot rows.
 
-A kernel adds to places by index. Which addends arrived is read off what came: those that arrive at one place and not at
-another met somebody else's store there; those that arrive nowhere were left out.
+A kernel adds to places by index. The candidate's values show which addends arrived. An addend that arrives at one place
+only was overwritten by another store elsewhere; one that arrives nowhere was left out.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, moved
 
-_FULL = 0.5  # of the addends: more that are not zero are no scatter
+_FULL = 0.5  # share of the addends: with more nonzero ones it is no scatter
 _MEET = 8  # addends of one place, at most
 _NUMBERS = 1 << 20
-_CHANCE = 1e-3  # of a number that some of the addends make by accident
-_WRONG = 3  # places, at least
+_CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
+_WRONG = 3  # wrong places, at least
 
 
 def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
-    """Of the forward's sums that make the golden's tensor."""
+    """Changes of the forward sums that make the golden's tensor."""
     golden = judge.golden.reshape(-1)
     for call in calls:
         if call.backward or not floating(call.out) or call.out.numel() != golden.numel():
@@ -35,7 +35,7 @@ def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
 
 
 def _addends(call: OperatorCall) -> Tensor | None:
-    """[..., n] of a sum over one axis or a product of matrices."""
+    """[..., n] of a sum over one axis or of a matrix product."""
     a = call.args
     if call.name == "sum" and len(a) > 1 and isinstance(a[1], list | tuple) and len(a[1]) == 1 and a[0].dim() > 1:
         return a[0].movedim(a[1][0], -1) if a[0].numel() <= _NUMBERS else None
@@ -45,7 +45,7 @@ def _addends(call: OperatorCall) -> Tensor | None:
 
 
 def _sparse(addends: Tensor) -> bool:
-    """Whether most are zero, and at some place several are not."""
+    """Whether most addends are zero, and some place has several nonzero ones."""
     there = addends != 0
     return float(there.double().mean()) < _FULL and 1 < int(there.sum(-1).max()) <= _MEET
 
@@ -57,7 +57,7 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
         return None
     most = int((addends != 0).sum(-1).max())
     first = (addends != 0).byte().sort(dim=-1, descending=True, stable=True).indices[..., :most]
-    here = addends.gather(-1, first)[wrong]  # of each wrong place those that are there, zeros behind them
+    here = addends.gather(-1, first)[wrong]  # the nonzero addends of each wrong place, followed by zeros
     subsets = [c for size in range(most) for c in combinations(range(most), size)]
     choices = torch.tensor([[float(i in c) for i in range(most)] for c in subsets], dtype=here.dtype)
     choices = choices.to(here.device)
@@ -80,11 +80,13 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
 
 
 def _read(there: Tensor, left: Tensor, wrong: Tensor) -> tuple[str, str, tuple[str, ...]]:
-    """(cause, how it is said, what else it may be called): an addend is told by its own axis and those before the last
-    one of the places, which is where it goes."""
+    """(cause, description, other causes). An addend is identified by its own axis and all axes of the place but the
+    last,
+    along which it is scattered.
+    """
     lost = there & ~left & wrong.unsqueeze(-1)
     come = there & (left | ~wrong.unsqueeze(-1))
-    gone = lost.any(-2)  # at one of the places that the same addend goes to
+    gone = lost.any(-2)  # at one of the addend's places
     if bool((gone & come.any(-2)).any()):
         return "lost_update", "some are left at each place, not the same ones everywhere", ("overwritten_accumulator",)
     return "missing_term", "some arrive nowhere", ("lost_update", "truncated_reduction")

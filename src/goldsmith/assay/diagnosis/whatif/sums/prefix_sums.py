@@ -1,4 +1,4 @@
-"""Running sums, products and log-sums that a kernel makes in blocks: what a block takes over from those before it."""
+"""Prefix sums, products and logsumexps that a kernel computes in blocks: wrong values carried over between blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     for block in (2, 4, *BLOCKS):
         if block < n:
             yield from _carried(call, axis, block, 0)
-            yield from _carried(call, axis, block, 1)  # what it begins with stands before the first block
+            yield from _carried(call, axis, block, 1)  # the initial value precedes the first block
             yield _windowed(call, axis, block)
             yield from (_short(call, axis, block, first) for first in (0, 1) if block > 2)
     if n > 1:
@@ -31,7 +31,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[Change]:
-    """Nothing is taken over, or what the block before made alone; the first block is longer by `first`."""
+    """Nothing is carried over, or only the previous block's own total; the first block is longer by `first`."""
     n = call.args[0].shape[axis]
     sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
 
@@ -57,7 +57,7 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
 
 
 def _short(call: OperatorCall, axis: int, block: int, first: int) -> Change:
-    """Blocks are scanned by doubling without the last round, and carry on what stands at their ends."""
+    """Blocks are scanned by doubling without the last round, and carry over the values at their ends."""
     neutral, whole, reach = _NEUTRAL[call.name], _WHOLE[call.name], block // 2
 
     def rounds(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -75,7 +75,7 @@ def _short(call: OperatorCall, axis: int, block: int, first: int) -> Change:
 
 
 def _windowed(call: OperatorCall, axis: int, width: int) -> Change:
-    """A scan by doubling whose later rounds do not run."""
+    """A doubling scan whose later rounds are missing."""
     neutral, whole = _NEUTRAL[call.name], _WHOLE[call.name]
 
     def window(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -13,12 +13,12 @@ from ..run.calls import Change, Changed, Key, OperatorCall, floating, moved
 
 _MOST = 5  # axes
 _SHAPES = 3
-_ROWS = 3  # factors of a row that are tried
+_ROWS = 3  # row factors to try
 _DEPTH = 3  # operators before a sum
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """Each result stands where the golden's stands, and is spread over what it was reduced from where it differs."""
+    """Each changed result keeps the golden's shape; it is spread over the reduced axes where they differ."""
     axes = call.args[1] if len(call.args) > 1 else None
     if call.name not in ("sum", "mean") or not isinstance(axes, list | tuple) or not floating(call.args[0]):
         return
@@ -32,7 +32,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chang
         for over in _over(len(shape)):
             seen = shape == tuple(x.shape)
             wide = prod(shape[a] for a in over)
-            # what is reduced along one other axis of the shape as it is, or along all of them, is asked elsewhere
+            # `reductions` covers another single axis of the same shape, and all axes
             if seen and (over == own or not set(over) > set(own) and not set(over) < set(own)) or wide < 2:
                 continue
             key = (shape, over)
@@ -55,7 +55,7 @@ def _over(dims: int) -> list[tuple[int, ...]]:
 
 
 def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int, ...]]:
-    """Its own first, then those of what it is made of, where they have as many numbers."""
+    """The operand's own shape, then shapes of the tensors it comes from with as many elements."""
     x = call.args[0]
     shapes = {tuple(x.shape): None}
     waiting = [call]
@@ -69,7 +69,7 @@ def _shapes(call: OperatorCall, calls: Sequence[OperatorCall]) -> list[tuple[int
 
 
 def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[int, ...]) -> Tensor | None:
-    """A factor of what is summed that is one number for every sum: kernels multiply by it afterwards."""
+    """A factor of the summed tensor that is one number per sum: kernels multiply by it after summing."""
     maker = call
     for _ in range(_DEPTH):
         key = maker.makers[0] if maker.makers else -1
@@ -89,7 +89,7 @@ def _row_factor(call: OperatorCall, calls: Sequence[OperatorCall], own: tuple[in
 def backward_sums(
     calls: Sequence[OperatorCall], among: set[int]
 ) -> Iterator[tuple[OperatorCall, Tensor, tuple[int, ...]]]:
-    """(sum of a backward, what it adds up, along which axes), where no result is 0."""
+    """(sum of a backward, its addends, its axes), if no result is 0."""
     for call in calls:
         if not (call.backward and call.index in among and call.name == "sum" and floating(call.out)):
             continue
@@ -100,9 +100,9 @@ def backward_sums(
 
 
 def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Sums of a backward over fewer places than the golden's, each spread over those: an addend takes it as a factor.
+    """Backward sums over fewer places than the golden's, each spread over those places, as a factor of an addend.
 
-    Autograd would add up what is larger than it expects, so that the sum itself cannot be changed.
+    The sum itself cannot be changed, since autograd would reduce a result that is larger than expected.
     """
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
@@ -141,14 +141,14 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
 
 
 def _rows(calls: Sequence[OperatorCall], x: Tensor, own: tuple[int, ...]) -> list[Tensor]:
-    """What the forward has one number of for each sum: a kernel may multiply with it before it sums."""
+    """Forward tensors with one number for each sum, by which a kernel may multiply before it sums."""
     shape = tuple(1 if d in own else n for d, n in enumerate(x.shape))
     rows = [c.out for c in calls if not c.backward and c.owns and floating(c.out) and tuple(c.out.shape) == shape]
     return [t for t in rows if t.numel() > 1 and not bool((t == 0).any())][-_ROWS:]
 
 
 def addend_of(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
-    """The first addend as large as what is summed that the sum is a factor of."""
+    """The first addend of the summed tensor's size that has the sum as a factor."""
     reached: set[Key] = {call.index}
     size = call.args[0].numel()
     for other in calls[call.index + 1 :]:

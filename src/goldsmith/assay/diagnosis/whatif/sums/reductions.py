@@ -1,4 +1,4 @@
-"""Sums, means, maxima, softmax and products of matrices: cut short, over another axis, padded."""
+"""Sums, means, maxima, softmax and matrix products: cut short, over another axis, padded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def cuts(n: int) -> dict[int, str]:
-    """Where a reduction over n may end, and why."""
+    """End positions at which a reduction over n may stop -> description."""
     ends = {n - 1: "one short"}
     for block in BLOCKS:
         ends.setdefault(n - n % block, f"the last part of a block of {block} is left out")
@@ -45,7 +45,7 @@ def cuts(n: int) -> dict[int, str]:
 
 
 def starts(n: int) -> dict[int, str]:
-    """Where it may begin."""
+    """Start positions -> description."""
     begins = {1: "from the second on"}
     for block in BLOCKS:
         begins.setdefault((n - 1) // block * block, f"the last block of {block} alone")
@@ -58,7 +58,7 @@ def starts(n: int) -> dict[int, str]:
 
 
 def axes_of(call: OperatorCall) -> list[int]:
-    """What a reduction runs along."""
+    """The axes of a reduction."""
     x = call.args[0]
     dims = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     if call.name == "linalg_vector_norm":
@@ -70,7 +70,7 @@ def axes_of(call: OperatorCall) -> list[int]:
 
 
 def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, int, int, dict, float]]:
-    """(cause, text, lo, hi, params, prior): what of [0, n) is left."""
+    """(cause, text, lo, hi, params, prior): the part of [0, n) that is left."""
     of = f"over {operand}" if operand else ""
     for k, why in cuts(n).items():
         one = k == n - 1 and n % 8 != 1
@@ -78,21 +78,21 @@ def cut(name: str, operand: str, axis: int, n: int) -> Iterator[tuple[str, str, 
         text = f"{name} runs {of} [0, {k}) of {n}: {why}".replace("  ", " ")
         yield cause, text, 0, k, {"input": operand, "axis": axis, "missing": [k, n]}, prior
     for k, why in starts(n).items():
-        # a loop that loses its beginning seldom begins late: each of its turns replaces the one before
+        # a loop that loses its beginning seldom starts late: each iteration overwrites the one before
         cause = "off_by_one" if k == 1 and n > 2 else "overwritten_accumulator"
         text = f"{name} runs {of} [{k}, {n}) of {n}: {why}".replace("  ", " ")
         yield cause, text, k, n, {"input": operand, "axis": axis, "missing": [0, k]}, 0.6
 
 
 def neutral(name: str) -> float:
-    """What adds nothing to a reduction."""
+    """The neutral element of a reduction."""
     if name in ("amax", "logsumexp", "max", "argmax"):
         return -torch.inf
     return torch.inf if name == "amin" else 1.0 if name == "prod" else 0.0
 
 
 def only(x: Tensor, axis: int, lo: int, hi: int, fill: float) -> Tensor:
-    """x with all but [lo, hi) of the axis replaced by the neutral element."""
+    """x with everything outside [lo, hi) of the axis replaced by the neutral element."""
     out = torch.full_like(x, fill)
     out.narrow(axis, lo, hi - lo).copy_(x.narrow(axis, lo, hi - lo))
     return out
@@ -158,7 +158,8 @@ def _counts(call: OperatorCall, axes: list[int]) -> dict[str, tuple[str, float]]
 
 
 def _other_axes(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
-    x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1  # of the axis among the arguments
+    # the position of the axis among the arguments
+    x, place = call.args[0], 2 if call.name == "linalg_vector_norm" else 1
     if x.dim() < 2:
         return
     yield from _more_or_fewer(call, axes)
@@ -184,7 +185,7 @@ _WHOLE = {"sum": torch.sum, "mean": torch.mean, "amax": torch.amax, "linalg_vect
 
 
 def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
-    """Along all axes in place of some, along one in place of several; what is left broadcasts."""
+    """Along all axes in place of some, along one in place of several; the result broadcasts."""
     x, reduce = call.args[0], _WHOLE.get(call.name)
     others = [[a] for a in range(x.dim())] if len(axes) > 1 else [list(range(x.dim()))]
     others += [sorted([*axes, a]) for a in range(x.dim()) if a not in axes and len(axes) + 1 < x.dim()]
@@ -204,7 +205,7 @@ def _more_or_fewer(call: OperatorCall, axes: list[int]) -> Iterator[Change]:
 
 
 def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
-    """The last element, or the tail block, counted twice: clamped indices instead of a mask."""
+    """The last element, or the remainder block, counted twice: clamped indices instead of a mask."""
     n = call.args[0].shape[axis]
     for block in BLOCKS:
         pad = -n % block
@@ -225,7 +226,7 @@ def _repeats(call: OperatorCall, axis: int) -> Iterator[Change]:
 
 
 def repeated(call: OperatorCall) -> list[Change]:
-    """A product that counts several times; asked of groups alone, since one product is a term that is fitted."""
+    """A product that counts several times; used for groups only, since a single product is a fitted term."""
     if call.name not in ("mm", "bmm") or not floating(call.out):
         return []
 
@@ -271,7 +272,7 @@ def _products(call: OperatorCall) -> Iterator[Change]:
 
 
 def strides_exchanged(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """The last two axes read with one another's strides, and as if the matrix were the transposed one, both ways."""
+    """The last two axes read with each other's strides, and also as if the matrix were the transposed one."""
     return [
         (f"the strides of {name} stand in each other's place", _across),
         (f"the strides of {name} are exchanged", lambda t: t.mT.reshape(t.shape)),
@@ -283,7 +284,7 @@ def strides_exchanged(name: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]
 
 
 def _across(t: Tensor) -> Tensor:
-    """t[i, j] read at i + j * columns of the memory as a whole; NaN beyond its end, where anything may lie."""
+    """t[i, j] read at offset i + j * columns of the flat memory; NaN beyond its end, where anything may lie."""
     rows, columns = t.shape[-2:]
     at = torch.arange(rows, device=t.device)[:, None] + torch.arange(columns, device=t.device) * columns
     first = torch.arange(t.numel() // (rows * columns), device=t.device) * (rows * columns)

@@ -1,4 +1,6 @@
-"""What is left behind whole blocks, in sums of several lengths: kernels of vectors and of tiles forget it in all."""
+"""Remainders after whole blocks, left out of sums of several lengths: vectorised and tiled kernels forget all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from .reductions import axes_of, neutral, only
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256)
 _SUMS = frozenset("sum mean amax amin logsumexp linalg_vector_norm".split())
 _MOST = 64  # sums of a line
-_TURNS = (1, 2, 3, 4)  # sums that a line has in each turn
+_TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor is made of; a line's sums together, or each of a turn's."""
+    """`among`: the operators that the wrong tensor depends on; a line's sums together, or each of an iteration's
+    sums.
+    """
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if (
@@ -35,7 +39,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 def _cut(members: Sequence[OperatorCall]) -> Iterator[Change]:
     lengths = [call.args[0].shape[axes_of(call)[0]] for call in members]
     if len(set(lengths)) == 1:
-        return  # of one length: each sum's own changes say it
+        return  # of one length: the changes of each sum cover it
     seen: set[tuple[int, ...]] = set()
     for block in _BLOCKS:
         rests = tuple(n % block for n in lengths)

@@ -1,4 +1,4 @@
-"""Sums of which some addends are left at each place, whichever they are: stores that should have been additions."""
+"""Sums of which only some addends survive at each place: stores that should have been additions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, moved, whole
 
 _MOST = 64  # updates of one place
-_SUBSETS = 8  # addends of which some may be left
-_CHANCE = 1e-3  # of a number that some of the addends make by accident
+_SUBSETS = 8  # addends of which some may survive
+_CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
 
 
 def changes(calls: Sequence[OperatorCall], judge: Judge) -> Iterator[Change]:
-    """Of the sums that make the golden's tensor; which addends are left is read off what came, that some are is not."""
+    """Changes of sums that make the golden's tensor; the candidate's values show which addends survive."""
     golden, got, bound = judge.golden, judge.got, judge.bound
     for call in calls:
         if not floating(call.out) or not call.out.numel():
@@ -47,7 +47,7 @@ def _of_a_sum(
 def _for_each(
     call: OperatorCall, calls: Sequence[OperatorCall], golden: Tensor, got: Tensor, bound: Tensor
 ) -> Iterator[Change]:
-    """A sum over an axis that comes back along it, as ranks have it, maybe times a number."""
+    """A sum over an axis that is spread along it again, as ranks have it, possibly scaled."""
     x, axis = call.args[0], call.args[1][0]
     n, kept = x.shape[axis], x.sum(axis, keepdim=True)
     if kept.dim() != golden.dim() or not 2 < n <= _SUBSETS or golden.shape[axis] < 2 or bool((kept == 0).any()):
@@ -72,7 +72,7 @@ def _for_each(
 
 
 def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[Tensor, set[int]] | None:
-    """(at each place the nearest sum of some of the addends, how many those are where it is not the golden's)"""
+    """(the nearest subset sum at each place, how many addends it has where it differs from the golden)"""
     n = addends.shape[-1]
     size = addends.abs().mean().clamp_min(1e-300)
     if float((bound / size).mean()) * 2**n > _CHANCE:
@@ -88,7 +88,7 @@ def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[
 
 
 def _updates(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
-    """(rows, what is added to them) of an addition at indices to zeros, gradients of rows that were read among them."""
+    """(destination rows, updates) of an indexed addition to zeros, including gradients of rows that were read."""
     a = call.args
     if call.name in ("index_add", "index_add_") and not a[1] % max(call.out.dim(), 1) and not bool(a[0].any()):
         return (a[2], a[3]) if a[2].dim() == 1 else None
@@ -104,7 +104,7 @@ def _updates(call: OperatorCall) -> tuple[Tensor, Tensor] | None:
 
 
 def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) -> Iterator[Change]:
-    """The same of an addition at indices: which of several updates of a place is left depends on their order."""
+    """The same for an indexed addition: which of several updates of a place survives depends on their order."""
     if not len(index) or int(index.min()) < 0:
         return
     most = int(torch.bincount(index).max())
@@ -125,7 +125,7 @@ def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) 
 
 
 def _left(addends: Tensor, got: Tensor) -> Tensor | None:
-    """The addend nearest to what came, zeros left aside; None where nowhere two of them meet."""
+    """The addend nearest to the candidate's value, ignoring zeros; None if two of them never meet."""
     addends = addends.reshape(*got.shape, -1) if addends.numel() == got.numel() * addends.shape[-1] else addends
     if addends.shape[:-1] != got.shape or not bool(((addends != 0).sum(-1) > 1).any()):
         return None
