@@ -1,4 +1,4 @@
-"""Every change that a golden of this form allows, whichever kind it is of."""
+"""All changes that can be tried on a golden, collected from the modules of each kind."""
 
 from __future__ import annotations
 
@@ -136,11 +136,11 @@ _OF_A_CALL = (
     ("cross products", cross_products.changes),
     ("interpolation", interpolation.changes),
 )
-_ONE_TURN = 0.25  # rarer is a mistake in one turn of a loop alone
+_ONE_TURN = 0.25  # prior lost by a mistake in a single iteration of a loop, which is rarer
 
 
 def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
-    """All of them, in no order; a kind that stumbles over the golden's form is left out, and said."""
+    """All changes, unordered; a kind that raises an error on this golden is noted in `search.left_out`."""
     offered = partial(_offered, search)
     waiting = offered("leaves", leaves.changes, search.examination, search.leaves)
     waiting += offered("block offsets", block_offsets.changes, search.leaves)
@@ -206,7 +206,7 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
 
 
 def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapping[int, list[Change]]) -> list[Change]:
-    """What only kernels' hand-written backwards get wrong."""
+    """Changes for mistakes that only hand-written backwards make."""
     offered = partial(_offered, search)
     material = search.examination.material
     numbers = {**material.sizes, **material.scalars}
@@ -229,12 +229,12 @@ def _in_backward(search: SearchContext, calls: list[OperatorCall], by_call: Mapp
 
 
 def _drawn(changes: list[Change]) -> list[Change]:
-    """Made of the numbers that came, or of changes that are."""
+    """Marks changes that were derived from the candidate's numbers, or from other such changes."""
     return [replace(change, drawn=True) for change in changes]
 
 
 def _known(search: SearchContext) -> dict[str, Tensor]:
-    """Inputs and stages of the forward by name."""
+    """Inputs and stages of the forward, by name."""
     values = search.examination.ref.values
     names = [n for n in search.examination.ref.order if not n.endswith(".grad") and n != search.tensor]
     stages = {n: values[n].double() for n in names if n in values and values[n].is_floating_point()}
@@ -244,7 +244,7 @@ def _known(search: SearchContext) -> dict[str, Tensor]:
 def _offered(
     search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *arguments: Any
 ) -> list[Change]:
-    """The changes of one kind; what it stumbles over is left out and said, and the others are still tried."""
+    """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:
         return list(source(*arguments))
     except Exception as error:  # noqa: BLE001 - goldens have every form, and each kind reads one that it knows
