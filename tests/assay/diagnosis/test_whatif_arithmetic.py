@@ -1,4 +1,4 @@
-"""Changed goldens: places that are reckoned wrongly, rows repeated in turn, memory laid out otherwise, neighbours."""
+"""Changed goldens: wrong index arithmetic, rows repeated in turn, another memory layout, neighbouring cells."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def hashed(x, y, wide):
         (lambda x, y, wide: (x + y * wide) // 4, lambda x, y, wide: (x + y * wide) // 5, "wrong_stride", "5 stands"),
     ],
 )  # fmt: skip
-def test_a_place_that_is_reckoned_wrongly(right, wrong, cause, text):
+def test_wrong_arithmetic_in_an_index_is_explained(right, wrong, cause, text):
     change = best(
         lambda x, y, table, wide: looked_up(x, y, table, wide, wrong),
         lambda x, y, table, wide: looked_up(x, y, table, wide, right),
@@ -50,7 +50,7 @@ def modulated(make, B, T, D):
     return {"x": make.normal(B, T, D), "scale": make.normal(B, D)}
 
 
-def test_a_batchs_row_that_is_found_by_the_rest_of_a_place():
+def test_a_batch_row_looked_up_by_the_remainder_is_explained():
     def kernel(x, scale):
         rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
         return x * scale[rows].reshape(x.shape) + 1
@@ -60,7 +60,7 @@ def test_a_batchs_row_that_is_found_by_the_rest_of_a_place():
     assert "by the rest of a place by 3" in change.text
 
 
-def test_what_is_expanded_before_it_is_read_is_known_too():
+def test_a_row_expanded_before_the_read_is_explained():
     def kernel(x, scale):
         rows = torch.arange(x.shape[0] * x.shape[1]) % len(scale)
         return x * scale[rows].reshape(x.shape) + 1
@@ -79,7 +79,7 @@ def stored(rows, cache, slots):
     return cache.transpose(1, 2).index_put((slots // page, slots % page), rows).transpose(1, 2)
 
 
-def test_rows_that_are_stored_as_if_the_memory_lay_in_another_order():
+def test_rows_stored_in_another_memory_order_are_explained():
     def kernel(rows, cache, slots):
         P, H, page, D = cache.shape
         lying = cache.clone().view(P, page, H, D)
@@ -92,7 +92,7 @@ def test_rows_that_are_stored_as_if_the_memory_lay_in_another_order():
     )
 
 
-def test_rows_that_are_read_as_if_the_memory_lay_in_another_order():
+def test_rows_read_in_another_memory_order_are_explained():
     def golden(rows, cache, slots):
         return rows + cache.transpose(1, 2)[slots // cache.shape[2], slots % cache.shape[2]]
 
@@ -109,7 +109,7 @@ def projected(make, P, D):
     return {"a": make.normal(P, D), "z": 1 + make.uniform(P), "turn": make.normal(P, 4)}
 
 
-def test_a_small_number_that_is_added_to_a_divisor():
+def test_an_epsilon_added_to_a_divisor_is_explained():
     def golden(a, z, turn, more=0.0):
         return a / (z.unsqueeze(1) + more) - a.sum(1, keepdim=True) / (z.unsqueeze(1) + more)
 
@@ -138,7 +138,7 @@ def summed(stay, go, later=0):
     return torch.stack(rows) + stay
 
 
-def test_a_step_that_takes_the_number_of_the_cell_where_it_arrives():
+def test_a_step_that_reads_its_destination_cell_is_explained():
     change = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
     assert change.exact and change.cause == "shifted" and "reads the place after its own" in change.text, change.text
 
@@ -152,7 +152,7 @@ def ragged(make, B, T):
 
 @pytest.mark.parametrize("counts, what", [(lambda n: n.clamp(min=1), "one"),
                                           (lambda n: torch.where(n == 0, n.max(), n), "all")])  # fmt: skip
-def test_what_has_none_is_taken_to_have_some(counts, what):
+def test_an_empty_sequence_taken_as_nonempty_is_explained(counts, what):
     def golden(x, lengths):
         return torch.where(torch.arange(x.shape[1]) < lengths.unsqueeze(1), x, 0.0).sum(1)
 
@@ -160,7 +160,7 @@ def test_what_has_none_is_taken_to_have_some(counts, what):
     assert change.exact and change.cause == "empty_group" and f"to have {what}" in change.text, change.text
 
 
-def test_minus_infinity_that_is_lost():
+def test_a_lost_minus_infinity_is_explained():
     def golden(x, lengths, none=-torch.inf):
         nothing = torch.full(x.shape[1:], none, dtype=x.dtype)
         nothing[0] = 0.25
@@ -175,7 +175,7 @@ def pairs(make, N, C, H):
     return {"z": make.normal(N, N, C), "w": make.normal(C, H), "v": make.normal(C, H)}
 
 
-def test_a_square_that_is_joined_in_the_other_order_is_transposed():
+def test_square_axes_joined_in_the_wrong_order_are_a_transposition():
     def golden(z, w, v):
         return ((z @ w).unsqueeze(1) * (z @ v).unsqueeze(0)).sum(2) + assay.stage("gate", z.sum(2, keepdim=True))
 
@@ -212,7 +212,7 @@ class SavedTooEarly(torch.autograd.Function):
 
 @pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "not divided by its total"),
                                                 ("weights", "v.grad", "before it was divided by")])  # fmt: skip
-def test_what_is_saved_before_it_is_divided(what, tensor, text):
+def test_weights_saved_before_their_division_are_explained(what, tensor, text):
     change = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")
     assert change.exact and change.cause == "wrong_saved_tensor" and text in change.text, change.text
 
@@ -236,7 +236,7 @@ def gated(make, R, C):
     return {"x": make.normal(R, C), "w": make.normal(R, C)}
 
 
-def test_gradients_inside_of_a_backward_that_are_exchanged():
+def test_gradients_exchanged_inside_a_backward_are_explained():
     def golden(x, w):
         return assay.stage("a", torch.tanh(x)) * assay.stage("b", torch.sigmoid(w))
 

@@ -1,4 +1,4 @@
-"""Hand-written backwards: what their loops, blocks, ranks and recomputed chunks get wrong is told by its own change."""
+"""Hand-written backwards: each mistake in loops, blocks, ranks and recomputed chunks has its own change."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def asserted(target, tensor, cause, text):
     assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
-# what arrives of a gradient's addends
+# lost addends of a gradient
 
 
 @assay.case(P=[23], V=[7], D=[3])
@@ -50,7 +50,7 @@ def without_tail(d, ids, into):
     [(stored, "lost_update", ""), (by_blocks, "lost_update", "the last ones are left"),
      (without_tail, "truncated_reduction", "the last updates never arrive")],
 )  # fmt: skip
-def test_which_updates_of_a_row_arrive(put, cause, text):
+def test_lost_updates_of_a_row_are_explained(put, cause, text):
     def backward(table, scale, ids, y, grad_y):
         rows = torch.zeros_like(table)
         put(grad_y * (1 - y * y), ids, rows)
@@ -70,7 +70,7 @@ def reflected(x):
 
 
 @pytest.mark.parametrize("lost, cause", [("border", "missing_term"), ("first", "lost_update")])
-def test_what_arrives_from_a_border(lost, cause):
+def test_lost_addends_at_a_padded_border_are_explained(lost, cause):
     def backward(x, y, grad_y):
         d = 2 * F.pad(x, (1, 1, 1, 1), mode="reflect") * grad_y
         if lost == "border":
@@ -126,7 +126,7 @@ def by_chunks(x, decay, grad_y, *, afresh=False, late=False):
     [("afresh", "overwritten_accumulator", "every chunk of 3 turns begins without"),
      ("late", "wrong_saved_tensor", "begins each chunk of 3 turns with the state of another place")],
 )  # fmt: skip
-def test_chunks_of_a_loop(wrong, cause, text):
+def test_a_backward_that_restarts_in_chunks_is_explained(wrong, cause, text):
     def backward(x, decay, y, grad_y):
         return by_chunks(x, decay, grad_y, **{wrong: True})
 
@@ -236,7 +236,7 @@ def solved(a, b):
     return torch.stack(solution)
 
 
-def test_a_backward_that_reads_rows_where_it_should_read_columns():
+def test_a_backward_that_reads_a_matrix_transposed_is_explained():
     def backward(a, b, y, grad_y):
         db = torch.empty(b.shape)
         for i in reversed(range(len(b))):
@@ -256,7 +256,7 @@ def pooled(x):
     return F.max_pool2d(x, 2, stride=1)
 
 
-def test_places_that_are_counted_with_another_stride():
+def test_places_counted_with_a_wrong_stride_are_explained():
     def backward(x, y, grad_y):
         (C, H, W), places = x.shape, F.max_pool2d(x, 2, stride=1, return_indices=True)[1]
         places = places // W * H + places % W
@@ -281,7 +281,7 @@ def logits_gradient(x, w, label, hit, even):
 
 
 @pytest.mark.parametrize("wrong", ["labels", "share"])
-def test_blocks_of_a_vocabulary(wrong):
+def test_a_label_repeated_in_every_block_of_the_vocabulary_is_explained(wrong):
     def backward(x, w, label, y, grad_y):
         column = torch.arange(len(w))
         hit = label[:, None] == (column % 4 if wrong == "labels" else column)
@@ -314,7 +314,7 @@ def test_the_first_entry_of_a_group_belongs_to_the_one_before(end):
     asserted(target, "x.grad", "off_by_one", "the first entry of each group belongs to the group before")
 
 
-# factors of addends, and masks that are forgotten
+# factors of addends, and forgotten masks
 
 
 @assay.case(T=[8], N=[5], D=[6])
@@ -354,7 +354,7 @@ def attended(q, k, v, region):
     return torch.softmax(scores(q, k, region), -1) @ v
 
 
-def test_weights_that_the_backward_makes_again_without_the_mask():
+def test_weights_recomputed_without_the_mask_are_explained():
     def backward(q, k, v, region, y, grad_y):
         lse = torch.logsumexp(scores(q, k, region), -1, keepdim=True)
         p = torch.exp(scores(q, k, region, masked=False) - lse)

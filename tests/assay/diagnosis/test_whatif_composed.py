@@ -1,4 +1,4 @@
-"""Changed goldens: those of blocks put together, places taken in turn, reads from before an update, factors parted."""
+"""Changed goldens: block results assembled wrongly, places taken in turn, stale reads, factors of one addend."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def rows(make, T, N):
 
 
 def spread(x):
-    """A variance that no operator of torch makes in one piece."""
+    """A variance that torch computes with several operators."""
     return ((x - x.sum(1, keepdim=True) / x.shape[1]) ** 2).sum(1) / x.shape[1]
 
 
@@ -60,7 +60,7 @@ def steps(make, T, D):
 
 
 def decayed(x, keep):
-    """h[t] = keep[t] h[t-1] + x[t] as one product: there is no loop whose turns could be changed."""
+    """h[t] = keep[t] h[t-1] + x[t] as one product, so that there is no loop whose turns could be changed."""
     log = keep.log().cumsum(0)
     share = torch.exp(log[:, None] - log).masked_fill(torch.ones(len(x), len(x)).triu(1).bool()[..., None], 0)
     return (share * x).sum(1)
@@ -128,7 +128,7 @@ def groups(make, T, G, E):
     return {"x": make.normal(T, E), "open": make.normal(T, G)}
 
 
-def test_groups_open_places_in_turn_and_infinities_stand_elsewhere():
+def test_grouped_masks_taken_in_turn_and_wrong_fill_values():
     def golden(x, open):
         return x.masked_fill((open < 0).repeat_interleave(4, 1), -torch.inf)
 
@@ -144,7 +144,7 @@ def test_groups_open_places_in_turn_and_infinities_stand_elsewhere():
     assert (zero.cause, zero.exact) == ("wrong_mask", True) and "hold 0 instead of -inf" in zero.text
 
 
-# before an update
+# reads from before an update
 
 
 @assay.case(T=[6], D=[4])
@@ -186,7 +186,7 @@ def solved(L, b, short=0):
     return torch.stack(rows)
 
 
-def test_a_sum_over_what_is_known_ends_one_early():
+def test_a_triangular_solve_whose_sum_ends_one_early():
     target = assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None)
     change = explained(target)
     assert change[0].cause == "off_by_one" and all(what.exact for what in change)

@@ -1,4 +1,4 @@
-"""A small constant in another place than the golden's, told at any size of the case, rounding or not."""
+"""An epsilon in another place than the golden's is named at any size of the case, near rounding or not."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_a_constant_is_told_wherever_it_stands(name):
+def test_a_misplaced_epsilon_is_named_wherever_it_is(name):
     golden, kernel = OTHERWISE[name]
     diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens))
     assert diagnosis.verdict == "fail" and diagnosis.causes[0].id == "absolute_eps", str(diagnosis)
@@ -61,7 +61,7 @@ def test_a_constant_is_told_wherever_it_stands(name):
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_next_to_rounding_it_is_told_where_it_is_larger(seed):
+def test_an_epsilon_near_rounding_is_named_at_another_magnitude(seed):
     diagnosis = assay.diagnose(assay.Target(OTHERWISE["outside of rsqrt"][1], root, cases=tokens), seed=seed)
     sentence = diagnosis.causes[0].evidence[0]
     assert "rsqrt(a) + 1e-06 stands in place of" in sentence and "with inputs times 2^" in sentence, sentence

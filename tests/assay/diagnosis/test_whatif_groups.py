@@ -1,4 +1,4 @@
-"""Changes of several operators at once, and of products that are sorted before they are added; when the search ends."""
+"""Changes of several operators at once, products that are sorted before they are added, and the end of the search."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from goldsmith.assay.diagnosis.whatif.masks import padding
 from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
-_MOST = 300  # runs of the candidate that a diagnosis may take
+_MOST = 300  # runs of the candidate that a diagnosis may use
 
 
 def tried(target, tensor="y"):
-    """What explains the tensor, and how many changes were tried for it."""
+    """The explanations of the tensor, and the number of changes tried."""
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
     session = search(examination, tensor, got, examination.first)
@@ -54,7 +54,7 @@ def sorted_and(read):
     "read, cause",
     [(lambda o: o.flip(0), "permuted"), (lambda o: o.roll(1), "shifted")],
 )
-def test_rows_out_of_the_order_that_they_are_sorted_in(read, cause):
+def test_products_read_out_of_their_sorted_order(read, cause):
     best = tried(sorted_and(read))[0][0]
     assert (best.cause, best.exact, best.whole) == (cause, True, True), best
     assert "sorted by where they are added" in best.text
@@ -105,7 +105,7 @@ def without_scale(x, a, b, w, grad_y):
         kept.append(x)
     for i in (1, 0):
         dz = grad_y * (1 - kept[2 * i + 1] ** 2)
-        grad_y = dz @ w[i].mT + dz @ b[i].mT @ a[i].mT  # the scale is forgotten, in both turns
+        grad_y = dz @ w[i].mT + dz @ b[i].mT @ a[i].mT  # the scale is missing in both turns
     return {"x": grad_y}
 
 
@@ -141,7 +141,7 @@ def test_the_search_ends_where_a_common_change_makes_everything():
 
 
 @pytest.mark.parametrize("kind", [padding, reductions], ids=["of all operators", "of one"])
-def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, monkeypatch):
+def test_a_kind_of_change_that_raises_is_reported_and_the_others_are_tried(kind, monkeypatch):
     def stumbles(*given):
         raise RuntimeError("a view of two axes")
 
@@ -153,7 +153,7 @@ def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, m
 
 
 @pytest.mark.parametrize("target", [layer("h"), adapter("saved")], ids=lambda t: t.name)
-def test_a_diagnosis_takes_no_more_runs_than_it_says(target):
+def test_a_diagnosis_stays_within_its_number_of_runs(target):
     runs = []
     hooks.RUNS.append(lambda *run: runs.append(run))
     try:

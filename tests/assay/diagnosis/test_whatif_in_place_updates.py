@@ -1,4 +1,4 @@
-"""What is written in place is read after its update: pairs that are turned, moments in one buffer."""
+"""Values read after their update in place: rotated pairs, moments in one buffer."""
 
 import torch
 
@@ -23,7 +23,7 @@ def in_place(x, angle):
     return y
 
 
-def test_the_second_of_a_pair_is_formed_from_the_first_that_is_turned_already():
+def test_a_rotation_in_place_that_reads_its_own_result():
     change = best(in_place, turned, tokens)
     assert change.cause == "wrong_saved_tensor" and change.also[0] == "aliased", change
     assert change.exact and change.whole and "is updated before it is read" in change.text, change

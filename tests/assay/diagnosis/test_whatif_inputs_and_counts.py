@@ -1,4 +1,4 @@
-"""Changed goldens: flags and lengths among the inputs, counts, parts with an own maximum, choices of the backward."""
+"""Changed goldens: boolean flags, lengths, counts, per-part maxima, branches of the backward."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def cause_and_text(candidate, golden, case, tensor="y", **declared):
     return some[0].cause, some[0].text
 
 
-# a decaying sum that begins anew where a flag says so
+# a decaying sum that a flag resets
 
 
 @assay.case(T=[9], C=[5])
@@ -55,12 +55,12 @@ def one_later(flags):
         ),
     ],
 )
-def test_flags_that_are_read_elsewhere(changed, cause, text):
+def test_flags_read_at_a_wrong_place(changed, cause, text):
     some = explanations(lambda x, resets, keep: decayed(x, resets, keep, **changed), decayed, marked)
     assert some[0].cause == cause and text in [w.text for w in some if w.exact and w.whole]
 
 
-def test_a_mask_that_is_left_out_of_one_of_two_products_with_a_number():
+def test_a_mask_left_out_of_one_of_two_products():
     cause, text = cause_and_text(
         lambda x, resets, keep: decayed(x, resets, keep, twice=torch.ones_like), decayed, marked
     )
@@ -72,7 +72,7 @@ def chosen(make, T, C):
     return {"x": make.normal(T, C), "on": make.uniform(T, C) < 0.5}
 
 
-def test_flags_of_one_bit_are_shifted_and_turned_round():
+def test_boolean_flags_that_are_shifted_or_inverted():
     def golden(x, on):
         return torch.where(on, x, 0.1 * x)
 
@@ -89,7 +89,7 @@ def packed(make, R, C):
 
 
 @pytest.mark.parametrize("width, what", [(2, "pairs of bits"), (1, "bits")])
-def test_parts_of_a_byte_that_are_read_from_the_other_end(width, what):
+def test_parts_of_a_byte_read_in_reverse(width, what):
     def golden(x, codes, down=False):
         at = torch.arange(0, 8, width)[: x.shape[1] // codes.shape[1]]
         at = 8 - width - at if down else at
@@ -134,7 +134,7 @@ def gridded(make, N, G):
     return {"x": make.uniform(N), "table": make.normal(G)}
 
 
-def test_a_step_of_a_grid_that_is_made_of_one_interval_less():
+def test_a_grid_step_with_one_interval_too_few():
     def golden(x, table, steps=None):
         at = x * (1.0 / (0.25 / (steps or len(table))))
         return torch.where(at < 7.0, torch.sin(at), 0.0) * table.sum()
@@ -149,7 +149,7 @@ def ranked(make, N, D):
 
 
 @pytest.mark.parametrize("first, cause", [(1, "off_by_one"), (0, "shifted")])
-def test_places_that_are_counted_one_too_early(first, cause):
+def test_places_counted_one_too_early(first, cause):
     def golden(x, late=0):
         return x.sort(-1).values * torch.arange(first - late, x.shape[1] + first - late)
 
@@ -164,7 +164,7 @@ def keyed(make, T, D):
     return {"k": make.normal(T, D), "v": make.normal(T, D), "q": make.normal(T, D)}
 
 
-def test_an_outer_product_of_the_other_order():
+def test_an_outer_product_in_the_other_order():
     def golden(k, v, q, swap=False):
         state, out = k.new_zeros(k.shape[1], k.shape[1]), []
         for t in range(len(k)):
@@ -177,7 +177,7 @@ def test_an_outer_product_of_the_other_order():
     assert cause == "transposed" and "are exchanged" in text and "in 6 places" in text
 
 
-# parts: an own maximum, a rest that nobody has, indices of eight bits
+# parts: their own maximum, uncovered remainders, 8-bit indices
 
 
 @assay.case(N=[6], V=[150], R=[4])
@@ -187,7 +187,7 @@ def parted(make, N, V, R):
     return {"x": make.normal(N, V, std=2.0), "table": make.normal(V, 8), "ids": ids, "R": R}
 
 
-def test_parts_whose_exponentials_have_their_own_maximum():
+def test_parts_that_each_use_their_own_maximum():
     def golden(x, table, ids, R):
         return torch.softmax(x, 1) @ table
 
@@ -204,7 +204,7 @@ def looked_up(x, table, ids, R):
     return table[ids] * x.sum(1, keepdim=True)
 
 
-def test_rows_that_no_part_has():
+def test_rows_that_no_part_covers():
     def own(x, table, ids, R):
         each = len(table) // R
         return torch.where((ids < R * each)[:, None], looked_up(x, table, ids, R), 0.0)
@@ -221,11 +221,11 @@ def test_indices_that_become_negative_in_eight_bits():
     assert cause == "index_overflow" and "8 bits" in text
 
 
-# backwards: a choice that is taken otherwise, exponentials that are not divided
+# backwards: another branch of a choice, undivided exponentials
 
 
 class Mine(torch.autograd.Function):
-    """golden(x, w) with the gradient of x that `slope(x, w)` times its output's gradient is."""
+    """golden(x, w) with the gradient of x replaced by `slope(x, w)` times the output's gradient."""
 
     @staticmethod
     def forward(ctx, x, w, golden, slope):
@@ -243,7 +243,7 @@ def pairs(make, N, D):
     return {"x": make.normal(N, D), "w": make.normal(N, D)}
 
 
-def test_a_backward_that_takes_one_side_of_a_maximum_always():
+def test_a_backward_that_always_takes_one_side_of_a_maximum():
     def golden(x, w):
         return torch.maximum(x * w, 2 * x.clamp(-0.5, 0.5))
 
@@ -268,11 +268,11 @@ def test_a_backward_whose_shares_are_not_divided_by_their_sum():
     assert cause == "wrong_factor" and "are not divided by their sum" in text
 
 
-# nothing but NaN
+# only NaN
 
 
 @pytest.mark.parametrize("guarded", [lambda s, n: s / n.clamp(min=1), lambda s, n: torch.where(n > 0, s / n, 0.0)])
-def test_a_mean_of_nothing_that_makes_the_only_number_nan(guarded):
+def test_an_empty_mean_that_makes_the_only_number_nan(guarded):
     @assay.case(B=[4], T=[7], D=[3])
     def some(make, B, T, D):
         given = rows[0].draw(make, B, T, D)

@@ -1,4 +1,4 @@
-"""Changed goldens for kernels written otherwise: backwards by hand, softmax made again, loops, blocks, ranks."""
+"""Changed goldens for kernels in other forms: hand-written backwards, recomputed softmax, loops, blocks, ranks."""
 
 import math
 
@@ -19,7 +19,7 @@ def explained_by(candidate, golden, cases, tensor="y", backward="auto"):
     return changes[0]
 
 
-# norms, whose backward kernels write in other terms than autograd
+# norms, whose backward kernels write with other terms than autograd
 
 
 @assay.case(T=[5], G=[2], D=[7])
@@ -55,7 +55,7 @@ def of_layer_norm(form):
     ],
     ids=["inner_sum_without_w", "mean_without_w", "addend_without_x_hat", "rstd_twice", "no_inner_sum"],
 )
-def test_one_addend_of_a_norms_gradient(cause, form):
+def test_a_wrong_addend_of_a_norms_gradient(cause, form):
     right = of_layer_norm(lambda g, dy, hat, mean, rstd: rstd * (g - mean(g) - hat * mean(g * hat)))
     for backward, wrong in ((right, False), (of_layer_norm(form), True)):
         target = assay.Target(layer_norm, layer_norm, cases=rows, backward=backward)
@@ -81,7 +81,7 @@ def test_an_inner_sum_of_a_group_norm_that_runs_over_the_whole_row():
     assert explained_by(group_norm, group_norm, rows, "x.grad", backward).cause == "wrong_axis"
 
 
-# attention whose backward makes its probabilities again
+# attention whose backward recomputes its probabilities
 
 
 @assay.case(S=[11], D=[4])
@@ -100,7 +100,7 @@ def attention(q, k, v, limit=None, fill=-math.inf, block=None):
 
 
 def of_attention(again):
-    """A backward that keeps the logarithms of the sums, to base 2."""
+    """A backward that saves the logarithms of the sums to base 2."""
 
     def backward(q, k, v, y, grad_y):
         c = 1 / math.sqrt(q.shape[-1])
@@ -124,7 +124,7 @@ def of_attention(again):
     ],
     ids=["e_for_2", "scores_to_base_e", "sum_to_base_e", "maximum_alone", "diagonal_masked", "diagonal_blocks_skipped"],
 )
-def test_probabilities_that_the_backward_makes_again(cause, again):
+def test_probabilities_recomputed_wrongly_in_the_backward(cause, again):
     right = assay.Target(attention, attention, cases=tokens, backward=of_attention(lambda a, b, s: torch.exp2(a - b)))
     assert assay.check(right, raises=False, probes="values").ok
     assert explained_by(attention, attention, tokens, "q.grad", of_attention(again)).cause == cause
@@ -135,8 +135,8 @@ def of_earlier_blocks(S, block):
     return at[:, None] > at
 
 
-def test_a_limit_that_comes_after_the_mask():
-    """Sibling: zeros at masked places."""
+def test_a_clamp_applied_after_the_mask():
+    """Also: zeros at masked places."""
 
     def late_step(q, k, v):
         s = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden(len(q)), -math.inf)
@@ -149,7 +149,7 @@ def test_a_limit_that_comes_after_the_mask():
     assert zeros.cause == "wrong_mask"
 
 
-def test_a_scale_that_comes_after_the_function():
+def test_a_scale_applied_after_the_function():
     def late_step(q, k, v):
         s = 3 * torch.tanh(q @ k.mT / 3) / math.sqrt(q.shape[-1])
         return torch.softmax(s.masked_fill(hidden(len(q)), -math.inf), -1) @ v
@@ -176,7 +176,7 @@ def scan(x, a):
 @pytest.mark.parametrize(
     "cause, decay", [("shifted", lambda a, t: torch.exp(-a[max(t - 1, 0)])), ("wrong_factor", lambda a, t: -a[t])],
 )  # fmt: skip
-def test_every_turn_of_a_loop_is_wrong_alike(cause, decay):
+def test_the_same_mistake_in_every_turn_of_a_loop(cause, decay):
     def kernel(x, a):
         h, out = torch.zeros_like(x[0]), []
         for t in range(len(x)):
@@ -256,7 +256,7 @@ def reduced(x):
 
 
 @pytest.mark.parametrize("cause, far", [("truncated_reduction", 1), ("overwritten_accumulator", 3)])
-def test_ranks_of_which_some_are_missing_in_every_chunk(cause, far):
+def test_ranks_missing_from_every_chunk(cause, far):
     def ring(x):
         y = reduced(x).clone()
         for chunk in range(4):
@@ -276,8 +276,8 @@ def words(make, V, D, T):
 @pytest.mark.parametrize(
     "golden", [lambda table, word: table[word], torch.nn.functional.embedding], ids=["index", "embedding"]
 )
-def test_of_the_gradients_of_a_row_one_is_left(golden):
-    """Which one, no order of the golden's says."""
+def test_only_one_gradient_of_a_row_survives(golden):
+    """No order in the golden determines which one."""
 
     def read(table, word):
         return golden(table, word) if golden.__name__ == "<lambda>" else golden(word, table)
@@ -300,8 +300,8 @@ def average(x, a):
 
 
 @pytest.mark.parametrize("cause, tensor", [("missing_term", "a.grad"), ("wrong_factor", "x.grad")])
-def test_every_turn_of_a_backward_is_wrong_alike(cause, tensor):
-    """The last turn's gradient comes from elsewhere than the others'."""
+def test_the_same_mistake_in_every_turn_of_a_backward(cause, tensor):
+    """The last turn's gradient has another source than the others'."""
 
     def backward(x, a, y, grad_y):
         dx, da, dh = torch.empty_like(x), torch.empty_like(a), torch.zeros_like(x[0])

@@ -1,4 +1,4 @@
-"""A mask that hides one number more, a softmax whose sum goes over another axis, an input read in place of another."""
+"""A mask applied to one tensor too many, a softmax sum over another axis, an input read in place of another."""
 
 import torch
 
@@ -37,12 +37,12 @@ def over_heads(x):
     return e / e.sum(1, keepdim=True)
 
 
-def test_the_sum_of_a_softmax_goes_over_another_axis_than_its_maximum():
+def test_a_softmax_whose_sum_and_maximum_use_different_axes():
     change = best(over_heads, lambda x: torch.softmax(x, -1), scores)
     assert change.cause == "wrong_axis" and change.params == {"axis": 1, "golden_axis": 2} and change.exact, change
 
 
-def test_an_input_that_is_read_in_place_of_another_is_another_tensor_than_the_right_one():
+def test_an_input_read_in_place_of_another_is_a_wrong_tensor():
     change = best(lambda x, z: torch.sin(x) * x, lambda x, z: torch.sin(x) * z, tokens)
     assert change.cause == "wrong_saved_tensor" and "swapped_results" in change.also, change
     change = best(lambda x, z: torch.sin(z) * x, lambda x, z: torch.sin(x) * z, tokens)
@@ -55,14 +55,16 @@ def through(x, z):
 
 
 def without_the_last(x, z, grad_y):
-    """What the last place sends back through z is left out of what the places before it add up; the sine's is not."""
+    """The last place's gradient through z is missing from the sum of the places before; the sine's gradient is
+    complete.
+    """
     t = torch.exp(-torch.cumsum(x.square(), 0))
     dt = grad_y * z
     dt[-1] = 0
     return {"x": -2 * x * ((dt + grad_y * torch.cos(t)) * t).flip(0).cumsum(0).flip(0)}
 
 
-def test_the_last_place_of_one_addend_of_a_gradient_is_left_out():
+def test_the_last_place_missing_from_an_addend_of_a_gradient():
     change = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
     assert change.cause == "off_by_one" and "the last along axis 0" in change.text and change.exact, change
 
@@ -76,6 +78,6 @@ def without_those_at_the_limit(x, z, grad_y):
     return {"z": grad_y * torch.where(inside, x, 0.0) + grad_y / torch.cosh(z).square()}
 
 
-def test_what_is_at_its_limit_does_not_count_in_an_addend_of_a_gradient():
+def test_saturated_values_missing_from_an_addend_of_a_gradient():
     change = best(limited, limited, tokens, "z.grad", backward=without_those_at_the_limit, grads=("z",))
     assert change.cause == "wrong_mask" and "leaves its operand as it is" in change.text and change.exact, change

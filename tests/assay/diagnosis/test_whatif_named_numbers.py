@@ -1,4 +1,4 @@
-"""Indices that point from the end, a first step that weighs otherwise, axes in another order; and what is named."""
+"""Indices that point from the end, a first step with another weight, axes in another order; names of numbers."""
 
 import math
 
@@ -35,7 +35,7 @@ def from_the_end(i, x, K):
 
 
 @pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
-def test_an_index_of_nothing_points_from_the_end(golden, asked):
+def test_an_unguarded_index_of_minus_one_points_from_the_end(golden, asked):
     best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
     assert best.id == "invalid_index" and f"nothing asks whether {asked}" in sentence, str(diagnosis)
     assert "point from the end" in sentence
@@ -90,12 +90,12 @@ def test_the_axes_of_a_rearrangement_are_found(order):
     assert torch.equal(torch.arange(30).view(shape).permute(order_back).flatten(), index)
 
 
-def test_what_is_no_exchange_of_axes_has_none():
+def test_an_index_without_a_rearrangement_of_axes():
     assert factors(torch.tensor([0, 2, 1, 5, 4, 3])) is None
     assert factors(torch.tensor([3, 2, 1, 0])) is None
 
 
-def test_numbers_that_occur_twice_are_not_followed():
+def test_repeated_numbers_identify_no_places():
     golden = torch.tensor([[1.0, 2.0, 2.0], [3.0, 4.0, 5.0]], dtype=torch.float64)
     got = golden.flatten()[torch.tensor([3, 0, 4, 2, 1, 5])].view(2, 3).float()
     assert not [p for p in patterns("y", got, golden) if "bit for bit" in p.text]
@@ -122,7 +122,7 @@ def test_lengths_of_axes_have_names_where_no_size_is_known():
     assert not [n for n in numbers.known({}, {"N": 12}, {"x": torch.ones(12, 7)}) if "shape" in n]
 
 
-def test_a_deviation_that_divides_by_all():
+def test_a_standard_deviation_divided_by_n():
     @assay.case(N=[12], D=[7])
     def rows(make, N, D):
         return {"x": make.normal(N, D)}

@@ -1,4 +1,4 @@
-"""Changed goldens: offsets of blocks and bytes, strides of tables, parts of an axis, diagonals, sequences in a row."""
+"""Changed goldens: offsets of blocks and bytes, strides of tables, parts of an axis, diagonals, packed sequences."""
 
 import math
 
@@ -29,7 +29,7 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
     ],
     ids=["block", "number", "nibbles"],
 )
-def test_an_offset_that_is_not_added(fault, cause, text):
+def test_a_missing_offset_is_explained(fault, cause, text):
     change = best(lambda x, s, codes: looked_up(x, s, codes, **fault), looked_up, scaled)
     assert (change.cause, change.exact) == (cause, True) and text in change.text
 
@@ -40,7 +40,7 @@ def table(make, N, C, H, W):
             "j": make.integers(0, W, N)}  # fmt: skip
 
 
-def test_an_offset_is_made_with_another_axis_length():
+def test_an_offset_with_the_stride_of_another_axis():
     def kernel(t, c, i, j):
         return torch.exp(t.flatten()[((c * 5 + i) * 5 + j) % t.numel()])
 
@@ -99,7 +99,7 @@ def test_the_mask_counts_queries_from_the_first_token():
     assert (change.cause, change.exact) == ("mask_shift", True) and "is 1 instead of 7" in change.text
 
 
-def test_what_lies_beyond_the_blocks_on_the_diagonal_is_not_masked():
+def test_blocks_beyond_the_diagonal_are_not_masked():
     golden = lambda q, k, v: attention(q, k, v, ahead=0)  # noqa: E731
     change = best(lambda q, k, v: attention(q, k, v, ahead=0, beyond=True), golden, attended)
     assert (change.cause, change.exact) == ("wrong_mask", True) and "only the blocks of 4" in change.text
@@ -126,7 +126,7 @@ def test_a_sequence_goes_on_where_the_one_before_stopped():
 
 
 class HandedOn(torch.autograd.Function):
-    """h[t] = a h[t-1] + x[t], whose backward hands on what a block of 4 asks for, and drops what came to it."""
+    """h[t] = a h[t-1] + x[t]; each block of 4 in the backward passes on its own gradient and drops the incoming one."""
 
     @staticmethod
     def forward(ctx, x, a):
@@ -154,7 +154,7 @@ def steps(make, T, C):
     return {"x": make.normal(T, C), "a": make.uniform(C) * 0.2 + 0.8}
 
 
-def test_a_block_hands_on_its_own_share_alone():
+def test_a_block_that_passes_on_only_its_own_gradient():
     def golden(x, a):
         rows, h = [], torch.zeros_like(a)
         for row in x:
@@ -182,7 +182,7 @@ def aged(make, T, D):
     return {"k": make.normal(T, D), "rate": make.uniform(D)}
 
 
-def test_a_distance_is_one_more_where_it_is_a_factor():
+def test_a_distance_off_by_one_used_as_a_factor():
     def decayed(k, rate, *, more=0):
         age = (torch.arange(len(k))[:, None] - torch.arange(len(k)))[:, :, None]
         scores = torch.where(age < 0, -math.inf, k - (age + more * (age > 0)) * rate)
@@ -203,7 +203,7 @@ def zeros(make, N, C):
             "scale": make.uniform(N, 1)}  # fmt: skip
 
 
-def test_whole_codes_are_scaled_before_their_zero_is_taken_off():
+def test_codes_scaled_before_their_zero_point_is_subtracted():
     change = best(
         lambda codes, zero, scale: torch.sin(codes * scale - zero),
         lambda codes, zero, scale: torch.sin((codes - zero) * scale),
@@ -223,7 +223,7 @@ def capped(q, k):
 
 
 class Misplaced(torch.autograd.Function):
-    """The same, whose backward reads what it kept of each row at another place: everywhere, or in one addend."""
+    """The same, with a backward that reads each row's saved value at another place: everywhere, or in one addend."""
 
     place = staticmethod(lambda t: t)
     once = False
@@ -252,14 +252,14 @@ class Misplaced(torch.autograd.Function):
      (lambda t: t[:1].expand(t.shape), "wrong_stride")],
     ids=["head", "row", "first"],
 )  # fmt: skip
-def test_the_backward_reads_what_is_kept_of_another_place(monkeypatch, place, cause, once):
+def test_a_backward_that_reads_the_saved_value_of_another_place(monkeypatch, place, cause, once):
     monkeypatch.setattr(Misplaced, "place", staticmethod(place))
     monkeypatch.setattr(Misplaced, "once", once)
     change = best(Misplaced.apply, capped, heads, "q.grad", backward="auto")
     assert (change.cause, change.exact) == (cause, True) and "wrong_saved_tensor" in change.also
 
 
-def test_the_first_blocks_number_stands_for_all():
+def test_the_first_blocks_value_used_for_all_blocks():
     def golden(q, k):
         return torch.tanh(q) * q.square().mean((1, 2), keepdim=True) + k
 
@@ -293,7 +293,7 @@ def test_an_empty_group_is_divided_by_its_count():
 
 
 class MeanOfProducts(torch.autograd.Function):
-    """softmax(q k^T) v, whose backward takes the mean of dy y for the sum."""
+    """softmax(q k^T) v, with a backward that uses the mean of dy y in place of the sum."""
 
     @staticmethod
     def forward(ctx, q, k, v):

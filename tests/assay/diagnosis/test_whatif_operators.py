@@ -1,4 +1,4 @@
-"""Changed goldens: numbers of the case, pieces of a tensor, other operands, functions, what torch has in one piece."""
+"""Changed goldens: scalars of the case, pieces of a tensor, other operands, functions, fused torch functions."""
 
 import math
 
@@ -29,7 +29,7 @@ def best(candidate, golden, case, tensor="y", **declared):
     return changes[0]
 
 
-# numbers of the case: a moving average with its correction, as an optimiser has it
+# scalars of the case: a moving average with bias correction, as in an optimiser
 
 
 @assay.case(N=[37])
@@ -116,7 +116,7 @@ def test_another_function(candidate, golden, cause, text):
     assert change.cause == cause and text in change.text
 
 
-# what torch has in one piece
+# fused torch functions
 
 
 def normalised(x, w, b, *, centred=True, count=0, eps=1e-3):
@@ -164,7 +164,7 @@ def tokens(make, N, V):
         ),
     ],
 )
-def test_what_goes_wrong_inside_of_one_function_of_torch(candidate, golden, case, cause):
+def test_a_mistake_inside_a_fused_torch_function(candidate, golden, case, cause):
     assert explained(candidate, golden, case).causes[0].id == cause
 
 
@@ -180,11 +180,11 @@ def test_what_goes_wrong_inside_of_one_function_of_torch(candidate, golden, case
         ),
     ],
 )
-def test_the_right_ones_are_right(written, golden, case):
+def test_correct_functions_pass(written, golden, case):
     assert assay.diagnose(assay.Target(written, golden, cases=case)).ok
 
 
-# the order in which results are made, and inputs that have no business there
+# the order in which results are computed, and inputs that the golden does not use there
 
 
 def update(p, g, v, *, decayed=False):
@@ -198,7 +198,7 @@ def parameters(make, N):
     return {"p": make.normal(N), "g": make.normal(N), "v": make.uniform(N)}
 
 
-def test_the_result_that_is_made_first_is_wrong_first_wherever_it_is_returned():
+def test_the_first_wrong_result_is_the_one_computed_first():
     diagnosis = assay.diagnose(
         assay.Target(
             lambda p, g, v: update(p, g, 1.5 * v), update, cases=parameters, outputs=("p_new", "v_new"), backward=None

@@ -1,4 +1,4 @@
-"""Fused slopes, borders of groups and inputs of whole numbers: each way to get them wrong is told by its own change."""
+"""Fused derivatives, borders of groups and integer inputs: each mistake has its own change."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def plain(make, T, D):
 
 
 @pytest.mark.parametrize("op, cause, text, slope", SLOPES, ids=[f"{op}: {text}" for op, _, text, _ in SLOPES])
-def test_a_slope_that_torch_has_in_one_piece(op, cause, text, slope):
+def test_a_mistake_in_a_fused_derivative(op, cause, text, slope):
     def backward(x, y, grad_y):
         return {"x": slope(grad_y, y, x)}
 
@@ -119,7 +119,7 @@ READ = [
 
 @pytest.mark.parametrize("case, cause, text, read", READ, ids=[f"{c[0].name}: {t}"
                                                                for c, _, t, _ in READ])  # fmt: skip
-def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
+def test_an_integer_input_read_wrongly(case, cause, text, read):
     target = assay.Target(lambda table, at: table[read(at)], lambda table, at: table[at], cases=case, backward=None)
     examination = session_of(target)
     changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
@@ -130,7 +130,7 @@ def bent(x):
     return assay.stage("h", (2 * x).sinh() / (1 + x.square())) @ x.new_ones(9, 3)
 
 
-def test_a_slope_of_several_steps_that_is_dropped():
+def test_a_dropped_derivative_of_several_steps():
     def backward(x, grad_y):
         return {"x": grad_y @ x.new_ones(3, 9)}
 
@@ -148,7 +148,7 @@ def product(a, b):
     return a @ b
 
 
-def test_strides_that_stand_in_each_others_place():
+def test_exchanged_strides():
     def kernel(a, b):
         return a @ torch.as_strided(b, b.shape, b.stride()[::-1])
 

@@ -1,4 +1,6 @@
-"""Changed goldens: places counted from elsewhere, windows, borders, one place for all, chunks of running products."""
+"""Changed goldens: places counted from another origin, windows, borders, one place for all, chunks of running
+products.
+"""
 
 import pytest
 import torch
@@ -51,7 +53,7 @@ def alibi(scores, slope, *, ends=True):
     return torch.softmax(scores - slope[:, None, None] * far, -1)
 
 
-def test_positions_are_counted_from_the_beginnings():
+def test_positions_counted_from_the_wrong_end():
     change = best(lambda scores, slope: alibi(scores, slope, ends=False), alibi, positions)
     assert (change.cause, change.exact) == ("shifted", True) and "is left out, 2 times" in change.text
 
@@ -101,7 +103,7 @@ def scaled(make, M, G, B, N):
     return {"a": make.normal(M, G * B), "s": make.uniform(M, G) + 0.5, "t": make.uniform(G, N) + 0.5}
 
 
-def test_the_last_scales_stand_for_all():
+def test_the_last_scales_used_for_all_blocks():
     def blocks(a, s, t, *, own):
         return sum(part.sum(1, keepdim=True) * s[:, g if own else -1, None] * t[g if own else -1]
                    for g, part in enumerate(a.split(4, 1)))  # fmt: skip
@@ -117,7 +119,7 @@ def tokens(make, T, D):
 
 
 @pytest.mark.parametrize("sums, products", [(True, False), (False, True)])
-def test_a_running_sum_takes_nothing_over_from_earlier_chunks(sums, products):
+def test_a_running_sum_that_restarts_in_every_chunk(sums, products):
     def golden(q, k, v):
         weights = (q @ k.mT).tril()
         return weights @ v / weights.sum(-1, keepdim=True)
@@ -163,7 +165,7 @@ def edges(make, E, N, D):
     return {"s": make.normal(E), "x": make.normal(E, D), "node": make.integers(0, N, E)}
 
 
-def test_of_a_softmaxs_sum_the_last_addend_is_left():
+def test_only_the_last_addend_of_a_softmax_sum_survives():
     def attend(s, x, node, *, stored):
         out = []
         for n in range(3):
@@ -183,14 +185,14 @@ def chosen(make, T, E):
     return {"p": make.normal(T, E), "x": make.normal(T)}
 
 
-def test_a_column_is_read_as_if_the_axes_lay_in_the_other_order():
+def test_a_column_read_with_exchanged_axes():
     golden = lambda p, x: sum(torch.tanh(p[:, e] * x) for e in range(3))  # noqa: E731
     kernel = lambda p, x: sum(torch.tanh(p.flatten()[8 * e : 8 * e + 8] * x) for e in range(3))  # noqa: E731
     change = best(kernel, golden, chosen)
     assert (change.cause, change.exact) == ("wrong_stride", True)
 
 
-# influence beside the borders of groups
+# influence next to the borders of groups
 
 
 @assay.case(K=[24])
@@ -198,7 +200,7 @@ def long(make, K):
     return {"x": make.normal(K), "ends": torch.tensor([0, 9, K])}
 
 
-def test_what_leaks_over_a_border_is_seen_between_slices_that_do_not():
+def test_a_leak_across_a_border_shows_in_the_influence_of_slices():
     def sums(x, ends, *, beyond=0):
         return torch.stack([torch.tanh(x[lo : hi + beyond]).sum() for lo, hi in zip(ends, ends[1:], strict=False)])
 

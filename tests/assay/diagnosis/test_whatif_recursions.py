@@ -1,4 +1,4 @@
-"""Recursions over tables: read by their columns, going on behind a sequence's end, shares of another turn's state."""
+"""Recursions over tables: read by columns, continued after a sequence's end, shares of another turn's state."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-# least costs over several steps, of a table that is read once more beside
+# least costs over several steps, with a table that another line reads as well
 
 
 @assay.case(S=[4], N=[5], steps=[3])
@@ -20,7 +20,7 @@ def cheapest(start, cost, steps, *, turn=lambda t: t):
     return start + cost.sum(1)
 
 
-def test_a_table_that_a_loop_reads_by_its_columns_and_another_line_by_its_rows():
+def test_a_table_read_by_columns_in_a_loop_only():
     change = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
     assert change.cause == "transposed" and "reads cost by its columns" in change.text, change
     assert change.exact and change.whole and "in 3 places" in change.text, change
@@ -40,7 +40,7 @@ def test_pairs_that_are_looked_up_in_the_other_order():
     assert change.cause == "transposed" and "in the other order" in change.text and change.exact, change
 
 
-# a state that fades over each row's own steps
+# a state that decays over each row's own steps
 
 
 @assay.case(B=[4], T=[7], D=[3])
@@ -78,7 +78,7 @@ def padded(x, w, length, *, state_to_the_end=False, last_of_all=False):
         ({"last_of_all": True}, "invalid_index", "is that of the padded end"),
     ],
 )
-def test_one_line_that_sees_every_sequence_as_full(mistake, cause, text):
+def test_one_line_that_takes_every_sequence_as_full(mistake, cause, text):
     change = best(lambda **k: padded(**k, **mistake), faded, rows)
     assert change.cause == cause and text in change.text and "every number of length counts as T, 7" in change.text, (
         change
@@ -86,7 +86,7 @@ def test_one_line_that_sees_every_sequence_as_full(mistake, cause, text):
     assert change.exact and change.whole, change
 
 
-# a sum over the paths of a chain whose steps have weights of their own
+# a sum over the paths of a chain whose steps have their own weights
 
 
 @assay.case(T=[5], K=[4])
@@ -130,13 +130,13 @@ class Paths(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("later, which", [(1, "its own turn"), (-1, "the turn before the last")])
-def test_shares_that_are_made_again_of_another_turns_state(later, which):
+def test_shares_recomputed_from_the_state_of_another_turn(later, which):
     change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
     assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
     assert change.also == ("shifted", "off_by_one"), change
 
 
-# a chain of probabilities, whose states are vectors
+# a chain of probabilities with vectors as states
 
 
 @assay.case(T=[6], K=[4])
@@ -170,7 +170,7 @@ class Likelihood(torch.autograd.Function):
         return g, dtable, dseen
 
 
-def test_states_without_a_batch_that_are_read_after_their_turn():
+def test_states_without_a_batch_read_after_their_turn():
     change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
     assert change.exact and change.whole and "of the turn after, the last one its own" in change.text, change
     assert "wrong_saved_tensor" in (change.cause, *change.also), change

@@ -1,4 +1,4 @@
-"""Changed goldens: sums along another axis as kernels group them, windows of an axis, signs of small numbers."""
+"""Changed goldens: sums along another axis as kernels group them, windows of an axis, signs of small integers."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def assert_explained(target, tensor, cause, text):
     assert text in what.text
 
 
-# sums of a gradient, whose factors a kernel groups otherwise
+# sums of a gradient, whose factors a kernel groups differently
 
 
 @assay.case(R=[7], C=[11])
@@ -48,7 +48,7 @@ def test_a_mean_of_the_backward_runs_over_rows(divided):
     assert_explained(target, "x.grad", "wrong_axis", f"runs along axis 0 instead of 1, with 1/s inside{how}")
 
 
-def test_a_factor_that_a_kernel_has_inside_of_its_sum():
+def test_a_factor_inside_the_kernels_sum():
     def backward(x, s, y, grad_y):
         return {"x": s.exp() * grad_y - (s * grad_y * s.exp()).sum(0, keepdim=True)}
 
@@ -74,7 +74,7 @@ def convolved(x, w):
 
 
 def taps(x, w, on):
-    """A loop over the taps, each reading its rows `on` places on, around in them."""
+    """A loop over the taps, each reading its rows `on` places later, cyclically."""
     y = torch.zeros_like(x)
     for j in range(len(w)):
         lag = len(w) - 1 - j
@@ -83,7 +83,7 @@ def taps(x, w, on):
 
 
 @pytest.mark.parametrize("on", [1, -1])
-def test_every_tap_reads_the_place_beside_its_own(on):
+def test_every_tap_reads_the_place_next_to_its_own(on):
     way = "behind it, around" if on > 0 else "before it, around"
     assert_explained(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
 
@@ -153,7 +153,7 @@ def entries(make, P, G):
 
 
 @pytest.mark.parametrize("together, cause", [(True, "overwritten_accumulator"), (False, "lost_update")])
-def test_what_lies_together_is_summed_in_a_loop_and_else_scattered(together, cause):
+def test_consecutive_rows_are_summed_in_a_loop_and_others_scattered(together, cause):
     def places(place):
         return place if together else place.flip(0)[torch.tensor([0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11])]
 

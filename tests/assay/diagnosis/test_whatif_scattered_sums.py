@@ -1,4 +1,4 @@
-"""Which addends of a sum arrived; shares of what lies on a place; sums of parts; both products of a cross."""
+"""Lost addends of a sum, interpolation weights, sums of parts, both products of a cross product."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-# a histogram of weights, which the golden writes as a product with one-hot rows
+# a weighted histogram, which the golden writes as a product with one-hot rows
 
 
 @assay.case(N=[12], C=[3], V=[5])
@@ -21,17 +21,17 @@ def counted(x, name, start):
 def stored(x, name, start):
     y = torch.zeros(len(start), x.shape[1])
     for row, at in zip(x, name.tolist(), strict=True):
-        y[at] = row if at % 2 else y[at] + row  # of odd places the last one alone is left
+        y[at] = row if at % 2 else y[at] + row  # only the last addend of odd places survives
     return y
 
 
-def test_of_a_product_with_one_hot_rows_some_updates_are_lost():
+def test_lost_updates_in_a_product_with_one_hot_rows():
     change = best(stored, counted, named)
     assert change.cause in ("lost_update", "missing_term") and change.exact and change.whole, change
     assert "lost_update" in (change.cause, *change.also), change
 
 
-# shares of two neighbours, dealt by a golden's tent
+# shares of two neighbours, which the golden computes with a tent function
 
 
 @assay.case(B=[5], N=[6], Z=[8])
@@ -54,18 +54,18 @@ def by_index(x, at, z, *, ceil=False, store=False):
     return y.scatter_add(1, high.long(), upper)[:, :-1]
 
 
-def test_what_lies_on_a_place_itself_goes_to_nobody():
+def test_interpolation_that_loses_integer_positions():
     change = best(lambda **k: by_index(**k, ceil=True), dealt, placed)
     assert change.cause == "missing_term" and "what lies on a place itself" in change.text, change
     assert change.exact and change.whole and "lost_update" in change.also, change
 
 
-def test_of_what_meets_at_one_place_the_last_is_stored():
+def test_only_the_last_update_of_a_place_is_stored():
     change = best(lambda **k: by_index(**k, store=True), dealt, placed)
     assert change.cause == "lost_update" and change.exact and change.whole, change
 
 
-# a table's gradient, from rows that are sorted by their name and taken in tiles
+# a table's gradient, from rows sorted by name and taken in tiles
 
 
 class Rows(torch.autograd.Function):
@@ -95,7 +95,7 @@ def test_the_last_tile_of_sorted_rows_arrives_nowhere():
     assert "the last 2 of 12 rows, in the order of name, arrive nowhere" in change.text, change
 
 
-# sums that each part of an axis takes by itself
+# sums that each part of an axis computes alone
 
 
 @assay.case(T=[5], D=[12])
@@ -113,7 +113,7 @@ def in_parts(x, groups):
     return apart * torch.rsqrt(apart.square().sum(1, keepdim=True) + 1.0)
 
 
-def test_a_mean_that_each_group_takes_by_itself():
+def test_a_mean_taken_per_group():
     change = best(in_parts, centred, tokens)
     assert change.cause == "wrong_axis" and "each of 3 parts of 4 has a sum of its own" in change.text, change
 
@@ -133,7 +133,7 @@ class Gate(torch.autograd.Function):
         return g - torch.exp(y) * total.flatten(1), None
 
 
-def test_the_inner_sum_of_a_backward_that_each_group_takes_by_itself():
+def test_the_inner_sum_of_a_backward_taken_per_group():
     def golden(x, groups):
         return torch.log_softmax(x, 1)
 
@@ -177,7 +177,7 @@ def test_sums_of_a_tile_that_go_on_in_the_next_one():
     assert change.cause == "uninitialised_accumulator" and "a tile of 2 goes on" in change.text and change.exact, change
 
 
-# turned by complex numbers
+# rotations by complex numbers
 
 
 @assay.case(N=[6], D=[4])

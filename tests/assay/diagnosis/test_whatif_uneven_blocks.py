@@ -1,4 +1,4 @@
-"""Changed goldens: sums of several lengths, choices, lengths that end nothing; which story, and of which draw."""
+"""Changed goldens: sums of several lengths, choices, ignored lengths; which explanation wins, and on which draw."""
 
 import math
 
@@ -23,7 +23,7 @@ def norms(x, u, ends, *, whole=1):
     return torch.stack(ratios)
 
 
-def test_what_is_left_behind_whole_vectors_is_left_out_of_sums_of_every_length():
+def test_remainders_left_out_of_sums_of_every_length():
     change = best(lambda x, u, ends: norms(x, u, ends, whole=4), norms, packed)
     assert (change.cause, change.exact, change.params["block"]) == ("truncated_reduction", True, 4)
 
@@ -61,7 +61,7 @@ def padded(make, T, D):
     return {"q": make.normal(T, D), "k": make.normal(T, D), "n": 4}
 
 
-def test_a_length_that_ends_nothing():
+def test_an_ignored_length():
     def attention(q, k, n):
         return torch.softmax(q @ k[:n].mT, -1) @ k[:n]
 
@@ -74,7 +74,7 @@ def recurrent(make, T, C):
     return {"k": make.normal(T, C) * 2, "v": make.normal(T, C)}
 
 
-def test_a_recurrent_softmax_is_rescaled_where_it_is_read_alone():
+def test_a_recurrent_softmax_rescaled_only_where_it_is_read():
     def golden(k, v):
         later = torch.ones(len(k), len(k), dtype=torch.bool).triu(1)[:, :, None]
         return (torch.softmax(k[None].expand(len(k), -1, -1).masked_fill(later, -math.inf), 1) * v).sum(1)
@@ -94,7 +94,7 @@ def test_a_recurrent_softmax_is_rescaled_where_it_is_read_alone():
 
 
 class Mistaken(torch.autograd.Function):
-    """p masked and normalised again, whose backward reads p in place of it."""
+    """p masked and normalised again, with a backward that reads p in place of the result."""
 
     @staticmethod
     def forward(ctx, x):
@@ -114,7 +114,7 @@ def rows(make, T, V):
     return {"x": make.normal(T, V)}
 
 
-def test_a_mask_that_is_never_applied_in_the_backward_alone_is_another_tensor():
+def test_a_mask_missing_only_in_the_backward_is_a_wrong_tensor():
     def golden(x):
         p = assay.stage("p", torch.softmax(x, -1))
         kept = p * (p > 0.1)
@@ -125,7 +125,7 @@ def test_a_mask_that_is_never_applied_in_the_backward_alone_is_another_tensor():
     assert "wrong_mask" in change.also
 
 
-def test_what_is_wrong_where_no_bound_is_known():
+def test_an_error_where_no_bound_is_known():
     golden = torch.linspace(1, 2, 20, dtype=torch.float64)
     got = golden.clone()
     got[:8] *= 1.5
@@ -139,7 +139,7 @@ def steered(make, B, L):
     return {"x": make.normal(B, L), "lengths": make.integers(2, L + 1, B)}
 
 
-def test_a_golden_that_loops_over_lengths_is_held_to_other_draws_of_the_same_lengths():
+def test_a_golden_that_loops_over_lengths_is_checked_on_draws_of_the_same_lengths():
     def golden(x, lengths, *, alone=False):
         rows = []
         for row, n in zip(x, lengths.tolist(), strict=True):
@@ -153,8 +153,10 @@ def test_a_golden_that_loops_over_lengths_is_held_to_other_draws_of_the_same_len
     assert (change.cause, change.exact) == ("off_by_one", True) and "in 3 places" in change.text
 
 
-def test_an_index_alone_reaches_part_of_what_is_wrong():
-    """The first query sees one key and does not matter: that it does now says nothing of the other rows."""
+def test_a_single_index_reaches_part_of_the_wrong_rows():
+    """The first query sees one key, which has no influence: a wrong influence there says nothing about the other
+    rows.
+    """
 
     def attention(q, k, *, beyond=False):
         later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
@@ -177,7 +179,7 @@ def meeting(make, N, M):
     return {"x": make.normal(N), "at": torch.randint(0, M, (N,), generator=make.generator)}
 
 
-def test_what_is_right_at_the_first_draw_is_examined_where_it_is_wrong():
+def test_a_tensor_right_on_the_first_draw_is_examined_on_another():
     def golden(x, at):
         return torch.zeros(9, dtype=x.dtype).index_add(0, at, x)
 

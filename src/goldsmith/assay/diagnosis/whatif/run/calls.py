@@ -62,13 +62,11 @@ class Change:
     leaves   for at = -1: inputs and output gradients -> their replacements
     prior    how common the mistake is; of two changes that explain the same, the higher prior comes first
     wrap     "around" or "clamp": how indices out of range are treated (the golden's own are never out of range)
-    group    (index, change) of several operators that change alike, used instead of `change`; with `free`, a number
-             first
+    group    (index, change) of several operators that change alike, in place of `change`; a free number comes first
     saved    all forward tensors -> replacements for those that the backward reads
     also     other causes that the same mistake may be called by, the likeliest first
     scalars  for at = -1: name of a scalar -> its replacement
-    composed for at = -1: (leaves, a function that runs the golden on other leaves) -> results assembled from several
-    runs
+    composed for at = -1: (leaves, a function that runs the golden on other leaves) -> results assembled from its runs
     drawn    the change was derived from the candidate's numbers, so it holds for this draw only
     redone   for a `drawn` change: finds the same kind of change from the numbers of another draw
     """
