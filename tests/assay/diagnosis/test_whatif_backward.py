@@ -143,7 +143,7 @@ def running(x):
     return torch.sigmoid(x).cumsum(0)
 
 
-@pytest.mark.parametrize("from_one, text", [(False, "begins anew"), (True, "the one after it made alone")])
+@pytest.mark.parametrize("from_one, text", [(False, "begins anew"), (True, "only the own result of the one after it")])
 def test_chunks_of_a_running_sum_are_counted_from_the_beginning(from_one, text):
     def backward(x, y, grad_y):
         s, out, carry = torch.sigmoid(x), torch.empty(x.shape), torch.zeros(x.shape[1])

@@ -219,4 +219,4 @@ def test_a_gate_multiplies_the_product_and_not_its_bias(turns):
     golden = lambda x, r, w, b, h: gru(x, r, w, b, h, apart=False)  # noqa: E731
     change = best(assay.Target(kernel, golden, cases=gated, backward=None))
     assert (change.cause, change.exact) == ("wrong_factor", True)
-    assert change.params["term"] == "b" and "added behind" in change.text
+    assert change.params["term"] == "b" and "added after" in change.text

@@ -37,7 +37,7 @@ def from_the_end(i, x, K):
 @pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
 def test_an_unguarded_index_of_minus_one_points_from_the_end(golden, asked):
     best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
-    assert best.id == "invalid_index" and f"nothing asks whether {asked}" in sentence, str(diagnosis)
+    assert best.id == "invalid_index" and f"nothing checks whether {asked}" in sentence, str(diagnosis)
     assert "point from the end" in sentence
 
 

@@ -37,7 +37,7 @@ def test_a_segments_offset_is_not_added():
     kernel = lambda x, col, table, ends: summed(x, col, table, ends, of=lambda lo, hi: slice(0, hi - lo))  # noqa: E731
     change = best(kernel, lambda x, col, table, ends: summed(x, col, table, ends), packed)
     assert (change.cause, change.exact) == ("invalid_index", True)
-    assert change.text == "col is read from its beginning in every segment: what ends says is not added"
+    assert change.text == "col is read from its beginning in every segment: the offset from ends is not added"
 
 
 @assay.case(Q=[3], K=[6], H=[4])

@@ -94,7 +94,7 @@ def together(members: Sequence[OperatorCall], changes: Mapping[int, Sequence[Cha
             group = tuple((c.at, c.change) for c in alike if c.change is not None)
             text = f"{first.text}, in {len(members)} places"
             if first.free is not None:  # the fitted number comes after it
-                text = f"as {len(members) - 1} more of them, {first.text}"
+                text = f"like {len(members) - 1} similar operators, {first.text}"
             cause, also = first.cause, first.also
             if cause == "missing_term" and _running(members):  # in every iteration the earlier value is dropped
                 cause, also = "overwritten_accumulator", ("missing_term", "lost_update")

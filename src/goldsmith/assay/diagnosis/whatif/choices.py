@@ -121,9 +121,9 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
                    ("wrong_stride",), lambda i, w=width, b=block: i // w * w + i % w % b)  # fmt: skip
     for width in rows:
         others = sorted(known - {width})[:_SIZES]
-        yield ("invalid_index", f"where a row of {width} begins is not added", 0.6, ("wrong_stride",),
+        yield ("invalid_index", f"the offset of its row of {width} is not added", 0.6, ("wrong_stride",),
                lambda i, w=width: i % w)  # fmt: skip
-        yield ("invalid_index", f"the number of a row of {width} stands for the place", 0.55, ("wrong_stride",),
+        yield ("invalid_index", f"the number of its row of {width} is used as the place", 0.55, ("wrong_stride",),
                lambda i, w=width: i // w)  # fmt: skip
         yield ("wrong_stride", f"its places count with the axes, {n // width} times {width}, the other way round", 0.6,
                ("transposed", "invalid_index"), lambda i, w=width: i % w * (n // w) + i // w)  # fmt: skip
@@ -132,7 +132,7 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
                    lambda i, w=width, o=other: i // w * o + i % w)  # fmt: skip
     for step in (1, -1):
         yield ("off_by_one", f"every place is {step:+d}", 0.5, ("shifted", "invalid_index"), lambda i, s=step: i + s)
-    yield "permuted", "it has the last one first", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
+    yield "permuted", "it is in reverse order", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
 
 
 def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:

@@ -74,8 +74,8 @@ def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
     kinds: list[tuple[str, str, Made]] = [
         ("wrong_stride", f"{c} stands where {number} should", _of(rest, c)) for c in (number - 1, number + 1) if c > 1
     ]
-    kinds.append(("invalid_index", "the rest stands for the whole part" if not rest else
-                  "the whole part stands for the rest", _of(not rest, number)))  # fmt: skip
+    kinds.append(("invalid_index", "the remainder is used as the quotient" if not rest else
+                  "the quotient is used as the remainder", _of(not rest, number)))  # fmt: skip
     if rest:
         kinds.append(("invalid_index", "what lies beyond counts as the last", lambda x: x.clamp(0, number - 1)))
     for cause, how, make in kinds:

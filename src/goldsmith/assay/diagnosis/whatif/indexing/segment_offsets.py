@@ -38,7 +38,7 @@ def _from_the_beginning(leaves: Leaves) -> Iterator[Change]:
                 def read(now: Leaves, name: str = name, by: str = by) -> Leaves:
                     return {name: now[name].index_select(0, _within(now[by]).to(now[name].device))}
 
-                text = f"{name} is read from its beginning in every segment: what {by} says is not added"
+                text = f"{name} is read from its beginning in every segment: the offset from {by} is not added"
                 yield Change("invalid_index", text, -1, None, {"operand": name, "axis": 0}, 0.55, leaves=read,
                              also=("wrong_stride", "shifted"))  # fmt: skip
 

@@ -34,7 +34,7 @@ def _rests(n: int, parts: Mapping[int, str]) -> Iterator[tuple[int, str]]:
     for count, name in parts.items():
         if count < n and n % count:
             of = f"{name}, {count}" if name else f"{count}"
-            yield n - n % count, f"what is left of {n} behind {of} equal parts of {n // count} is in none of them"
+            yield n - n % count, f"the remainder of {n} after {of} equal parts of {n // count} is in none of them"
 
 
 def _looked_up(call: OperatorCall) -> tuple[Tensor, int, int] | None:

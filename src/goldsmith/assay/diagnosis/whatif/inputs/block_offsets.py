@@ -42,10 +42,10 @@ def _in_blocks(names: tuple[str, ...], axis: int, block: int) -> Iterator[Change
     of = f"axis {axis} of {' and '.join(names)}"
     params = {"operand": names[0], "input": names[0], "axis": axis, "block": block}
     prior = 0.47 - 0.01 * (len(names) > 1)
-    text = f"along {of} every block of {block} reads the first one: where it begins is not added"
+    text = f"along {of} every block of {block} reads the first one: its offset is not added"
     yield Change("invalid_index", text, -1, None, params, prior, leaves=_read(names, axis, lambda i: i % block),
                  also=("wrong_stride", "wrong_factor"))  # fmt: skip
-    text = f"along {of} the number of a block of {block} stands for the place itself"
+    text = f"along {of} the number of its block of {block} is used as the place"
     yield Change("wrong_stride", text, -1, None, params, prior - 0.05,
                  leaves=_read(names, axis, lambda i: i // block), also=("invalid_index",))  # fmt: skip
 

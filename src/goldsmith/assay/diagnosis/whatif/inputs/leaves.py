@@ -135,7 +135,7 @@ def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
     """
     if low == 0 < high:
         for what, none in (("one", lambda t: t.clamp(min=1)), ("all", lambda t: torch.where(t == 0, t.amax(), t))):
-            text = f"what has none in {name} is taken to have {what}"
+            text = f"an empty entry of {name} is taken to have {what}"
             yield Change("empty_group", text, -1, None, {"input": name}, 0.5, leaves=_one(name, none),
                          also=("wrong_mask", "off_by_one"))  # fmt: skip
     if low < 0 or high < 2:

@@ -68,7 +68,7 @@ def _no_further(whose: Tensor, sent: Values, tensor: str) -> Iterator[Change]:
         along = tuple(name for name, t in sent.items() if t.dim() > axis and t.shape[axis] == n)
         blocks = [b for b in CHUNKS if b < n and 2 < -(-n // b) <= _BLOCKS_AT_MOST] if along else []
         for block in blocks:
-            text = f"in the backward each block of {block} of axis {axis} hands on its own share alone, not what it got"
+            text = f"in the backward each block of {block} of axis {axis} passes on only its own gradient"
             params = {"axis": axis, "block": block}
             yield Change("overwritten_accumulator", text, -1, None, params, 0.5,
                          composed=_handed_on(tensor, tuple(sent), along, axis, block),

@@ -136,7 +136,7 @@ def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
             own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
             return torch.cat([call.func(parts[0], axis), *own], axis)
 
-        for scan, how in ((afresh, "begins anew"), (from_one, "takes over what the one after it made alone")):
+        for scan, how in ((afresh, "begins anew"), (from_one, "takes over only the own result of the one after it")):
             text = f"in the backward each chunk of {chunk} of {call.expression} {how}"
             yield Change("overwritten_accumulator", text, call.index, instead(scan), {"axis": axis, "chunk": chunk},
                          0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

@@ -39,7 +39,7 @@ def _offsets(call: OperatorCall, apart: int) -> Iterator[Change]:
 
 
 def _explanation(apart: int) -> str:
-    return f"rows and columns are {abs(apart)} apart in number, and are counted from the other end"
+    return f"the numbers of rows and columns differ by {abs(apart)}, and positions are counted from the other end"
 
 
 def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
@@ -67,7 +67,7 @@ def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:
     for block in (b for b in _BLOCKS if b < max(rows, columns)):
         crossed = i // block == j // block
         for text, kept in (
-            (f"only the blocks of {block} on the diagonal are masked, what lies beyond is seen", crossed),
+            (f"only the blocks of {block} on the diagonal are masked, those beyond it are not", crossed),
             (f"the blocks of {block} on the diagonal are not masked", ~crossed),
         ):
             new = torch.where(kept, mask, seen)

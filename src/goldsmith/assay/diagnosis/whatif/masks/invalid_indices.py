@@ -28,7 +28,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         keeps = call.name != "eq" if call.args[1] in (-1, 0) else float(valid) > 0.5
         for wrap, where in _WRAPS:
             asked = f"{call.operand(0) or 'an index'} {_ASKS[call.name]} {call.args[1]}"
-            text = f"nothing asks whether {asked}: indices that stand for nothing {where}"
+            text = f"nothing checks whether {asked}: invalid indices {where}"
             always = moved(lambda m, keeps=keeps: torch.full_like(m, keeps))
             group = ((call.index, always), *replaced)
             params = {"index": call.operand(0)}

@@ -36,7 +36,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                 group[c.index] = _parted(m.index, i, current, group.get(c.index))
             term, factor = maker.operand(behind) or "an addend", call.operand(1 - pairs[-1][2]) or "a factor"
             times = f", in {len(pairs)} places" if len(pairs) > 1 else ""
-            text = f"{term} is added behind {call.expression}: {factor} is no factor of it{times}"
+            text = f"{term} is added after {call.expression}: {factor} does not multiply it{times}"
             params = {"factor": factor, "term": term}
             at = next(iter(group))
             yield Change("wrong_factor", text, at, group[at], params, 0.6, group=tuple(group.items()),

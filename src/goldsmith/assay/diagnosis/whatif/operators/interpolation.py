@@ -29,7 +29,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         d = next(a for a in args if isinstance(a, Tensor) and a.dim())
         return torch.where((d == 0).expand_as(out), torch.zeros_like(out), out)
 
-    text = f"{call.expression} is 0, not 1, for what lies on a place itself: it goes to nobody"
+    text = f"{call.expression} is 0, not 1, at integer positions: the values there are lost"
     yield Change("missing_term", text, call.index, lost, {}, _PRIOR, also=("lost_update", "off_by_one"))
 
 

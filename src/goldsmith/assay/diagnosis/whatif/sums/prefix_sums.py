@@ -51,7 +51,7 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
     text = f"{call.expression} begins anew in every block of {block}"
     yield Change("missing_term", text, call.index, instead(begun_anew), params, 0.6,
                  also=("truncated_reduction", "overwritten_accumulator"))  # fmt: skip
-    text = f"a block of {block} of {call.expression} takes over what the one before it made alone"
+    text = f"a block of {block} of {call.expression} takes over only the own result of the one before it"
     yield Change("overwritten_accumulator", text, call.index, instead(from_one), params, 0.6,
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
 
