@@ -32,7 +32,7 @@ def _reading(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     return call.name, call.line, call.backward, shapes
 
 
-def made_alike(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
+def signature(calls: Sequence[OperatorCall], call: OperatorCall) -> tuple:
     """The same, with the operators that made those tensors; for other arguments, the value."""
     makers = []
     for key in call.makers:
@@ -63,7 +63,7 @@ def grouped(calls: Sequence[OperatorCall], changes: Mapping[int, Sequence[Change
         if changes.get(call.index):
             if call.line:
                 groups.setdefault((call.name, call.line, str(call.backward)), []).append(call)
-                groups.setdefault(made_alike(calls, call), []).append(call)
+                groups.setdefault(signature(calls, call), []).append(call)
             if any(call.operands):
                 groups.setdefault((call.name, call.expression, str(call.backward)), []).append(call)
             indexed = _indexed_alike(call)

@@ -381,8 +381,6 @@ class Search:
 
 
 def seconds(limit: float) -> Callable[[], bool]:
-    """A function that tells whether that many CPU seconds of this thread have passed; wall time depends on other
-    load.
-    """
+    """A function: whether that many CPU seconds of this thread have passed (wall time depends on other load)."""
     started = time.thread_time()
     return lambda: time.thread_time() - started > limit

@@ -15,9 +15,7 @@ from .run.golden import Golden
 
 
 class SearchContext(Protocol):
-    """behind: operators that the wrong tensor depends on; left_out: kinds of changes that were not offered -> the
-    error.
-    """
+    """behind: operators that the wrong tensor depends on; left_out: kinds of changes not offered -> the error."""
 
     examination: Examination
     tensor: str

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..call_groups import made_alike
+from ..call_groups import signature
 from ..run.calls import Change, Changed, Key, OperatorCall, floating, instead, moved
 
 _SUMS = frozenset("add add_ sub sub_".split())
@@ -55,9 +55,9 @@ def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -
             if maker is not None and floating(maker.out):
                 ways.setdefault((call.line, call.name, i, maker.name, maker.line), {})[maker.index] = maker
                 ways.setdefault((maker.name, maker.line), {})[maker.index] = maker
-                ways.setdefault((maker.name, *made_alike(calls, _source(calls, maker))), {})[maker.index] = maker
+                ways.setdefault((maker.name, *signature(calls, _source(calls, maker))), {})[maker.index] = maker
         if call.name in _PRODUCTS and call.owns and floating(call.out):
-            ways.setdefault(made_alike(calls, call), {})[call.index] = call
+            ways.setdefault(signature(calls, call), {})[call.index] = call
     seen = set()
     for members in ways.values():
         at = tuple(sorted(members))

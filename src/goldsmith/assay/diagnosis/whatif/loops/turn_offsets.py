@@ -16,7 +16,7 @@ Maker = tuple[str, str]  # name and line of the operator that makes the read ten
 
 
 @dataclass
-class Sequence_:
+class OperandSequence:
     """One operand of one line, by iteration: position among equal calls -> operand and reader."""
 
     expression: str
@@ -46,7 +46,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                                  0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
 
 
-def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
+def _states(sequences: Sequence[OperandSequence]) -> Iterator[Change]:
     """All states that a loop's backward reads from before each iteration are taken from after it."""
     carried = [s for s in sequences if s.backward and s.carried]
     group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
@@ -57,7 +57,7 @@ def _states(sequences: Sequence[Sequence_]) -> Iterator[Change]:
                      group=group, also=("off_by_one", "shifted"))  # fmt: skip
 
 
-def _moved(sequence: Sequence_, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
+def _moved(sequence: OperandSequence, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
     order = {place: i for i, place in enumerate(places)}
     for call, place in sequence.reads:
         i = order[place] + step
@@ -77,12 +77,12 @@ def _instead(at: int, new: Tensor) -> Changed:
     return with_arguments(lambda args: replaced(args, at, new))
 
 
-def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Sequence_]:
+def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[OperandSequence]:
     lines: dict[Maker, list[int]] = {}
     for call in calls:
         if not call.backward and call.line and call.owns:
             lines.setdefault((call.name, call.line), []).append(call.index)
-    sequences: dict[tuple, Sequence_] = {}
+    sequences: dict[tuple, OperandSequence] = {}
     loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
         if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
@@ -105,7 +105,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
             else:
                 loose.setdefault(reader, []).append((call, i))
                 continue
-            entry = sequences.setdefault(kind, Sequence_(call.expression, call.operand(i), call.backward, i))
+            entry = sequences.setdefault(kind, OperandSequence(call.expression, call.operand(i), call.backward, i))
             entry.reads.append((call, place))
             entry.values[place] = a
     for kind, sequence in sequences.items():
@@ -120,7 +120,7 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Seque
 
 
 def _begun(
-    sequence: Sequence_, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+    sequence: OperandSequence, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
 ) -> None:
     """What the first iteration reads instead, and the last iteration's result, which no iteration reads."""
     places = sorted(sequence.values)
