@@ -55,9 +55,7 @@ def through(x, z):
 
 
 def without_the_last(x, z, grad_y):
-    """The last place's gradient through z is missing from the sum of the places before; the sine's gradient is
-    complete.
-    """
+    """The last place's gradient through z is missing from the sum of the places before; the sine's is complete."""
     t = torch.exp(-torch.cumsum(x.square(), 0))
     dt = grad_y * z
     dt[-1] = 0

@@ -1,6 +1,4 @@
-"""Changed goldens: places counted from another origin, windows, borders, one place for all, chunks of running
-products.
-"""
+"""Changed goldens: positions counted from another origin, windows, borders, one place for all, chunked sums."""
 
 import pytest
 import torch

@@ -154,9 +154,7 @@ def test_a_golden_that_loops_over_lengths_is_checked_on_draws_of_the_same_length
 
 
 def test_a_single_index_reaches_part_of_the_wrong_rows():
-    """The first query sees one key, which has no influence: a wrong influence there says nothing about the other
-    rows.
-    """
+    """The first query sees one key, without influence: a wrong influence there says nothing about other rows."""
 
     def attention(q, k, *, beyond=False):
         later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)

@@ -41,8 +41,7 @@ _SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)
 def search(
     examination: Examination, tensor: str, got: Tensor, own: CandidateRun, *, causes: frozenset[str] | None = None
 ) -> Search | None:
-    """A search for changes of the golden that make `got`, the candidate's wrong `tensor`; None if nothing can be
-    compared.
+    """A search for changes that make `got`, the candidate's wrong `tensor`; None if nothing can be compared.
 
     causes  only changes of these causes are tried; None: all
     own     the run that `got` comes from; a change that also makes the other results of this run is better
@@ -209,9 +208,7 @@ class Search:
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The recorded run up to the tensor, for changes that leave most of it as it was; None if it cannot be
-        recorded.
-        """
+        """The recorded run up to the tensor, for changes that leave most of it; None if it cannot be recorded."""
         with suppress(RuntimeError, NotImplementedError):  # storage of another kind
             return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
         return None
@@ -258,9 +255,7 @@ class Search:
         )  # fmt: skip
 
     def fits(self, change: Change) -> bool:
-        """Whether the change also fits at the other magnitudes, or points the right way where rounding hides the
-        rest.
-        """
+        """Whether the change also fits at the other magnitudes, or helps there if rounding hides the rest."""
         if not self.magnitudes or change.drawn or of_this_draw(change):
             return True
         for other in self.magnitudes:

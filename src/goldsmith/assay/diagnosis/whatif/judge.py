@@ -61,9 +61,7 @@ class Judge:
         return (share - 1) / 2 if few else share, False  # a partial share still guides the search
 
     def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
-        """The same where the candidate is wrong, with the golden's values elsewhere: the change affects one part
-        only.
-        """
+        """The same where the candidate is wrong, with the golden's values elsewhere, for a change of one part."""
         count = int(self.wrong_at.sum())
         if value is None or value.shape != self.got.shape or not _PART <= count <= self.wrong_at.numel() - _PART:
             return 0.0, False

@@ -63,9 +63,7 @@ def called(examination: Examination, tensor: str, own: CandidateRun, judge: Judg
 
 
 def of_this_draw(change: Change) -> bool:
-    """Whether a change contains numbers of the draw that it was offered for, so that it cannot hold for another
-    draw.
-    """
+    """Whether a change contains numbers of the draw it was offered for, so that it holds for no other draw."""
     waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
     seen: set[int] = set()
     while waiting:

@@ -34,9 +34,7 @@ def _axis(call: OperatorCall) -> int:
 
 
 def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
-    """The chosen entries' shares of the total: the softmax comes first, and its chosen entries are not normalised
-    again.
-    """
+    """The chosen entries' shares of the total: a softmax over all entries, not normalised again."""
     maker = _maker(calls, call)
     if maker is None or maker.name not in _CHOICES or _axis(maker) != call.args[1] % call.args[0].dim():
         return

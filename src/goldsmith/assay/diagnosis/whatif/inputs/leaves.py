@@ -130,9 +130,7 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
 
 
 def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
-    """Lengths extended to the end of their block or to the longest; zero lengths taken for one, or for the full
-    length.
-    """
+    """Lengths extended to the end of their block or to the longest; zero lengths taken for one or for all."""
     if low == 0 < high:
         for what, none in (("one", lambda t: t.clamp(min=1)), ("all", lambda t: torch.where(t == 0, t.amax(), t))):
             text = f"an empty entry of {name} is taken to have {what}"

@@ -53,9 +53,7 @@ def changes(leaves: Leaves) -> Iterator[Change]:
 
 
 def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
-    """Changes of inputs that the backward reads, with a right forward: one, two of equally many entries, or all of
-    those.
-    """
+    """Changes of inputs that only the backward reads wrongly: one, two of equally many entries, or all of those."""
     read = read_back(calls, among)
     alike: dict[int, list[str]] = {}
     for name, t in _stacked(leaves):

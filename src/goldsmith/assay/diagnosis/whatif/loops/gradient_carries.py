@@ -80,9 +80,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[l
 
 
 def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
-    """Backward sums that are more than a step of a larger sum: (addends, whether one of them is an output's
-    gradient)
-    """
+    """Backward sums that are no mere step of a larger sum: (addends, whether one is an output's gradient)"""
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
     for call in calls:

@@ -16,9 +16,8 @@ from .gradient_carries import CHUNKS
 
 _LEAST = 3  # iterations
 _KINDS = 6
-Reader = tuple[
-    OperatorCall, int, Key
-]  # reader of the previous iteration's state, its argument, and the maker of that state
+# the reader of the previous iteration's state, its argument, and the maker of that state
+Reader = tuple[OperatorCall, int, Key]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:

@@ -1,6 +1,4 @@
-"""OperatorCall, one recorded operator of the golden; Change, one modification to try; Listening, the mode that does
-both.
-"""
+"""OperatorCall (one recorded operator), Change (one modification to try), and Listening (the mode for both)."""
 
 from __future__ import annotations
 

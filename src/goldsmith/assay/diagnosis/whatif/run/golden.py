@@ -19,9 +19,7 @@ from .decompositions import Opened
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences warnings of a changed golden, e.g. about a deviation of one number: the change causes them, not the
-    user.
-    """
+    """Silences warnings of a changed golden: the change causes them, e.g. a deviation of one number."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -126,9 +126,7 @@ class Replay:
         self.steps = self._behind(tape.steps)
 
     def _behind(self, steps: list[Step]) -> list[Step]:
-        """The operators that the result depends on, or whose values the golden's Python may have read: numbers,
-        places, counts.
-        """
+        """Operators that the result depends on, or whose values Python may have read: numbers, places, counts."""
         wanted = {self.result.place}
         kept = []
         for step in reversed(steps):
@@ -140,8 +138,7 @@ class Replay:
     def value(
         self, changes: Mapping[int, Changed], leaves: Mapping[str, Tensor], saved: Instead | None = None
     ) -> Tensor:
-        """The result, recomputed; `leaves` are the changed ones, and `saved` gives replacements for the backward's
-        reads.
+        """The result, recomputed with the changed `leaves`; `saved` gives replacements for the backward's reads.
 
         Raises Unknown if only a whole run can answer, and any error of an operator whose changed arguments do not fit.
         """
@@ -237,9 +234,7 @@ class Replay:
 
 
 def taped(run: Callable[[Taping], Mapping[str, Tensor]], tensor: str) -> Replay | None:
-    """A replay of the golden up to a tensor; `run` runs it under a mode. None if the golden does not make the
-    tensor.
-    """
+    """A replay of the golden up to a tensor, None if it does not make that tensor; `run` runs it under a mode."""
     tape = Taping()
     result = run(tape).get(tensor)
     return None if result is None or not result.numel() else Replay(tape, result)

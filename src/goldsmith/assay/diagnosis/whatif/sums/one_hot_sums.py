@@ -80,9 +80,9 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
 
 
 def _read(there: Tensor, left: Tensor, wrong: Tensor) -> tuple[str, str, tuple[str, ...]]:
-    """(cause, description, other causes). An addend is identified by its own axis and all axes of the place but the
-    last,
-    along which it is scattered.
+    """(cause, description, other causes) of the lost addends.
+
+    An addend is identified by its own axis and all axes of the place but the last, along which it is scattered.
     """
     lost = there & ~left & wrong.unsqueeze(-1)
     come = there & (left | ~wrong.unsqueeze(-1))

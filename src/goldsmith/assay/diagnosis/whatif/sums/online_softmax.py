@@ -71,9 +71,7 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
 
 
 def _step_by_step(x: Tensor, axis: int) -> Tensor:
-    """A state that accumulates up to each row's last place and is rescaled to that row's maximum only when it is
-    read.
-    """
+    """A state accumulated up to each row's last place, and rescaled to the row's maximum only when read."""
     place = torch.arange(x.shape[axis], device=x.device).view([-1 if d == axis else 1 for d in range(x.dim())])
     last = torch.where(x > -torch.inf, place, 0).amax(axis, keepdim=True)
     before, top = x.masked_fill(place >= last, -torch.inf), x.amax(axis, keepdim=True)

@@ -1,6 +1,4 @@
-"""Remainders after whole blocks, left out of sums of several lengths: vectorised and tiled kernels forget all of
-them.
-"""
+"""Remainders after whole blocks, left out of sums of several lengths, as vectorised kernels do."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ _TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on; a line's sums together, or each of an iteration's
-    sums.
-    """
+    """`among`: the operators that the wrong tensor depends on; a line's sums change together, or by iteration."""
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if (
