@@ -31,5 +31,5 @@ class Reader(html.parser.HTMLParser):
     def handle_data(self, data):
         self.text.append((self.open[-1] if self.open else "", data))
 
-    def said(self, *, without=("style",)):
+    def visible_text(self, *, without=("style",)):
         return re.sub(r"\s+", " ", "".join(data for tag, data in self.text if tag not in without))

@@ -45,18 +45,18 @@ def kind(tensor):
 
 def rows(cases, bad=(), seed=1):
     draw = random.Random(seed)
-    made = []
+    result = []
     for case in cases:
         for run in ("values", "second_call", "layout:stride0(grad_h_in)"):
             for tensor in STAGES:
                 over = 16.0 * draw.uniform(40, 90) if tensor in bad else 10 ** draw.uniform(-4.5, -0.6)
-                made.append(
+                result.append(
                     Row(
                         case, run, tensor, kind(tensor), "float32", (13, 4, 64), over * 1e-6, over, over / 3,
                         over * 1e-7, draw.gauss(0, 1), 0.2, 1.4, 3.0, "bad" if tensor in bad else "ok",
                     )
                 )  # fmt: skip
-    return made
+    return result
 
 
 def error_map(tensor="bias.grad", case="tokens[T=13,D=64]", height=24, width=48, bad=True, seed=3):
@@ -199,7 +199,7 @@ def diagnosis(name="mhc.pre", **more):
     )
     case = {"name": "tokens[T=1,D=64]", "dtype": "float32", "device": "cpu", "seed": 0, "threads": 1}
     case |= {"sizes": {"T": 1, "D": 64}, "steps": ["T: 13 -> 1"], "strides": {"phi": [64, 1]}}
-    found = Diagnosis(
+    result = Diagnosis(
         "fail",
         failing(name),
         "bias.grad",
@@ -228,19 +228,19 @@ def diagnosis(name="mhc.pre", **more):
         seconds=2.5,
         evidence=evidence,
     )  # fmt: skip
-    return dataclasses.replace(found, **more)
+    return dataclasses.replace(result, **more)
 
 
 def hostile_diagnosis():
     """Every name and sentence, named to break the page."""
-    made = diagnosis(EVIL + LONG, report=hostile(), first_wrong_stage=EVIL, suspects=[EVIL], undecided=[LONG, EVIL])
-    made.location = Location(EVIL, (EVIL,), {}, 0.5, EVIL)
-    made.map = error_map(EVIL, EVIL)
-    made.causes = [Cause(EVIL, 0.5, EVIL, [EVIL, LONG], {EVIL: EVIL}, EVIL, LONG)]
-    made.stages = [StageState(EVIL, EVIL, 1.0, 2.0, "culprit", EVIL), StageState(LONG, LONG)]
-    made.case = {**made.case, "name": EVIL, "steps": [EVIL], "strides": {EVIL: [1]}, "layouts": {LONG: EVIL}}
-    made.bundle, made.partial, made.traced = Path(LONG), EVIL, [EVIL, LONG]
-    evidence = made.evidence
+    result = diagnosis(EVIL + LONG, report=hostile(), first_wrong_stage=EVIL, suspects=[EVIL], undecided=[LONG, EVIL])
+    result.location = Location(EVIL, (EVIL,), {}, 0.5, EVIL)
+    result.map = error_map(EVIL, EVIL)
+    result.causes = [Cause(EVIL, 0.5, EVIL, [EVIL, LONG], {EVIL: EVIL}, EVIL, LONG)]
+    result.stages = [StageState(EVIL, EVIL, 1.0, 2.0, "culprit", EVIL), StageState(LONG, LONG)]
+    result.case = {**result.case, "name": EVIL, "steps": [EVIL], "strides": {EVIL: [1]}, "layouts": {LONG: EVIL}}
+    result.bundle, result.partial, result.traced = Path(LONG), EVIL, [EVIL, LONG]
+    evidence = result.evidence
     evidence.fits = [Fit(EVIL, EVIL, EVIL, EVIL, 1.0, 0.1, named=EVIL, also=(LONG,), where=EVIL)]
     evidence.ratios = [Ratio(EVIL, EVIL, EVIL, 1.0, 0.1, EVIL, (LONG,))]
     evidence.permutations = [ErrorPattern(EVIL, EVIL, 1.0, {EVIL: LONG}, (EVIL,), EVIL)]
@@ -248,4 +248,4 @@ def hostile_diagnosis():
     evidence.influence = {EVIL: Influence(EVIL, 0, ((1, 2),), (), (LONG,))}
     evidence.whatif = [WhatIf(EVIL, LONG, EVIL, 0.5, False)]
     evidence.memory, evidence.left_out = [MemoryFact(EVIL, LONG, EVIL)], {EVIL: LONG}
-    return made
+    return result

@@ -2,7 +2,8 @@
 
 import torch
 
-from goldsmith.assay.bounds.running_errors import running_bounds, smallest_subnormal, stored
+from goldsmith.assay.bounds.bounded import smallest_subnormal
+from goldsmith.assay.bounds.running_errors import running_bounds, stored
 
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 U = 2.0**-24

@@ -4,7 +4,8 @@ import mpmath as mp
 import pytest
 import torch
 
-from goldsmith.assay.bounds.running_errors import running_bounds, stored, unit_roundoff
+from goldsmith.assay.bounds.bounded import unit_roundoff
+from goldsmith.assay.bounds.running_errors import running_bounds, stored
 
 F32, BF16 = torch.float32, torch.bfloat16
 mp.mp.prec = 120

@@ -1,4 +1,4 @@
-"""`check` as a user meets it: the page for a stranger, verdicts, reports, budgets, and goldens that are at fault."""
+"""`check` from a user's side: the first example, verdicts, reports, budgets, and goldens at fault."""
 
 import json
 
@@ -9,7 +9,7 @@ from assay.kernels import normed, plain_sum, probes_of, rmsnorm, rows, target, t
 from goldsmith import assay
 from goldsmith.assay.probes import LEVELS, NAMES
 
-# the page of a stranger
+# the first example
 
 
 class MyRmsNorm(torch.autograd.Function):
@@ -28,7 +28,7 @@ class MyRmsNorm(torch.autograd.Function):
 
 
 class Forgetful(MyRmsNorm):
-    """The path of x through inv_rms is missing from its gradient."""
+    """The gradient of x lacks the path through inv_rms."""
 
     @staticmethod
     def backward(ctx, g):
@@ -54,13 +54,13 @@ assay.check(target)                                      # in a test: raises wit
 """
 
 
-def test_the_page_for_a_user_runs_as_written():
+def test_the_first_example_runs_as_written():
     scope = {"torch": torch, "my_rmsnorm": MyRmsNorm.apply}
     exec(compile(PAGE, "page", "exec"), scope)
     assert [str(c) for c in scope["target"].cases][:3] == ["tokens[T=0,D=32]", "tokens[T=0,D=100]", "tokens[T=1,D=32]"]
 
 
-def test_on_that_page_a_broken_kernel_fails_with_the_report_that_names_it():
+def test_a_broken_kernel_fails_the_first_example_and_the_report_names_it():
     with pytest.raises(assay.AssayError) as error:
         exec(compile(PAGE, "page", "exec"), {"torch": torch, "my_rmsnorm": Forgetful.apply})
     report, text = error.value.report, str(error.value)
@@ -93,7 +93,7 @@ def test_zero_tokens_are_an_ordinary_case():
     assert {(r.tensor, r.shape) for r in report.rows} >= {("y", (0,)), ("x.grad", (0, 8)), ("w.grad", (8,))}
 
     def garbage(x, w, grad_y):
-        return torch.empty_like(x), torch.empty_like(w)  # nothing is added up into what was never set to zero
+        return torch.empty_like(x), torch.empty_like(w)  # accumulates into memory that was never set to zero
 
     report = assay.check(target(plain_sum, cases=none, backward=garbage, outputs=("y",)), raises=False)
     assert report.findings[0].probe == "poison" and report.findings[0].tensor == "w.grad"
@@ -111,9 +111,10 @@ def test_a_candidate_that_raises_is_a_failure_not_a_crash(phase):
 
     report = assay.check(target(forward, backward=backward, outputs=("y",)), raises=False)
     (finding,) = report.findings
-    said = {"forward": "ZeroDivisionError: no groups", "backward": "RuntimeError: launch failed"}[phase]
+    message = {"forward": "ZeroDivisionError: no groups", "backward": "RuntimeError: launch failed"}[phase]
     assert (
-        finding.text.startswith(f"the candidate raised in its {phase} (values): {said} (") and finding.rung == "CERTAIN"
+        finding.text.startswith(f"the candidate raised in its {phase} (values): {message} (")
+        and finding.rung == "CERTAIN"
     )
     assert all(p.reason for p in report.probes if not p.ran)
 
@@ -126,13 +127,13 @@ def test_a_candidate_that_ends_the_process_is_a_failure():
     assert report.verdict == "fail" and "SystemExit: 3" in report.findings[0].text
 
 
-def test_what_shows_the_names_of_another_function_and_takes_positions_alone_is_called_so():
-    """functools.wraps gives torch.vmap's wrapper the signature of what it wraps."""
+def test_a_wrapper_with_a_borrowed_signature_is_called_with_positions():
+    """functools.wraps gives torch.vmap's wrapper the signature of the wrapped function."""
     alone = torch.vmap(plain_sum, in_dims=(0, None))
     assert assay.check(target(alone)).verdict == "pass"
 
 
-def test_an_interrupt_is_no_evidence():
+def test_an_interrupt_is_not_a_finding():
     def kernel(x, w):
         raise KeyboardInterrupt
 
@@ -162,8 +163,8 @@ def test_an_interrupt_hands_over_what_was_finished():
     assert {n.case: n.text for n in report.notes if n.id == "not_run"} == {
         "sized[T=5]": "the case did not finish: interrupted", "sized[T=7]": "the case did not run: interrupted",
     }  # fmt: skip
-    said = " ".join(str(report).split())
-    assert said.startswith("NOT JUDGED kernel: 2 of 3 cases did not finish (sized[T=5], sized[T=7]): interrupted; ")
+    message = " ".join(str(report).split())
+    assert message.startswith("NOT JUDGED kernel: 2 of 3 cases did not finish (sized[T=5], sized[T=7]): interrupted; ")
 
 
 def test_wrong_shapes_nan_and_missing_results_are_certain():
@@ -214,7 +215,7 @@ def counted(function, count):
 
 @pytest.mark.parametrize("kernel", [plain_sum, torch.mul, lambda x, w: torch.softmax(x * w, -1)])
 def test_the_costs_of_a_check_stay_within_the_specification(kernel):
-    """At most 24 runs of the candidate and three for every axis, quick at most ten; 42 of the golden and eight."""
+    """At most 24 candidate runs plus three per axis, ten for quick; 42 golden runs plus eight per axis."""
     axes = 3
     for level, candidates, goldens in (("default", 24 + 3 * axes, 42 + 8 * axes), ("quick", 10, 30)):
         called = [], []
@@ -255,7 +256,7 @@ def test_reset_is_called_before_every_run_that_must_start_fresh():
 
 
 def test_a_kernel_that_cannot_run_in_the_interpreter_is_neither_accused_nor_certified():
-    """Triton's interpreter lacks things; what it raises then says nothing about the kernel."""
+    """Triton's interpreter lacks features; an exception from it says nothing about the kernel."""
 
     class InterpreterError(Exception):
         pass
@@ -293,7 +294,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_golden_at_fault_is_said_and_the_candidate_is_not_accused(fault):
+def test_a_faulty_golden_is_reported_and_the_candidate_is_not_accused(fault):
     golden, text = FAULTS[fault]
     report = faulty(golden)
     assert report.verdict == "reference_fault" and probes_of(report) == {"golden"}
@@ -301,7 +302,7 @@ def test_a_golden_at_fault_is_said_and_the_candidate_is_not_accused(fault):
     assert str(report).startswith("REFERENCE FAULT  kernel is not accused: ")
 
 
-def test_a_golden_backward_is_held_to_central_differences():
+def test_a_golden_backward_is_compared_with_central_differences():
     report = faulty(
         lambda x, w: plain_sum(x, w),
         golden_backward=lambda x, w, grad_y: (grad_y[:, None] * w, 2 * (grad_y[:, None] * x).sum(0)),
@@ -363,7 +364,7 @@ def test_rows_of_a_case_name_their_run(rows=rows):
     assert {r.case for r in report.rows} == {"rows[T=12,D=40]"}
 
 
-def test_a_result_narrower_than_its_inputs_is_judged_to_its_own_precision_and_that_is_said():
+def test_a_result_narrower_than_its_inputs_is_judged_to_its_own_precision_with_a_note():
     def narrow(x, w):
         return (plain_sum(x, w) * 1.001).to(torch.bfloat16)
 
@@ -379,7 +380,7 @@ def test_a_result_narrower_than_its_inputs_is_judged_to_its_own_precision_and_th
     assert not [n for n in same.notes if n.id == "narrow_result"]
 
 
-def test_what_the_error_analysis_cannot_follow_is_held_to_the_noise_alone(monkeypatch):
+def test_a_golden_without_error_analysis_is_judged_by_the_noise_alone(monkeypatch):
     def fails(*args, **more):
         raise RuntimeError("no storage")
 

@@ -1,4 +1,4 @@
-"""A verdict says no more than a check knows: a spent budget, lost gradients, misspelt names, and where it raised."""
+"""A verdict claims no more than the check knows: budgets, lost gradients, misspelt names, places of errors."""
 
 import time
 
@@ -12,7 +12,7 @@ from goldsmith.assay.report.html.view import headline
 # a spent budget
 
 
-def test_a_spent_budget_is_said_and_certifies_nothing():
+def test_a_spent_budget_is_reported_and_certifies_nothing():
     report = assay.check(target(plain_sum), budget_s=1e-9, raises=False)
     skipped = {p.name: p.reason for p in report.probes if not p.ran}
     assert len(skipped) == len(report.probes)
@@ -39,9 +39,9 @@ def test_cases_that_a_budget_left_out_are_named_and_do_not_count():
         report = assay.check(one, probes=probes, budget_s=0.3, raises=False)
         assert report.verdict == "unjudged" and not report.ok and not report.findings
         assert [n.case for n in report.notes if n.id == "not_run"] == ["lengths[N=4]", "lengths[N=5]"]
-        said = "2 of 4 cases did not run (lengths[N=4], lengths[N=5]): the budget of 0.3 s was spent; "
+        message = "2 of 4 cases did not run (lengths[N=4], lengths[N=5]): the budget of 0.3 s was spent; "
         text = " ".join(str(report).split())
-        assert said in text and "right in 2 cases" in text
+        assert message in text and "right in 2 cases" in text
     assert [(n.case, n.text) for n in report.notes if n.id == "budget"] == [
         ("lengths[N=3]", "the budget of 0.3 s was spent; not run on this case: repeats")
     ]
@@ -108,7 +108,7 @@ def test_a_gradient_that_is_zero_everywhere_may_be_left_out():
     assert report.ok and not report.notes
 
 
-# names that only a run can show
+# names that only a run can check
 
 X = {"x": torch.randn(4, 5)}
 
@@ -136,7 +136,7 @@ def test_a_misspelt_name_is_an_error_of_the_declaration(changes, text):
     assert str(error.value).startswith(text)
 
 
-def test_an_output_cannot_bear_the_name_of_an_input():
+def test_an_output_cannot_have_the_name_of_an_input():
     with pytest.raises(assay.TargetError, match="^outputs: 'x' is also the name of a case value"):
         assay.Target(double, double, cases=X, outputs=("x",))
 
@@ -183,14 +183,14 @@ def line_of(words):
     "candidate, words",
     [(raises, "# the line that is named"), (reshaped, "# torch raises inside"), (in_a_kernel, "# the line that")],
 )
-def test_an_exception_of_the_candidate_has_a_place(candidate, words):
+def test_an_exception_of_the_candidate_is_reported_with_its_line(candidate, words):
     report = assay.check(target(candidate), probes="values", raises=False)
     (finding,) = report.to_json()["findings"]
     assert finding["text"].endswith(f"test_check_claims.py:{line_of(words)})"), finding["text"]
     assert f"test_check_claims.py:{line_of(words)})" in "".join(str(report).split())
 
 
-def test_an_exception_in_the_backward_has_a_place():
+def test_an_exception_in_the_backward_is_reported_with_its_line():
     def backward(x, w, grad_y):
         return raises(x, w)
 

@@ -75,7 +75,7 @@ def test_ties_in_any_order_are_a_note_and_gradients_follow_the_candidates_choice
 def test_the_note_counts_the_rows_with_another_choice():
     note = next(n for n in assay.check(router(highest_first, tied), probes="values").notes if n.id == "tie")
     assert note.tensor == "index"
-    assert note.text.endswith("of 32 rows choose otherwise among scores that rounding cannot tell apart; all legal")
+    assert note.text.endswith("of 32 rows choose differently among scores that rounding cannot tell apart; all legal")
 
 
 WRONG = {
@@ -246,7 +246,7 @@ def test_a_decision_must_name_a_result_of_candidate_and_golden():
     ):
         check(bare, bare, choice=assay.topk(scores="scores", k="k"))
     with pytest.raises(
-        assay.TargetError, match=r"^decisions: the golden has no 'logits' \(what 'index' was decided on\)"
+        assay.TargetError, match=r"^decisions: the golden has no 'logits' \(the scores behind 'index'\)"
     ):
         check(bare, bare, index=assay.topk(scores="logits", k="k"))
 

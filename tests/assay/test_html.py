@@ -1,4 +1,4 @@
-"""The page as text: what stands first, nothing fetched or run, names escaped, sizes, contrast."""
+"""The page as text: what comes first, no network access or scripts, escaped names, sizes, contrast."""
 
 import re
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_every_drawing_has_a_title_and_every_table_headers(read):
             assert headers and all(a.get("scope") in ("col", "row") for a in headers)
 
 
-def test_links_lead_somewhere_and_no_name_is_given_twice(read):
+def test_links_have_targets_and_ids_are_unique(read):
     names = [a["id"] for _, a, _ in read.tags if "id" in a]
     assert len(names) == len(set(names))
     assert {a["href"][1:] for _, a, _ in read.tags if "href" in a} <= set(names)
@@ -65,48 +65,51 @@ def test_links_lead_somewhere_and_no_name_is_given_twice(read):
 def test_names_from_users_are_text_and_never_markup():
     for text in (page.render([samples.hostile()]), page.render([samples.hostile(), samples.passing()])):
         assert "<script" not in text and "alert(&#39;x&#39;)" in text
-        assert samples.EVIL in Reader(text).said()
-        assert "60481729" not in Reader(text).said()[:400], "a name went through the template"
+        assert samples.EVIL in Reader(text).visible_text()
+        assert "60481729" not in Reader(text).visible_text()[:400], "a name went through the template"
 
 
 def test_the_verdict_stands_first_in_one_sentence():
-    first = {name: Reader(make()).said().partition("Operator, backend, case")[0][:700] for name, make in PAGES.items()}
+    first = {
+        name: Reader(make()).visible_text().partition("Operator, backend, case")[0][:700]
+        for name, make in PAGES.items()
+    }
     assert "Nothing is wrong: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
     assert "bias.grad is wrong: every element of segment res is 16.000 times the reference." in first["fail"]
     assert "CERTAIN more than rounding can do to the reference's formula in any order of its sums" in first["fail"]
     assert "the golden computes in float32: aten.rsqrt made it" in first["reference"]
     assert "mhc.head on reference, mhc.pre on triton and " in first["verify"] and "are rejected." in first["verify"]
     assert "7 proofs" not in first["verify"] and "6 proofs" in first["verify"], "what could not run is no proof"
-    assert "1 proof could not be made here" in first["verify"]
+    assert "1 proof could not run here" in first["verify"]
 
 
-def test_no_rung_claims_more_than_is_proven():
-    said = Reader(PAGES["fail"]()).said()
+def test_no_rung_claims_more_than_it_proves():
+    text = Reader(PAGES["fail"]()).visible_text()
     for word in ("every legal order", "no legal order", "explains it"):
-        assert word not in said
+        assert word not in text
 
 
 def test_one_failing_proof_among_many_is_named_with_what_is_wrong():
-    said = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).said()
-    head = said.partition("Operator, backend, case")[0]
+    text = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).visible_text()
+    head = text.partition("Operator, backend, case")[0]
     assert "mhc.pre is rejected." in head
     assert "every element of segment res is 16.000 times the reference." in head
 
 
-def test_a_reference_at_fault_accuses_nobody():
-    said = page.summary([Entry("mhc.head", "reference", samples.reference_fault())])
-    assert said["verdict"] == "reference_fault"
-    assert said["headline"] == "mhc.head on reference cannot be judged: its reference is at fault."
+def test_a_faulty_reference_does_not_reject_the_candidate():
+    summary = page.summary([Entry("mhc.head", "reference", samples.reference_fault())])
+    assert summary["verdict"] == "reference_fault"
+    assert summary["headline"] == "mhc.head on reference cannot be judged: its reference is at fault."
 
 
-def test_what_could_not_be_judged_is_not_called_right():
+def test_an_unjudged_report_is_not_called_right():
     note = Note("not_judged", "k", "cannot run in the interpreter: AttributeError: 'float' has no attribute 'to'", "a")
     report = Report("kernel", cases=["a"], notes=[note])
     assert Entry("kernel", "", report).verdict == "partial"
     assert view.headline(report).startswith("Nothing was judged: cannot run in the interpreter")
     assert view.case_states(report) == {"a": "absent"}
-    said = Reader(page.render([report])).said()
-    assert "all within what rounding allows" not in said
+    text = Reader(page.render([report])).visible_text()
+    assert "all within what rounding allows" not in text
 
 
 def test_the_surest_finding_leads_whatever_the_order_they_came_in():
@@ -121,10 +124,10 @@ def test_the_matrix_has_a_square_for_every_case_and_a_reason_for_every_absence()
     squares = [a["class"] for tag, a, _ in reader.tags if tag == "rect" and "s" in a.get("class", "").split()]
     assert len(squares) == 9 + 1 + 6 + 40 + 3 + 2
     assert squares.count("s bad") >= 6 + 1
-    assert "needs a CUDA device; the inputs are on cpu" in reader.said()
-    assert "triton interpreter" in reader.said()
+    assert "needs a CUDA device; the inputs are on cpu" in reader.visible_text()
+    assert "triton interpreter" in reader.visible_text()
     for remark in REMARKS:
-        assert remark in reader.said()
+        assert remark in reader.visible_text()
 
 
 def test_the_stage_strip_keeps_the_golden_order_and_marks_the_first_wrong_stage():
@@ -149,7 +152,7 @@ def test_findings_of_other_cases_are_folded_away():
     other = Finding("CERTAIN", "values", "h_in", None, 3.0, 1.0, "h_in is wrong here, too", report.cases[0])
     report.findings.append(other)
     reader = Reader(page.render([report]))
-    assert "1 finding in other cases" in reader.said()
+    assert "1 finding in other cases" in reader.visible_text()
     articles = [parents for tag, a, parents in reader.tags if tag == "article"]
     assert ["details" in parents for parents in articles] == [False, False, False, True]
 
@@ -209,16 +212,16 @@ def test_without_reports_there_is_no_page():
 # contrast, from the colours of the style sheet
 
 STYLE = (Path(page.__file__).parent / "style.css").read_text(encoding="utf-8")
-TEXT = ("ink", "soft", "gold", "ok", "bad", "note", "qual")  # every colour that letters or signs are set in
+TEXT = ("ink", "soft", "gold", "ok", "bad", "note", "qual")  # every colour of letters and signs
 GROUNDS = ("paper", "card")
 
 
 def palette(scheme):
     light, _, dark = STYLE.partition("@media (prefers-color-scheme: dark)")
-    found = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
     if scheme == "dark":
-        found |= dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", dark.partition("\n}\n")[0]))
-    return found
+        colours |= dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", dark.partition("\n}\n")[0]))
+    return colours
 
 
 def luminance(colour):

@@ -1,6 +1,6 @@
-"""The page as a browser shows it: phone and desktop, light and dark, script off. Screenshots are kept when asked for.
+"""The page in a browser: phone and desktop, light and dark, scripts off. Skipped without Chromium.
 
-GOLDSMITH_SCREENSHOTS=FOLDER keeps them there; without Chromium these tests are skipped.
+GOLDSMITH_SCREENSHOTS=FOLDER keeps the screenshots there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The page of a diagnosis: the story stands first, then pictures, then the evidence of each cause, then the tables."""
+"""The page of a diagnosis: the story comes first, then pictures, the evidence of each cause, and tables."""
 
 import re
 
@@ -12,12 +12,12 @@ from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 
 
-def page_of(found, **more):
-    return Reader(diagnosis_page.render(found, **more))
+def page_of(diagnosis, **more):
+    return Reader(diagnosis_page.render(diagnosis, **more))
 
 
 def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables():
-    said = page_of(samples.diagnosis()).said()
+    text = page_of(samples.diagnosis()).visible_text()
     order = [
         "bias.grad is wrong: a factor is wrong.",
         "Where: bias.grad: segment res; 64 of 96 elements (66.7 %).",
@@ -26,18 +26,18 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
         "Stages, in the reference's order",
         "Where it is wrong",
         "What the result depends on",
-        "Followed to where it begins bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone.",
+        "Traced to its origin bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone.",
         "Causes, the likeliest first",
         "What could not be decided",
         "The smallest failing case",
         "Tables",
         "What the check found",
     ]
-    places = [said.find(part) for part in order]
+    places = [text.find(part) for part in order]
     assert min(places) > 0 and places == sorted(places)
 
 
-def test_the_strip_marks_the_culprit_and_tells_it_from_what_is_wrong_by_inheritance():
+def test_the_strip_distinguishes_the_culprit_from_inherited_errors():
     strip = {box["name"]: box for box in diagnosis_view.strip(samples.diagnosis())}
     assert {name: box["word"] for name, box in strip.items()} == {
         "inv_rms": "right",
@@ -51,7 +51,7 @@ def test_the_strip_marks_the_culprit_and_tells_it_from_what_is_wrong_by_inherita
     assert [c for c in boxes if "first" in c] == [["culprit", "first"]]
 
 
-def test_the_profile_of_an_axis_shows_where_along_it_the_errors_lie():
+def test_the_profile_of_an_axis_shows_where_the_errors_are():
     rows, columns = diagnosis_view.profiles(samples.diagnosis())
     assert (rows["name"], rows["length"], columns["name"], columns["length"]) == ("T", 4, "D", 24)
     assert re.findall(r'class="(e\d)" d="([^"]*)"', columns["drawing"]) == [("e1", "M0 0h8"), ("e7", "M8 0h16")]
@@ -59,9 +59,9 @@ def test_the_profile_of_an_axis_shows_where_along_it_the_errors_lie():
 
 
 def test_no_profile_is_drawn_where_every_element_is_wrong():
-    found = samples.diagnosis()
-    found.evidence.got = found.evidence.golden * 2
-    assert diagnosis_view.profiles(found) == []
+    diagnosis = samples.diagnosis()
+    diagnosis.evidence.got = diagnosis.evidence.golden * 2
+    assert diagnosis_view.profiles(diagnosis) == []
 
 
 def test_the_dependence_of_golden_and_candidate_stand_one_above_the_other():
@@ -75,22 +75,22 @@ def test_the_dependence_of_golden_and_candidate_stand_one_above_the_other():
     assert 'width="100.00%"' in gamma["candidate"] and gamma["length"] == 128
 
 
-def test_each_cause_has_its_evidence_beside_it_and_weak_ones_are_called_weak():
+def test_each_cause_shows_its_evidence_and_weak_ones_are_called_weak():
     reader = page_of(samples.diagnosis())
-    said = reader.said().partition("Causes, the likeliest first")[2].partition("What could not")[0]
-    assert said.index("0.90") < said.index("wrong factor ") < said.index("y / g is 1.7 = a_res in res.")
-    assert said.index("0.20 weak") < said.index("absolute eps ") < said.index("scale 2^-12: bias.grad wrong.")
-    assert "ratio 1.7, where res" in said
+    text = reader.visible_text().partition("Causes, the likeliest first")[2].partition("What could not")[0]
+    assert text.index("0.90") < text.index("wrong factor ") < text.index("y / g is 1.7 = a_res in res.")
+    assert text.index("0.20 weak") < text.index("absolute eps ") < text.index("scale 2^-12: bias.grad wrong.")
+    assert "ratio 1.7, where res" in text
 
 
-def test_a_changed_golden_that_makes_the_same_is_said_with_what_it_explains():
+def test_a_changed_golden_with_the_same_errors_is_listed_with_its_share():
     reader = page_of(samples.diagnosis())
-    assert "bias.grad when h.grad is multiplied by a_res" in reader.said()
+    assert "bias.grad when h.grad is multiplied by a_res" in reader.visible_text()
     cells = [text for tag, text in reader.text if tag == "td"]
     assert cells[cells.index("every element") :][:2] == ["every element", "75 %"]
 
 
-def test_repeats_of_which_the_same_is_to_be_said_stand_in_one_line():
+def test_repeats_with_equal_results_share_a_line():
     lines = diagnosis_view.runs(samples.diagnosis())
     assert [(r["name"], r["outcome"], r["bits"]) for r in lines] == [
         ("repeat 1 to 10", "bias.grad wrong", "the same"),
@@ -100,47 +100,50 @@ def test_repeats_of_which_the_same_is_to_be_said_stand_in_one_line():
 
 
 def test_the_histogram_counts_every_element_once():
-    found = samples.diagnosis()
-    found.evidence.got[0, 0] = float("nan")
-    rows = {r["label"]: r["count"] for r in diagnosis_view.histogram(found)}
+    diagnosis = samples.diagnosis()
+    diagnosis.evidence.got[0, 0] = float("nan")
+    rows = {r["label"]: r["count"] for r in diagnosis_view.histogram(diagnosis)}
     assert rows == {"up to 0.5 ulp": 31, "above 4096 ulp": 64, "not finite on one side": 1}
 
 
-def test_what_replays_the_bundle_is_said_as_the_caller_knows_it(tmp_path):
-    found = samples.diagnosis("rms norm", bundle=tmp_path / "rms-1")
-    assert f'goldsmith.assay.replay("{tmp_path / "rms-1"}", target)' in page_of(found).said()  # it has no name
-    assert "goldsmith replay b kernels:rms" in page_of(found, command="goldsmith replay b kernels:rms").said()
+def test_the_replay_command_can_come_from_the_caller(tmp_path):
+    diagnosis = samples.diagnosis("rms norm", bundle=tmp_path / "rms-1")
+    # the target has no name
+    assert f'goldsmith.assay.replay("{tmp_path / "rms-1"}", target)' in page_of(diagnosis).visible_text()
+    assert (
+        "goldsmith replay b kernels:rms" in page_of(diagnosis, command="goldsmith replay b kernels:rms").visible_text()
+    )
 
 
-def test_where_nothing_was_followed_nothing_is_said_of_it():
-    assert "Followed to where it begins" not in page_of(samples.diagnosis(traced=[])).said()
+def test_the_page_has_no_trace_section_without_a_trace():
+    assert "Traced to its origin" not in page_of(samples.diagnosis(traced=[])).visible_text()
 
 
-def test_what_is_right_and_what_is_not_the_candidates_fault_are_no_accusations():
+def test_right_candidates_and_faulty_references_are_not_accused():
     right = assay.diagnosis.Diagnosis("pass", samples.passing("rmsnorm"))
-    assert "Nothing wrong was found in rmsnorm." in page_of(right).said()
-    assert "Causes" not in page_of(right).said() and "first wrong" not in page_of(right).said()
+    assert "Nothing wrong was found in rmsnorm." in page_of(right).visible_text()
+    assert "Causes" not in page_of(right).visible_text() and "first wrong" not in page_of(right).visible_text()
     cut = assay.diagnosis.Diagnosis("pass", samples.passing("rmsnorm"), partial="the budget of 5 s was spent")
-    assert "Nothing wrong was found in rmsnorm (the budget of 5 s was spent)." in page_of(cut).said()
+    assert "Nothing wrong was found in rmsnorm (the budget of 5 s was spent)." in page_of(cut).visible_text()
     fault = assay.diagnosis.Diagnosis("reference_fault", samples.reference_fault())
-    said = page_of(fault).said()
-    assert "The reference is at fault, so mhc.head is not accused." in said
-    assert "the golden computes in float32" in said.partition("What the check found")[0]
+    text = page_of(fault).visible_text()
+    assert "The reference is at fault, so mhc.head is not accused." in text
+    assert "the golden computes in float32" in text.partition("What the check found")[0]
     note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
     unjudged = assay.diagnosis.Diagnosis("unjudged", Report("kernel", "unjudged", cases=["a"], notes=[note]))
-    assert "Nothing was judged: cannot run in the interpreter: no atomics." in page_of(unjudged).said()
+    assert "Nothing was judged: cannot run in the interpreter: no atomics." in page_of(unjudged).visible_text()
 
 
 def test_a_failure_without_a_cause_or_numbers_has_a_page_too():
     finding = Finding("CERTAIN", "values", "forward", None, None, None, "the candidate raised in its forward: no", "a")
-    found = assay.diagnosis.Diagnosis("fail", Report("kernel", "fail", [finding], cases=["a"]))
-    assert "the candidate raised in its forward: no." in page_of(found).said()[:300]
+    diagnosis = assay.diagnosis.Diagnosis("fail", Report("kernel", "fail", [finding], cases=["a"]))
+    assert "the candidate raised in its forward: no." in page_of(diagnosis).visible_text()[:300]
 
 
 def test_names_from_users_are_text_and_never_markup():
     text = diagnosis_page.render(samples.hostile_diagnosis(), command=samples.EVIL, conditions=[samples.EVIL])
     assert "<script" not in text and "alert(&#39;x&#39;)" in text
-    assert samples.EVIL in Reader(text).said()
+    assert samples.EVIL in Reader(text).visible_text()
 
 
 def test_nothing_is_fetched_and_nothing_is_run():
@@ -174,7 +177,7 @@ def test_a_real_diagnosis_writes_its_page(tmp_path):
     def product(make, T, D, E):
         return {"x": make.normal(T, D), "w": make.normal(D, E)}
 
-    found = assay.diagnose(assay.Target(kernel, lambda x, w: x @ w, cases=product, name="last row", backward=None))
-    found.to_html(tmp_path / "new" / "page.html")
-    said = Reader((tmp_path / "new" / "page.html").read_text(encoding="utf-8")).said()
-    assert "y is wrong: part of it is never written." in said and "T 0..8" in said
+    diagnosis = assay.diagnose(assay.Target(kernel, lambda x, w: x @ w, cases=product, name="last row", backward=None))
+    diagnosis.to_html(tmp_path / "new" / "page.html")
+    text = Reader((tmp_path / "new" / "page.html").read_text(encoding="utf-8")).visible_text()
+    assert "y is wrong: part of it is never written." in text and "T 0..8" in text

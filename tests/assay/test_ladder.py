@@ -1,4 +1,4 @@
-"""Wrong kernels are caught on the rung that can see them, and right ones are left alone."""
+"""Every rung catches the wrong kernels that it can see, and passes right ones."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_a_bf16_accumulator_is_caught(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("k", [64, 16384])
 def test_a_truncating_bf16_store_is_caught(k, seed):
-    """By the bound where it is tight, by the slope where n = 16384 terms have made it wide."""
+    """By the bound where it is tight, by the slope where n = 16384 terms make it wide."""
     j = verdict(matvec, lambda L: truncated(L["a"] @ L["b"]), draw_dot(k), BF16, seed)
     assert rungs(j) == ["CERTAIN" if k == 64 else "SYSTEMATIC"], j.row
 
@@ -142,14 +142,14 @@ def test_a_scale_of_1_01_in_bf16_is_caught(seed):
     assert not verdict(matvec, lambda L: (L["a"] @ L["b"] * 1.01).to(BF16), draw_dot(4096), BF16, seed).ok
 
 
-def test_zeros_are_caught_and_said():
+def test_zeros_are_caught_and_described():
     j = verdict(rms_norm, lambda L: torch.zeros_like(L["x"]), draw_norm())
     assert rungs(j) == ["CERTAIN"] and "all zeros" in j.findings[0].text
     assert "every element" in j.findings[0].text
 
 
 def test_a_slow_drift_within_the_bound_of_one_tile_column_is_systematic():
-    """Every fourth column 2^-20 too large: each element is within the limit of rung 2, together they are not."""
+    """Every fourth column is 2^-20 too large: each element is within the limit of rung 2, together they are not."""
 
     def candidate(leaves):
         y = leaves["a"] @ leaves["b"]
@@ -184,7 +184,7 @@ def test_an_alarm_that_a_fresh_seed_does_not_repeat_is_dropped():
     leaves = draw_dot(1024)(0)
     ref = reference(matvec, leaves, F32)
     wrong, right = leaves["a"][:, :-1] @ leaves["b"][:-1], leaves["a"] @ leaves["b"]
-    quiet = ref.bounded.bound * 1e9  # rung 1 would see it: look at the rungs above alone
+    quiet = ref.bounded.bound * 1e9  # rung 1 would see it, so a wide bound leaves it to the rungs above
     ref.bounded.bound = torch.where(ref.bounded.bound > 0, ref.bounded.bound, quiet)
     asked = []
 
@@ -218,7 +218,7 @@ def test_nan_and_inf_where_the_golden_has_none_are_certain(value, text):
     assert j.findings[0].location.axes == {"0": [(1, 2)]}
 
 
-def test_a_nan_that_the_golden_has_must_come_back():
+def test_a_nan_of_the_golden_must_appear_in_the_candidate():
     def draw(seed):
         leaves = draw_norm()(seed)
         leaves["x"][5, 0] = float("nan")
@@ -246,13 +246,13 @@ def test_an_overflow_of_the_store_is_legal_and_elsewhere_it_is_not():
     assert rungs(bad) == ["CERTAIN"] and bad.findings[0].location.axes == {"0": [(0, 0)]}
 
 
-def test_an_overflow_that_the_golden_suffers_in_the_same_precision_is_nobodys_fault():
+def test_an_overflow_of_the_golden_in_the_same_precision_is_excused():
     golden = lambda L: torch.exp(L["x"]) / torch.exp(L["x"]).sum()  # noqa: E731
     draw = lambda seed: {"x": torch.tensor([100.0, 1.0, 2.0])}  # noqa: E731
     assert verdict(golden, golden, draw).findings == []
     soft = lambda L: torch.softmax(L["x"], 0)  # noqa: E731
     assert verdict(golden, soft, draw).findings == []
-    assert rungs(verdict(soft, golden, draw)) != []  # but the golden says softmax, which shifts by the maximum
+    assert rungs(verdict(soft, golden, draw)) != []  # the golden is a softmax, which shifts by the maximum
 
 
 def test_a_flushed_subnormal_is_a_note():

@@ -1,7 +1,6 @@
-"""Clean alarms of the rungs above the bound, before any confirmation, on random goldens, shapes, data and orders.
+"""False alarms of the rungs above the bound, before confirmation, on random goldens, shapes, data and orders.
 
-`python tests/assay/test_ladder_rates.py 3000` measures the rate that ladder_noise.py states, and the margin that is
-left.
+`python tests/assay/test_ladder_rates.py 3000` measures the rate that ladder_noise.py states, and the remaining margin.
 """
 
 import random
@@ -68,7 +67,7 @@ def data(rng, generator, *shape):
 
 
 def clean_run(seed, largest=14.0):
-    """A random honest candidate held to its reference: (what it was, its `_Held`)."""
+    """A random honest candidate compared with its reference: (its description, its comparison)."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     name, style = rng.choice(sorted(GOLDENS)), rng.choice(STYLES)
@@ -90,43 +89,45 @@ def clean_run(seed, largest=14.0):
     return what, _Comparison("y", y.detach().to(store), ref)
 
 
-def alarms(held):
-    """(share of the bound, share of rung 2's limit, patterns): what would be asked to repeat itself."""
-    noise = held.ref.noise
-    excess = float(noise.excess(held.r).max()) / noise.limit() if noise.usable else 0.0
+def alarms(comparison):
+    """(share of the bound, share of rung 2's limit, patterns): the alarms that a fresh seed would have to confirm."""
+    noise = comparison.ref.noise
+    excess = float(noise.excess(comparison.r).max()) / noise.limit() if noise.usable else 0.0
     return (
-        held.ratio,
+        comparison.ratio,
         excess,
-        [p.text for p in patterns.error_patterns(held.r, held.ref.noise, held.ref.groups)] if noise.usable else [],
+        [p.text for p in patterns.error_patterns(comparison.r, comparison.ref.noise, comparison.ref.groups)]
+        if noise.usable
+        else [],
     )
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_no_clean_run_is_beyond_its_bound_or_raises_an_alarm(block):
     for seed in range(block * 25, block * 25 + 25):
-        what, held = clean_run(seed, largest=11.0)
-        ratio, excess, found = alarms(held)
-        assert ratio <= 1.0 and excess <= 1.0 and not found, (seed, what, ratio, excess, found)
-        assert judge("y", held.y.to(held.ref.store), held.ref).findings == []
+        what, comparison = clean_run(seed, largest=11.0)
+        ratio, excess, alarm_texts = alarms(comparison)
+        assert ratio <= 1.0 and excess <= 1.0 and not alarm_texts, (seed, what, ratio, excess, alarm_texts)
+        assert judge("y", comparison.y.to(comparison.ref.store), comparison.ref).findings == []
 
 
 @pytest.mark.slow
 def test_no_clean_run_of_3000_raises_an_alarm():
     for seed in range(3000):
-        what, held = clean_run(seed)
-        ratio, excess, found = alarms(held)
-        assert ratio <= 1.0 and excess <= 1.0 and not found, (seed, what, ratio, excess, found)
+        what, comparison = clean_run(seed)
+        ratio, excess, alarm_texts = alarms(comparison)
+        assert ratio <= 1.0 and excess <= 1.0 and not alarm_texts, (seed, what, ratio, excess, alarm_texts)
 
 
 def main(count, first=0):
     torch.set_num_threads(1)
     seen = []
     for seed in range(first, first + count):
-        what, held = clean_run(seed)
-        ratio, excess, found = alarms(held)
+        what, comparison = clean_run(seed)
+        ratio, excess, alarm_texts = alarms(comparison)
         seen.append((excess, ratio, seed, what))
-        if found or ratio > 1 or excess > 1 or held.special:
-            print(f"ALARM seed {seed}: {what}: bound {ratio:.3f}, noise {excess:.3f}, {found}", flush=True)
+        if alarm_texts or ratio > 1 or excess > 1 or comparison.special:
+            print(f"ALARM seed {seed}: {what}: bound {ratio:.3f}, noise {excess:.3f}, {alarm_texts}", flush=True)
     seen.sort(reverse=True)
     for excess, ratio, seed, what in seen[:10]:
         print(f"{excess:.3f} of rung 2's limit, {ratio:.3f} of the bound: seed {seed}, {what}")

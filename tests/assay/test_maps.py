@@ -1,4 +1,4 @@
-"""Error maps: drawn of the run in which a tensor is wrong, and shown beside the finding that they belong to."""
+"""Error maps: drawn from the run in which a tensor is wrong, and shown next to the finding that they belong to."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def two_cases(make, T, D):
 
 
 def of_dense_rows(x, w):
-    """Reads x as if it were dense; right on five rows."""
+    """Reads x as if it were dense, which is right for five rows."""
     return plain_sum(x if len(x) == 5 else x.as_strided(x.shape, (x.shape[1], 1)), w)
 
 
@@ -49,9 +49,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("probe", WRONG)
-def test_what_is_wrong_in_another_run_is_drawn_from_that_run(probe):
-    made, case, run = WRONG[probe]()
-    report = assay.check(made, probes=["values", probe], raises=False)
+def test_an_error_of_another_run_is_drawn_from_that_run(probe):
+    target, case, run = WRONG[probe]()
+    report = assay.check(target, probes=["values", probe], raises=False)
     assert {(f.probe, f.case) for f in report.findings} == {(probe, case)}
     (shown,) = view.shown_maps(report, 4).values()
     assert (shown.case, shown.tensor, shown.bad) == (case, "y", True)
@@ -84,8 +84,8 @@ def test_no_other_tensors_map_stands_beside_a_finding():
 
 def test_maps_follow_the_findings_and_the_surest_is_first():
     maps = {f"{case} y": samples.error_map("y", case) for case in "abc"}
-    found = [Finding(rung, "values", "y", None, 2.0, 1.0, "y is off", case) for rung, case in
+    findings = [Finding(rung, "values", "y", None, 2.0, 1.0, "y is off", case) for rung, case in
              (("STATISTICAL", "a"), ("CERTAIN", "c"), ("CERTAIN", "b"))]  # fmt: skip
-    report = Report("kernel", "fail", found, [Note("tie", "y", "two are equal", "a")], cases=list("abc"), maps=maps)
+    report = Report("kernel", "fail", findings, [Note("tie", "y", "two are equal", "a")], cases=list("abc"), maps=maps)
     assert [m.case for m in view.shown_maps(report, 2).values()] == ["c", "b"]
     assert [m.run for m in Report.from_json(report.to_json()).maps.values()] == ["values"] * 3

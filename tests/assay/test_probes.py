@@ -1,4 +1,4 @@
-"""Every probe of `check` has a wrong kernel that only it finds, and a right one, close to it, that it leaves alone."""
+"""For every probe, a wrong kernel that only this probe finds, and a similar right kernel that it passes."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def an_epsilon_forgotten():
 
 @pair("poison")
 def a_semaphore_that_nobody_has_set_to_zero():
-    """Kernels leave the counter at zero, but who makes it is a caller that takes fresh memory for zeros."""
+    """The kernel leaves the counter at zero, but a caller that takes fresh memory for zeros must set it first."""
 
     def kernel(fresh):
         kept = {}
@@ -130,7 +130,7 @@ def scratch_shared_by_threads():
     def kernel(lost):
         def call(x, w):
             terms = x * w
-            if torch.get_num_threads() > 1:  # another order, and in the wrong one a lost term
+            if torch.get_num_threads() > 1:  # another order, and only the wrong kernel loses a term
                 terms = terms.flip(-1)[:, lost:]
             return terms.sum(-1)
 
@@ -157,7 +157,7 @@ def a_softmax_without_its_maximum():
 
 @pair("taint")
 def an_element_beyond_the_end_behind_a_maximum():
-    """The memory there holds NaN, of which a comparison leaves nothing."""
+    """The memory beyond the end holds NaN, which a comparison drops."""
 
     def right(x, w):
         return (x * w).amax(-1)
@@ -185,8 +185,8 @@ def dropout_at_another_rate():
 
         return call
 
-    given = {"mask": assay.given(rate="p")}
-    return (target(kernel(c), golden, rates, decisions=given) for c in (0.05, 0.0))
+    declared = {"mask": assay.given(rate="p")}
+    return (target(kernel(c), golden, rates, decisions=declared) for c in (0.05, 0.0))
 
 
 @pair("float32")
@@ -205,7 +205,7 @@ def test_every_probe_finds_what_only_it_finds(probe):
 
 
 @pytest.mark.parametrize("probe", [p for p in NAMES if p != "values"])
-def test_without_that_probe_the_wrong_kernel_passes(probe):
+def test_without_its_probe_a_wrong_kernel_passes(probe):
     wrong, _ = PAIRS[probe]()
     report = assay.check(wrong, probes=[p for p in NAMES if p != probe], raises=False)
     assert report.ok, str(report)
@@ -224,7 +224,7 @@ def test_values_alone_finds_the_factor():
     assert probes_of(assay.check(wrong, probes="values", raises=False)) == {"values"}
 
 
-def test_statistics_says_what_a_wrong_tensor_looks_like():
+def test_statistics_describes_a_wrong_tensor():
     def seen(kernel, golden=weighted_sum, **more):
         report = assay.check(target(kernel, golden, **more), probes="statistics", raises=False)
         return [n.text for n in report.notes if n.id == "pattern"]
@@ -243,7 +243,7 @@ def test_statistics_says_what_a_wrong_tensor_looks_like():
 
 
 def forty_steps(x, w):
-    """Normalised forty times: the error analysis opens its bound, and only legal orders say what is noise."""
+    """Normalised forty times: the error analysis leaves its bound open, so only legal orders measure the noise."""
     h = torch.exp(x * w * 0.1)
     for _ in range(20):
         h = h / h.sum(-1, keepdim=True)
@@ -268,15 +268,15 @@ def test_gross_errors_are_found_where_bounds_are_open(probe):
     one = target(kernel, forty_steps, backward=None)
     report = assay.check(one, probes=["values", "ensemble", probe], raises=False)
     assert {r.tensor for r in report.rows if r.run == "values" and r.state == "bad"} == set()
-    found = [f for f in report.findings if f.probe == probe]
-    assert found and any("of its size" in f.text for f in found), str(report)
+    matches = [f for f in report.findings if f.probe == probe]
+    assert matches and any("of its size" in f.text for f in matches), str(report)
     right = assay.check(target(forty_steps, forty_steps, backward=None), raises=False)
     assert right.ok and "not_proven" in {n.id for n in right.notes}
 
 
 @pytest.mark.parametrize("broken", ["raises", "drops", ""])
 def test_a_gradient_for_one_of_several_outputs_alone_is_tried(broken):
-    """As `loss.backward()` of (loss, z) sends it: to a Function that wants no zeros, z's is None."""
+    """As `loss.backward()` of (loss, z) sends it: a Function that wants no zeros gets None for z."""
 
     class Two(torch.autograd.Function):
         @staticmethod
@@ -298,7 +298,7 @@ def test_a_gradient_for_one_of_several_outputs_alone_is_tried(broken):
     report = assay.check(two, raises=False)
     assert report.ok == (not broken), str(report)
     if broken == "raises":
-        (found,) = report.findings
-        assert "raised in its backward (a gradient for y0 alone" in found.text and found.probe == "layouts"
+        (finding,) = report.findings
+        assert "raised in its backward (a gradient for y0 alone" in finding.text and finding.probe == "layouts"
     elif broken:
         assert all("(grad_y0 alone)" in f.text for f in report.findings)

@@ -1,4 +1,4 @@
-"""Other magnitudes: powers of two, equal values, an offset, NaN and Inf."""
+"""Inputs of other magnitudes: powers of two, equal values, an offset, NaN and Inf."""
 
 from types import SimpleNamespace
 
@@ -36,7 +36,7 @@ def test_an_absolute_epsilon_shows_at_small_scale_only():
 
 
 def test_a_constant_below_every_bound_breaks_exact_scaling():
-    """1e-14 beside a mean square of 1 is nothing; beside 2^-24 it is a few units in the last place."""
+    """1e-14 is below the rounding of a mean square of 1; next to 2^-24 it is a few units in the last place."""
 
     def golden(x, w, eps):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True))
@@ -85,7 +85,7 @@ def in_one_pass(x, eps):
 
 @pytest.mark.parametrize("case", wide, ids=str)
 def test_cancellation_in_one_pass_shows_at_an_offset(case):
-    """From some hundred terms on it is within the bound of every order, and far outside the noise of any honest one."""
+    """From about 100 terms on, the error is within every order's bound, but far outside the honest noise."""
     report = scaled(in_one_pass, layer_norm, case, probes=("scaling", "ensemble"))
     assert where(report) == {"values:offset"} and probes_of(report) == {"scaling"}
     assert {f.tensor for f in report.findings} == {"y", "x.grad"}
@@ -97,14 +97,14 @@ def test_two_passes_are_left_alone_at_an_offset(case):
     assert scaled(layer_norm, layer_norm, case, probes=("scaling", "ensemble")).ok
 
 
-def test_where_other_honest_runs_stand_out_as_well_nobody_is_accused(monkeypatch):
-    """Seen on an H100: with logits of 10^7 the ninth honest Sinkhorn may lie where none of eight does."""
+def test_no_finding_where_other_honest_runs_stand_out_as_well(monkeypatch):
+    """Seen on an H100: with logits of 10^7 a ninth honest Sinkhorn may lie outside the range of the other eight."""
     legal, asked = ensemble.legal_runs, []
 
     def one_far_off(*args, seed, **options):
         runs = legal(*args, seed=seed, **options)
         asked.append(seed)
-        if seed == 7:  # those that are drawn beside the ensemble: one of them as far off as in_one_pass is
+        if seed == 7:  # the second ensemble: one member is as far off as in_one_pass
             runs[0] = {name: t + 0.01 for name, t in runs[0].items()}
         return runs
 
@@ -119,26 +119,26 @@ def test_swallowed_nan_and_inf_are_certain_where_they_matter():
     report = scaled(lambda x, w, eps: torch.nan_to_num(rmsnorm(x, w, eps)), rmsnorm)
     assert texts(report)[0].startswith("values:nan is swallowed: y is finite where the golden is not: ")
 
-    def relu(x, w, eps):  # the golden itself lets go of what does not matter
+    def relu(x, w, eps):  # the golden itself drops NaN where it does not matter
         return torch.where(x > 0, x, 0.0)
 
     assert scaled(relu, relu).ok
 
 
-def test_a_gradient_that_lies_as_a_transpose_is_looked_at_like_any_other():
+def test_a_gradient_stored_transposed_is_judged_like_any_other():
     inputs = {"k": torch.randn(5, 4)}
     examination = SimpleNamespace(material=SimpleNamespace(inputs=inputs), seed=0, notes=[])
-    examination.note = lambda *said: examination.notes.append(said)
+    examination.note = lambda *arguments: examination.notes.append(arguments)
     (place,) = scaling._places(examination).values()
     mask = torch.zeros(4, 5, dtype=torch.bool).mT
     mask[place // 4, place % 4] = True
-    assert not scaling._elsewhere(examination, "values:nan", "k.grad", mask).any() and len(examination.notes) == 1
+    assert not scaling._without_planted(examination, "values:nan", "k.grad", mask).any() and len(examination.notes) == 1
     mask[(place + 4) // 4 % 5, place % 4] = True
-    assert scaling._elsewhere(examination, "values:nan", "k.grad", mask).sum() == 1
+    assert scaling._without_planted(examination, "values:nan", "k.grad", mask).sum() == 1
 
 
 def test_zero_times_inf_at_a_masked_element_is_an_accident_of_the_goldens_formula():
-    """Attention that skips what its mask hides is finite where 0 * Inf makes the golden NaN."""
+    """Attention that skips masked keys is finite where 0 * Inf makes the golden NaN."""
 
     def mask(x):
         return torch.ones(len(x), len(x), dtype=torch.bool).tril()
@@ -156,20 +156,20 @@ def test_zero_times_inf_at_a_masked_element_is_an_accident_of_the_goldens_formul
         assay.check(one, probes="scaling", seed=seed)
 
 
-def test_nan_where_the_golden_is_finite_is_certain_where_numbers_go_as_well():
+def test_nan_where_the_golden_is_finite_is_certain_if_numbers_reach_it_too():
     def with_all(x, w, eps):
         return rmsnorm(x, w, eps) + torch.clamp(x.amax() - 500 * x.abs().mean(), min=0)
 
     def nothing_of_all(x, w, eps):
         return rmsnorm(x, w, eps) + 0 * x.sum()
 
-    said = "values:nan: y is not finite where the golden is: "
-    assert any(t.startswith(said) for t in texts(scaled(with_all, rmsnorm), "scaling"))
+    start = "values:nan: y is not finite where the golden is: "
+    assert any(t.startswith(start) for t in texts(scaled(with_all, rmsnorm), "scaling"))
     report = scaled(nothing_of_all, rmsnorm)
     assert report.ok and {n.id for n in report.notes} == {"nan_spread"}
 
 
-def test_a_division_by_zero_on_equal_values_is_found_and_the_goldens_own_is_not():
+def test_a_division_by_zero_on_equal_values_is_reported_unless_the_golden_divides_too():
     def golden(x, w, eps):
         d = x - x.mean(-1, keepdim=True)
         return d * torch.rsqrt(d.square().mean(-1, keepdim=True) + eps)
@@ -185,7 +185,7 @@ def test_a_division_by_zero_on_equal_values_is_found_and_the_goldens_own_is_not(
     assert assay.check(target(golden_without, golden_without), probes="scaling").ok
 
 
-def test_what_overflows_in_the_compute_precision_is_not_asked_of_the_candidate():
+def test_the_candidate_may_overflow_where_the_golden_does_in_compute_precision():
     def cubed(x, w):
         return ((x * 1e12) ** 3).sum(-1) * 1e-36
 
@@ -193,8 +193,8 @@ def test_what_overflows_in_the_compute_precision_is_not_asked_of_the_candidate()
     assert report.ok, str(report)
 
 
-def test_what_overflows_in_a_store_is_not_asked_of_what_follows():
-    """y leaves float16 at 2^12, and the kernel goes on with what it stored."""
+def test_results_after_an_overflowing_store_are_not_judged():
+    """y overflows float16 at 2^12, and the kernel continues with the stored value."""
 
     def golden(x, w, eps):
         y = assay.stage("y0", x * x)
@@ -208,7 +208,7 @@ def test_what_overflows_in_a_store_is_not_asked_of_what_follows():
     assert report.ok and "compute_range" in {n.id for n in report.notes}, str(report)
 
 
-def test_values_that_a_kernel_refuses_are_a_note():
+def test_a_refused_value_is_a_note():
     def kernel(x, w):
         if not bool(torch.isfinite(x).all()):
             raise ValueError("x holds NaN or Inf")
@@ -235,7 +235,7 @@ def masked(q, k):
 
 
 class Recomputed(torch.autograd.Function):
-    """Attention whose backward computes its probabilities again, and takes sum(dy * y) for sum(p * dp)."""
+    """Attention whose backward recomputes its probabilities, and takes sum(dy * y) for sum(p * dp)."""
 
     @staticmethod
     def forward(ctx, q, k, v):
@@ -255,7 +255,7 @@ class Recomputed(torch.autograd.Function):
 
 @pytest.mark.parametrize("case", heads, ids=str)
 def test_a_backward_that_computes_its_probabilities_again_is_left_alone(case):
-    """NaN of a row goes farther in it than a mask's zeros let it, and at an offset its sums cancel less well."""
+    """NaN of a row spreads farther in it than through a mask's zeros, and its sums cancel less at an offset."""
     flash = assay.Target(Recomputed.apply, lambda q, k, v: torch.softmax(masked(q, k), -1) @ v, cases=heads)
     report = assay.check(flash, case, probes=("scaling", "ensemble"), raises=False)
     assert report.ok, texts(report)

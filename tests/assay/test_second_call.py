@@ -9,7 +9,7 @@ from goldsmith.assay.execute import hooks
 from goldsmith.assay.execute.run import RunSettings, execute
 from goldsmith.assay.judge.examination import Examination
 
-KEPT = ("module", "shape", "call")  # where what the backward needs lies: right is the last one
+KEPT = ("module", "shape", "call")  # where the backward keeps its values; only the last one is right
 
 
 @assay.case(T=[4], D=[16])
@@ -22,7 +22,7 @@ def product(x, w):
 
 
 def function(kept, handed=False):
-    """x * w with a backward of its own; handed: the gradient of w lies in a buffer by shape."""
+    """x * w with its own backward; handed: the gradient of w lies in a buffer cached by shape."""
     module, workspace, gradients = {}, {}, {}
 
     class Kernel(torch.autograd.Function):
@@ -49,7 +49,7 @@ def buffered(buffers, grad, handed):
 
 
 def callables(kept, handed=False):
-    """The same with `backward=`; by shape it is the saved output that lies in a workspace."""
+    """The same with `backward=`; kept by shape, the saved output lies in a workspace."""
     module, workspace, gradients = {}, {}, {}
 
     def forward(x, w):
@@ -67,37 +67,37 @@ def callables(kept, handed=False):
     return target(forward, golden, scaled, backward=backward, outputs=("y", "h"), saved=("h",))
 
 
-MADE = pytest.mark.parametrize("made", [function, callables])
+MAKERS = pytest.mark.parametrize("make", [function, callables])
 
 
-@MADE
+@MAKERS
 @pytest.mark.parametrize("kept", KEPT)
-def test_what_the_backward_needs_may_not_lie_where_the_next_forward_writes(made, kept):
-    report = assay.check(made(kept), raises=False)
-    found = {(f.probe, f.rung) for f in report.findings if "between forward and backward" in f.text}
-    assert found == (set() if kept == "call" else {("second_call", "CERTAIN")}), str(report)
+def test_the_next_forward_must_not_overwrite_values_of_the_backward(make, kept):
+    report = assay.check(make(kept), raises=False)
+    reported = {(f.probe, f.rung) for f in report.findings if "between forward and backward" in f.text}
+    assert reported == (set() if kept == "call" else {("second_call", "CERTAIN")}), str(report)
     assert report.ok == (kept == "call")
-    assert not any("the backward modified" in f.text for f in report.findings)  # it was the call in between
+    assert not any("the backward modified" in f.text for f in report.findings)  # the call in between modified it
 
 
-@MADE
-def test_a_gradient_may_not_lie_where_a_later_backward_writes(made):
-    report = assay.check(made("call", handed=True), raises=False)
-    (found,) = report.findings
-    assert (found.probe, found.tensor) == (
+@MAKERS
+def test_a_later_backward_must_not_overwrite_a_gradient(make):
+    report = assay.check(make("call", handed=True), raises=False)
+    (finding,) = report.findings
+    assert (finding.probe, finding.tensor) == (
         "second_call",
         "w.grad",
-    ) and "overwrote what the first returned" in found.text
+    ) and "overwrote what the first returned" in finding.text
 
 
-def test_the_causes_are_state_and_shared_memory_and_the_gradient_is_the_stage():
+def test_the_diagnosis_names_state_and_shared_memory_and_the_gradient():
     state, shared = assay.diagnose(function("module")), assay.diagnose(function("call", handed=True))
     assert state.causes[0].id == "stale_state" and shared.causes[0].id == "aliased"
     assert state.first_wrong_stage in ("x.grad", "w.grad") and shared.first_wrong_stage == "w.grad"
-    assert any("save_for_backward" in said for said in state.causes[0].evidence)
+    assert any("save_for_backward" in line for line in state.causes[0].evidence)
 
 
-def test_a_candidate_that_raises_when_calls_are_interleaved_is_told_of():
+def test_an_exception_in_interleaved_calls_is_reported():
     open_calls = []
 
     class Kernel(torch.autograd.Function):
@@ -121,21 +121,21 @@ def test_a_candidate_that_raises_when_calls_are_interleaved_is_told_of():
     assert any("still waits" in f.text for f in report.findings), str(report)
 
 
-def test_reset_is_not_called_between_the_calls_that_are_about_what_is_kept():
+def test_reset_is_not_called_between_repeated_calls():
     runs = []
     one = target(product, product, scaled, reset=lambda: runs.append("reset"))
-    told = []
-    hooks.RUNS.append(lambda case, probe, run: told.append((run, len(runs))))
+    starts = []
+    hooks.RUNS.append(lambda case, probe, run: starts.append((run, len(runs))))
     try:
         assay.check(one, probes=["second_call", "repeats"])
     finally:
         hooks.RUNS.pop()
-    again = [count for run, count in told if run in ("second_call", "interleaved", "other inputs", "back")]
+    again = [count for run, count in starts if run in ("second_call", "interleaved", "other inputs", "back")]
     assert again == [1] * 4  # one for the first run
-    assert len(runs) == 3  # and for the repeat and that of other threads
+    assert len(runs) == 3  # and one each for the repeat and for the run with other threads
 
 
-def test_a_call_in_between_leaves_the_random_numbers_as_they_were():
+def test_a_call_in_between_does_not_change_the_random_numbers():
     class Noise(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Dependence: which slices reach what, in a few runs where many slices share one, and alone where they cannot."""
+"""Influence of slices: a few runs test many slices at once, and the others get a run of their own."""
 
 import ast
 import math
@@ -11,15 +11,15 @@ from assay.kernels import autograd, plain_sum, probes_of, rows, sum_gradients, t
 from goldsmith import assay
 from goldsmith.assay.probes import taint, taint_screen
 
-BESIDE = 2  # runs with large numbers beside the inputs, which are about no slice
+BESIDE = 2  # runs with large numbers next to the inputs, which test no slice
 
 
 def tainted(kernel, golden=weighted_sum, cases=rows, **more):
     return assay.check(target(kernel, golden, cases, **more), probes="taint", raises=False)
 
 
-def found_alone(kernel, golden=weighted_sum, cases=rows, monkeypatch=None, **more):
-    """What the probe says without what `values` has found already: its tensors are judged all the same."""
+def taint_findings(kernel, golden=weighted_sum, cases=rows, monkeypatch=None, **more):
+    """The findings of the taint probe alone: `values` is silenced, since it would report these tensors first."""
     monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())
     return texts(tainted(kernel, golden, cases, **more), "taint")
 
@@ -69,17 +69,17 @@ def wide_grid(x, w):
 
 
 def test_a_slice_without_influence_is_named(monkeypatch):
-    said = found_alone(cut, backward=None, monkeypatch=monkeypatch)
+    lines = taint_findings(cut, backward=None, monkeypatch=monkeypatch)
     share = "every element; 12 of 12 elements (100 %)"
     text = (
         f"x[axis D = 39] has no influence on y ({share}), in the golden it has: a reduction cut short, or a wrong mask"
     )
-    assert text in said
+    assert text in lines
 
 
-def test_a_row_that_is_never_read_is_named_with_where_it_shows(monkeypatch):
-    said = found_alone(wide_grid, backward=None, monkeypatch=monkeypatch)
-    assert any(t.startswith("x[axis T = 11] has no influence on y (axis T: 11 (to the end); 1 of 12") for t in said)
+def test_a_row_that_is_never_read_is_named_with_the_affected_elements(monkeypatch):
+    lines = taint_findings(wide_grid, backward=None, monkeypatch=monkeypatch)
+    assert any(t.startswith("x[axis T = 11] has no influence on y (axis T: 11 (to the end); 1 of 12") for t in lines)
 
 
 def test_a_cut_gradient_is_named_where_the_forward_is_right(monkeypatch):
@@ -87,12 +87,12 @@ def test_a_cut_gradient_is_named_where_the_forward_is_right(monkeypatch):
         dx, _ = sum_gradients(x, w, g)
         return dx, (g[:-1, None] * x[:-1]).sum(0)
 
-    said = found_alone(autograd(plain_sum, backward), monkeypatch=monkeypatch)
-    assert any("x[axis T = 11] has no influence on w.grad" in t for t in said), said
+    lines = taint_findings(autograd(plain_sum, backward), monkeypatch=monkeypatch)
+    assert any("x[axis T = 11] has no influence on w.grad" in t for t in lines), lines
 
 
 def leak(x, w):
-    """Every row adds what the first element of the next has above 50."""
+    """Every row adds the first element of the next row if it exceeds 50."""
     return plain_sum(x, w) + torch.clamp(torch.cat([x[1:, 0], x[-1:, 0]]) - 50, min=0)
 
 
@@ -103,7 +103,7 @@ def test_a_leak_shows_as_nan_in_other_rows():
     assert text in texts(report) and probes_of(report) == {"taint"}
 
 
-def test_a_leak_through_a_maximum_that_swallows_nan_shows_by_the_large_number():
+def test_a_large_number_shows_a_leak_through_a_maximum_that_swallows_nan():
     """The maximum also looks at the row above, and drops NaN, as Triton's does."""
 
     def golden(x, w):
@@ -131,7 +131,7 @@ def test_nan_that_a_right_maximum_swallows_is_no_finding():
     assert tainted(kernel, golden, backward=None).ok
 
 
-def test_saturation_hides_a_slice_from_the_screen_and_it_is_run_alone():
+def test_a_slice_that_saturation_hides_from_the_screen_is_run_alone():
     def gate(x, w):
         return torch.sigmoid(100 * (x * w)).sum(-1)
 
@@ -143,7 +143,7 @@ def test_saturation_hides_a_slice_from_the_screen_and_it_is_run_alone():
 
 
 def test_influence_is_judged_where_bounds_are_open():
-    """Forty steps of x -> 2 x - tanh(x): the bound is open, and legal orders say what is noise."""
+    """Forty steps of x -> 2 x - tanh(x) leave the bound open, so legal orders measure the noise."""
 
     def open_bound(x, w):
         h = x * w * 1e-3
@@ -187,7 +187,7 @@ def test_a_kernel_that_refuses_nan_is_not_accused():
 @pytest.mark.parametrize("sign", [1, -1], ids=["a_maximum", "a_minimum"])
 @pytest.mark.parametrize("away", ["past", "before"])
 def test_a_stray_read_that_a_comparison_swallows_is_found(sign, away):
-    """One element beside the input, of which NaN leaves nothing behind `>`."""
+    """One element next to the input; a comparison with `>` drops its NaN."""
 
     def kernel(x, w):
         at = x.storage_offset() + (x.numel() if away == "past" else -1)
@@ -199,7 +199,7 @@ def test_a_stray_read_that_a_comparison_swallows_is_found(sign, away):
         return sign * (sign * x * w).amax(-1)
 
     (text,) = texts(tainted(kernel, golden, backward=None))
-    assert text.startswith("what lies beside the inputs in memory reaches y (every element")
+    assert text.startswith("memory next to the inputs reaches y (every element")
     assert tainted(golden, golden, backward=None).ok
 
 
@@ -209,7 +209,7 @@ def decaying(make, T, N):
 
 
 def scan(x, a):
-    """h[t] = exp(-a[t]) h[t-1] + x[t]: before the first step exp may overflow as it likes, since it meets 0."""
+    """h[t] = exp(-a[t]) h[t-1] + x[t]; exp may overflow at the first step, where it meets 0."""
     h, rows = torch.zeros_like(x[0]), []
     for t in range(len(x)):
         h = torch.exp(-a[t]) * h + x[t]
@@ -222,7 +222,7 @@ def test_an_exponential_that_overflows_in_float32_alone_is_no_leak():
     assert report.verdict == "pass", str(report)
 
 
-# -- NaN by products with a mask's zeros ------------------------------------------------------------------------------
+# NaN by products with a mask's zeros
 
 
 def padded_attention(masked: bool):
@@ -258,19 +258,19 @@ def padded_attention(masked: bool):
 
 
 def test_nan_that_a_mask_of_zeros_spreads_is_a_note(seed):
-    """Into the gradients of padded keys, which no number reaches; in the golden it comes out beside these."""
+    """NaN reaches the gradients of padded keys, which no number reaches; in the golden it spreads to others."""
     report = assay.check(padded_attention(True), seed=seed, device="cpu")
     assert {n.id for n in report.notes} == {"nan_spread"} and "k.grad" in report.notes[0].text
 
 
-def test_where_numbers_go_there_as_well_it_is_a_wrong_mask(seed, monkeypatch):
-    monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())  # which sees it at once
+def test_numbers_that_pass_a_mask_are_a_wrong_mask(seed, monkeypatch):
+    monkeypatch.setattr("goldsmith.assay.probes.values.judge", lambda *a, **k: set())  # which would report it at once
     report = assay.check(padded_attention(False), seed=seed, device="cpu", probes="taint", raises=False)
-    assert any("reaches k.grad" in said and "a wrong mask" in said for said in texts(report, "taint"))
+    assert any("reaches k.grad" in line and "a wrong mask" in line for line in texts(report, "taint"))
 
 
-def test_probes_import_one_another_where_they_begin():
-    """Of what two of them need there is a third: no import hides in a function because two modules need each other."""
+def test_probes_import_one_another_at_module_level():
+    """If two probes share code, it is in a third module, so that no import hides in a function to break a cycle."""
     folder = Path(taint.__file__).parent
     hidden = [
         f"{path.name}:{node.lineno}"

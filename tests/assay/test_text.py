@@ -40,14 +40,14 @@ def test_a_failure_says_the_surest_finding_first_and_then_all_of_them():
         finding("CERTAIN", "first", "guard"),
         finding("QUALITY", "third"),
     ]
-    said = lines(report)
-    assert said[0] == "FAIL  kernel: first"
-    shown = [line.split()[0] for line in said if line.startswith("  ")][:3]
+    shown_lines = lines(report)
+    assert shown_lines[0] == "FAIL  kernel: first"
+    shown = [line.split()[0] for line in shown_lines if line.startswith("  ")][:3]
     assert shown == ["CERTAIN", "STATISTICAL", "QUALITY"]
-    assert "  CERTAIN     guard: first [c]" in said
+    assert "  CERTAIN     guard: first [c]" in shown_lines
 
 
-def test_what_is_wrong_with_the_golden_comes_before_all():
+def test_problems_of_the_golden_come_first():
     report = Report("kernel", "reference_fault", findings=[finding("CERTAIN", "a"), finding("CERTAIN", "b", "golden")])
     assert lines(report)[0] == "REFERENCE FAULT  kernel is not accused: b"
 
@@ -68,29 +68,29 @@ def test_long_names_texts_and_tables_stay_within_80_columns():
         ProbeRun("taint", False, "the candidate raised in its forward pass, early"),
         ProbeRun("values", True),
     ]
-    said = lines(report)
-    assert "  ... and 12 more" in said and "  ... and 4 more kinds" in said
-    assert any(line.startswith("  16 of 31 rows") for line in said) and any("…" in line for line in said)
+    shown_lines = lines(report)
+    assert "  ... and 12 more" in shown_lines and "  ... and 4 more kinds" in shown_lines
+    assert any(line.startswith("  16 of 31 rows") for line in shown_lines) and any("…" in line for line in shown_lines)
 
 
-def test_notes_of_one_kind_are_said_once_with_the_number_of_cases():
+def test_equal_notes_appear_once_with_the_number_of_cases():
     report = Report("kernel", cases=["a", "b", "c"], notes=[Note("tie", "index", "3 rows", c) for c in "abc"])
     assert "  tie: 3 rows [a] (and 2 more)" in lines(report)
 
 
-def test_notes_that_differ_in_tensor_and_numbers_are_said_once():
+def test_notes_that_differ_in_tensor_and_numbers_appear_once():
     text = "{}: not proven at {} % of the elements: ill-conditioned"
     tensors = [("h_res", 100), ("x.grad", 66.7), ("phi.grad", 3e-05)]
     notes = [Note("not_proven", t, text.format(t, share), "a") for t, share in tensors]
-    said = lines(Report("kernel", cases=["a"], notes=notes))
-    whole = " ".join(line.strip() for line in said)
+    shown_lines = lines(Report("kernel", cases=["a"], notes=notes))
+    whole = " ".join(line.strip() for line in shown_lines)
     assert (
         "not_proven: h_res: not proven at 100 % of the elements: ill-conditioned [a]; likewise x.grad, phi.grad"
         in whole
     )
 
 
-def test_a_finding_of_another_run_says_which():
+def test_a_finding_of_another_run_names_the_run():
     def forgetful(x, w):
         return plain_sum(x, w) if float(x.abs().max()) < 100 else plain_sum(x, w) * 0
 
@@ -98,7 +98,7 @@ def test_a_finding_of_another_run_says_which():
     assert any("(scale:2^12)" in f.text for f in report.findings) and "(scale:2^12)" in str(report)
 
 
-def test_the_table_has_what_failed_first_and_no_relative_error_against_zero():
+def test_the_table_lists_failures_first_and_no_relative_error_against_zero():
     def kernel(x, w, eps):
         return torch.cat([rmsnorm(x, w, eps)[:, :99], x[:, :1] * 0 + 1e-3], 1)
 
@@ -106,17 +106,18 @@ def test_the_table_has_what_failed_first_and_no_relative_error_against_zero():
         return torch.cat([rmsnorm(x, w, eps)[:, :99], x[:, :1] * 0], 1)
 
     report = assay.check(target(kernel, golden, normed), probes="values", raises=False)
-    said = lines(report)
-    head = next(i for i, line in enumerate(said) if line.split()[:2] == ["tensor", "run"])
-    assert said[head].split() == "tensor run error /bound /noise ulp state".split()  # one case: it is said above
-    assert said[head + 1].split()[0] == "y" and said[head + 1].split()[-1] == "bad"
-    text = " ".join(said)
+    shown_lines = lines(report)
+    head = next(i for i, line in enumerate(shown_lines) if line.split()[:2] == ["tensor", "run"])
+    # the only case is in the heading
+    assert shown_lines[head].split() == "tensor run error /bound /noise ulp state".split()
+    assert shown_lines[head + 1].split()[0] == "y" and shown_lines[head + 1].split()[-1] == "bad"
+    text = " ".join(shown_lines)
     assert "13 of them are nonzero where only 0 is possible" in text and " nan" not in text.lower()
 
 
-def test_what_was_not_run_is_said_with_its_reason():
-    said = " ".join(lines(assay.check(target(plain_sum), probes="values")))
-    assert "taint (not selected)" in said and "Probes: values" in said
+def test_skipped_probes_are_listed_with_a_reason():
+    shown_lines = " ".join(lines(assay.check(target(plain_sum), probes="values")))
+    assert "taint (not selected)" in shown_lines and "Probes: values" in shown_lines
 
 
 @pytest.mark.parametrize("strict", [False, True])

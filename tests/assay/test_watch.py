@@ -10,7 +10,7 @@ from goldsmith.assay.nonfinite import events
 
 
 class Scaled(torch.nn.Module):
-    """x / std(x), which no row of equal values survives"""
+    """x / std(x), which fails for rows of equal values"""
 
     def forward(self, x):
         return x / x.std(-1, keepdim=True)
@@ -50,10 +50,10 @@ def test_a_sound_run_has_no_event(model, sync):
     assert {row.step for row in w.rows} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("made", [torch.full, torch.zeros(1).new_full], ids=["full", "new_full"])
-def test_a_number_that_is_given_ends_no_step(made):
+@pytest.mark.parametrize("full", [torch.full, torch.zeros(1).new_full], ids=["full", "new_full"])
+def test_filling_with_a_number_ends_no_step(full):
     with assay.watch() as w:
-        made((2,), math.nan) * 2
+        full((2,), math.nan) * 2
     assert w.first.op.startswith("aten::") and w.first.likely.evidence == f"{w.first.op} was given the number nan"
 
 
@@ -71,7 +71,7 @@ def test_the_first_inf_is_born_in_the_operator_of_its_module(model, sync):
 
 
 @both
-def test_what_carries_an_event_on_is_no_event_of_its_own(sync):
+def test_propagating_an_event_is_no_new_event(sync):
     with assay.watch(sync=sync) as w:
         x = torch.zeros(3) / torch.zeros(3)
         ((x + 1) * 2).view(3, 1).expand(3, 2).sum()
@@ -126,7 +126,7 @@ def test_a_buffer_and_an_input_are_named(sync):
 
 
 @both
-def test_a_nan_of_the_backward_alone_is_found_with_the_forward_line_that_it_belongs_to(sync):
+def test_a_nan_of_the_backward_alone_is_reported_with_its_forward_line(sync):
     class Root(torch.nn.Module):
         def forward(self, x):
             return (x * self.weight).sqrt()
@@ -151,7 +151,7 @@ def test_a_mask_of_infinities_is_no_event_but_a_row_that_is_masked_whole_is(sync
     assert w.first.op == "aten::_softmax" and w.first.kind == "nan" and w.first.born
 
 
-def test_an_overflow_is_told_from_an_undefined_value():
+def test_an_overflow_is_distinguished_from_an_undefined_value():
     with assay.watch() as w:
         torch.full((2,), 300.0, dtype=torch.float16) * torch.full((2,), 300.0, dtype=torch.float16)
         torch.full((2,), 1e30).to(torch.float16)
@@ -162,7 +162,7 @@ def test_an_overflow_is_told_from_an_undefined_value():
     assert "zero or negative inputs: 1" in w.events[3].likely.evidence
 
 
-def test_what_float64_cannot_hold_either_is_an_overflow_and_a_pole_is_not():
+def test_overflowing_float64_is_an_overflow_and_a_pole_is_not():
     with assay.watch() as w:
         torch.exp(torch.full((2,), 1000.0))
         torch.ones(2) / 0
@@ -173,7 +173,7 @@ def test_what_float64_cannot_hold_either_is_an_overflow_and_a_pole_is_not():
     assert w.events[2].likely.evidence.endswith("atanh is not defined there")
 
 
-def test_what_comes_of_a_written_infinity_is_not_said_to_come_of_finite_values():
+def test_results_of_a_written_infinity_are_not_attributed_to_finite_values():
     beside = torch.tensor([3.0, 1e38])
     with assay.watch() as w:
         infinite = torch.ones(2) * math.inf  # no event: the program wrote it down
@@ -181,12 +181,12 @@ def test_what_comes_of_a_written_infinity_is_not_said_to_come_of_finite_values()
         infinite - infinite
         torch.where(torch.tensor([True, False]), -math.inf, beside) * 1e38
     assert [(e.kind, e.likely.id) for e in w.events] == [("nan", "unknown"), ("inf", "overflow")]
-    assert w.first.likely.evidence == "aten::sub made it of infinities that the program wrote down"
+    assert w.first.likely.evidence == "aten::sub made it from infinities that the program wrote down"
     assert w.events[1].count == 1 and "in float64 it reaches 1e+76" in w.events[1].likely.evidence
 
 
 def nan_empty(monkeypatch):
-    """`torch.empty` as it is on a bad day"""
+    """`torch.empty` that happens to return NaN"""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
 
@@ -216,7 +216,7 @@ def test_unwritten_memory_is_judged_when_it_is_first_read(bad_day):
     assert w.first.likely.id == "uninitialised_accumulator" and len(w.events) == 1
 
 
-def test_what_a_kernel_outside_of_the_dispatcher_wrote_is_blamed_between_two_operators():
+def test_a_write_outside_the_dispatcher_is_placed_between_two_operators():
     with assay.watch() as w:
         x = torch.ones(4) * 2
         x.numpy()[1] = math.nan
@@ -238,9 +238,9 @@ def test_an_operator_that_is_finite_when_it_runs_again_read_too_early(monkeypatc
     late, measure = torch.tensor([math.nan] * 3), events.peak
 
     def peak(tensor):
-        found = measure(tensor)
-        late.fill_(1)  # the copy arrives while the watch looks
-        return found
+        measured = measure(tensor)
+        late.fill_(1)  # the copy arrives during the watch's check
+        return measured
 
     monkeypatch.setattr(events, "peak", peak)
     with assay.watch() as w:
@@ -269,7 +269,7 @@ def test_stop_in_the_backward_raises_out_of_backward():
         x.sqrt().sum().backward()
 
 
-def test_only_every_so_many_steps_are_watched(model):
+def test_only_every_nth_step_is_watched(model):
     equal_rows(model)
     w = train(model, steps=5, every=3)
     assert {e.step for e in w.events} == {0, 3} and {r.step for r in w.rows} == {0, 3}
@@ -331,7 +331,7 @@ def test_nothing_is_left_behind(model):
     assert not model[0].weight._post_accumulate_grad_hooks
 
 
-def test_values_and_gradients_are_what_they_are_without_a_watch(model):
+def test_a_watch_does_not_change_values_or_gradients(model):
     model(torch.ones(3, 4)).square().sum().backward()
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -340,7 +340,7 @@ def test_values_and_gradients_are_what_they_are_without_a_watch(model):
     assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
 
 
-def test_table_and_page_tell_the_first_event(model, tmp_path):
+def test_table_and_page_show_the_first_event(model, tmp_path):
     equal_rows(model)
     w = train(model)
     text = w.table()

@@ -1,4 +1,4 @@
-"""watch: an infinity that the program writes down is its own; what an operator makes of finite numbers is an event."""
+"""watch: an infinity that the program writes down is no event; one that an operator makes of finite numbers is."""
 
 import math
 
@@ -20,7 +20,7 @@ def by_place():
 def by_slice():
     mask = torch.zeros(4, 4)
     mask[:, 2:] = -math.inf
-    mask[:, 3:].zero_()  # a part is written once more: the rest is the program's all the same
+    mask[:, 3:].zero_()  # a part is written again; the rest is still the program's own
     return mask
 
 
@@ -67,7 +67,7 @@ WRITTEN = [by_place, by_slice, by_condition, by_index, by_copy, into_empty, chos
 
 @both
 @pytest.mark.parametrize("make", WRITTEN, ids=lambda make: make.__name__)
-def test_a_mask_that_is_written_is_no_event_however_it_is_written(make, sync):
+def test_a_written_mask_is_no_event_in_any_form(make, sync):
     scores = torch.randn(2, 4, 4)
     with assay.watch(sync=sync, stop=True) as w:
         masked = scores + make()
@@ -105,27 +105,27 @@ def test_a_row_that_is_masked_whole_by_index_is_an_event(sync):
 
 
 @both
-def test_a_mask_of_before_is_one_as_a_buffer_and_as_an_input(sync):
+def test_an_existing_mask_is_no_event_as_a_buffer_or_an_input(sync):
     model = torch.nn.Linear(4, 4)
     model.register_buffer("mask", torch.zeros(4, 4).masked_fill(UPPER, -math.inf))
-    given, one = model.mask[:3].clone(), torch.tensor(-math.inf)
+    rows, one = model.mask[:3].clone(), torch.tensor(-math.inf)
     with assay.watch(model, sync=sync, stop=True) as w:
         scores = model(torch.randn(4, 4))
         (scores + model.mask).softmax(-1)
-        (scores[:3] + given).softmax(-1)
+        (scores[:3] + rows).softmax(-1)
         torch.where(UPPER, one, scores).softmax(-1)
     assert w.first is None
 
 
 @both
-def test_an_infinity_that_nobody_wrote_down_is_carried_from_where_it_entered(sync):
+def test_an_unwritten_infinity_is_attributed_to_its_entry(sync):
     model = torch.nn.Linear(2, 2)
     with torch.no_grad():
-        model.weight.fill_(-math.inf)  # as a mask would be, but it is learned
+        model.weight.fill_(-math.inf)  # a mask's value, but in a parameter
     batch, numpy = torch.tensor([[1.0, -math.inf]]), torch.tensor([1.0, math.inf]).numpy()
     with assay.watch(model, sync=sync) as w:
         model.weight * 2
-        torch.gt(batch, 0)  # what makes no number is no place to tell of it, nor to forget it
+        torch.gt(batch, 0)  # its result is no number, so no event may be reported or forgotten here
         batch * 2
         torch.from_numpy(numpy) * 2
     assert [(e.kind, e.born, e.source) for e in w.events] == [
@@ -134,7 +134,7 @@ def test_an_infinity_that_nobody_wrote_down_is_carried_from_where_it_entered(syn
 
 
 @both
-def test_an_infinity_from_elsewhere_stays_one_beside_a_mask(sync):
+def test_another_infinity_stays_an_event_next_to_a_mask(sync):
     batch = torch.tensor([1.0, math.inf, 2.0])
     with assay.watch(sync=sync) as w:
         mask = torch.zeros(3)
@@ -144,7 +144,7 @@ def test_an_infinity_from_elsewhere_stays_one_beside_a_mask(sync):
 
 
 @both
-def test_what_is_written_into_a_part_carries_the_event_of_the_rest(sync):
+def test_a_partial_write_keeps_the_event_of_the_rest(sync):
     with assay.watch(sync=sync) as w:
         whole = torch.zeros(4) / torch.zeros(4)
         whole[:2] = 1.0
@@ -152,7 +152,7 @@ def test_what_is_written_into_a_part_carries_the_event_of_the_rest(sync):
     assert [(e.op, e.kind) for e in w.events] == [("aten::div", "nan")]
 
 
-def test_an_overflow_beside_a_mask_is_an_event():
+def test_an_overflow_next_to_a_mask_is_an_event():
     with assay.watch() as w:
         scores = torch.tensor([[3e38, 1.0], [1.0, 1.0]]).masked_fill(UPPER[:2, :2], -math.inf)
         scores * 4

@@ -55,7 +55,7 @@ def test_a_float32_sums_alone_do_not_fix_it_but_a_stated_order_does():
 def test_a_the_assay_reports_a_tie_and_not_a_wrong_gradient():
     report = assay.check(wrong_routers.TIES, probes=("values", "ensemble", "decisions", "float32"))
     tie = next(note for note in report.notes if note.id == "tie")
-    assert tie.tensor == "index" and "rows choose otherwise among scores that rounding cannot tell apart" in tie.text
+    assert tie.tensor == "index" and "rows choose differently among scores that rounding cannot tell apart" in tie.text
     judged = {row.tensor: row.state for row in report.rows}
     assert judged["x.grad"] == judged["y.grad"] == "ok", "with equal selections the backward is correct"
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.metadata
-import platform
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,9 +16,10 @@ from .declare.arguments import check_arguments
 from .declare.case import Case
 from .declare.target import Target
 from .execute import hooks
+from .execute.environment import environment
 from .execute.run import RunSettings
 from .execute.torch_state import neutral_state
-from .golden.golden_results import GoldenError
+from .golden.golden_error import GoldenError
 from .judge.examination import Budget, Ended, Examination
 from .probes import values
 from .report.check_report import Report
@@ -381,27 +378,3 @@ def _verdict(report: Report, tally: _Tally) -> str:
     if failing:
         return FAIL
     return PASS if tally.judged(report) and not any(n.id == NOT_RUN for n in report.notes) else UNJUDGED
-
-
-def environment(device: str | torch.device) -> dict[str, Any]:
-    """Versions and machine, as far as they can affect a number. interpreted: launches in Triton's interpreter."""
-    gpu = torch.device(device).type == "cuda" and torch.cuda.is_available()
-    return {
-        "torch": torch.__version__,
-        "triton": _triton(),
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "gpu": torch.cuda.get_device_name(device) if gpu else None,
-        "threads": torch.get_num_threads(),
-        "interpreted": 0,
-        "runs": {"candidate": 0, "golden": 0},
-    }
-
-
-@functools.cache
-def _triton() -> str | None:
-    """The installed version: a candidate may import Triton only when it runs."""
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -18,7 +18,6 @@ and products) and data_movement.py (copies, indexing and scatters).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,50 +29,13 @@ from torch.utils import _python_dispatch as modes
 from ...core.tracing import is_deciding
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
+from .bounded import Bounded, smallest_subnormal, unit_roundoff
 from .rule_context import Error
 from .rule_lookup import OperatorTreatment, decided, treatment_of
 from .storage_errors import Twin, slots, tensors, view_key
 
-# allows for second-order terms that the rules omit: |y - value| > SLACK * bound exceeds every rounding of the golden's
-# own formula, in any order of its sums (another formula may round more)
-SLACK = 1.02
 Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 _SWEEP = 256  # operators between removals of dead storages
-
-
-@dataclass
-class Bounded:
-    """A float64 value with |y - value| <= bound for every legal y stored in the result's dtype.
-
-    bound: inf where the bound is open (ill-conditioned, or an operator without a rule is on the path).
-    structural_zero: a 0 that no rounding can change, so that any nonzero is wrong.
-    notes: operators without a rule that this result depends on, e.g. "aten.cdist".
-    """
-
-    value: Tensor
-    bound: Tensor
-    structural_zero: Tensor
-    notes: list[str]
-
-    @property
-    def open(self) -> Tensor:
-        return torch.isinf(self.bound)
-
-
-def unproven(value: Tensor, why: str) -> Bounded:
-    """A value with an open bound; `why` becomes its note."""
-    value = value.to(torch.float64, copy=True)
-    return Bounded(value, torch.full_like(value, torch.inf), torch.zeros_like(value, dtype=torch.bool), [why])
-
-
-def unit_roundoff(dtype: torch.dtype) -> float:
-    """u = 2^-8 bfloat16, 2^-11 float16, 2^-24 float32, 2^-53 float64; 0 for integers and bool."""
-    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
-
-
-def smallest_subnormal(dtype: torch.dtype) -> float:
-    """2^-149 for float32, 2^-133 for bfloat16, 2^-24 for float16; 0 for integers and bool."""
-    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def running_bounds(
@@ -123,9 +85,8 @@ def _run(
     if dot not in ("ieee", "tf32"):
         raise ValueError(f"unknown dot {dot!r}; known: ieee, tf32")
     mode = RunningErrors(compute, dot, careful, read_back)
-    leaves = {
-        name: t.detach().clone() for name, t in leaves.items()
-    }  # so that a golden that writes to its inputs does no harm
+    # so that a golden that writes to its inputs does no harm
+    leaves = {name: t.detach().clone() for name, t in leaves.items()}
     for leaf in leaves.values():
         mode.error_of(leaf)  # create its twin before a number can leave the tensors
     with default_dtype(torch.float64), threads_for(leaves), in_one_order(leaves):

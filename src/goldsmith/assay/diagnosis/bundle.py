@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import environment
+from ..execute.environment import environment
 from ..execute.run import Material
 from .bundle_read import FILES, JSON, SCHEMA, name_of, read
 

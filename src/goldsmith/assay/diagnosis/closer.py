@@ -14,9 +14,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
-from ..probes.slices import far, taken
+from ..probes.slices import far, own_decisions
 from .evidence import Influence
 from .whatif.judge import Judge
 
@@ -92,7 +93,9 @@ def _moved(examination: Examination, tensor: str, before: Tensor, i: Influence, 
 def _golden(examination: Examination, name: str, value: Tensor) -> GoldenResults | None:
     try:
         made = examination.references(
-            examination.material.with_inputs({name: value}), examination.first, taken(examination, examination.first)
+            examination.material.with_inputs({name: value}),
+            examination.first,
+            own_decisions(examination, examination.first),
         )
         _ = made.plain
     except GoldenError:

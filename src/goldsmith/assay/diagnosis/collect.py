@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import CandidateRun
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder

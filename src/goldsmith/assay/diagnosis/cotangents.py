@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..execute.run import CandidateRun, RunSettings
-from ..golden.golden_results import GoldenError
+from ..golden.golden_error import GoldenError
 from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes import decisions

@@ -9,7 +9,7 @@ import torch
 from ...core.tracing import TargetError
 from ..declare.case import Case
 from ..execute.run import Material, RunSettings
-from ..golden.golden_results import GoldenError
+from ..golden.golden_error import GoldenError
 from ..judge.examination import Ended, Examination
 from ..probes import decisions, values
 from .evidence import RunFact

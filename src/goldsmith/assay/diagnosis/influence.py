@@ -11,11 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..bounds.bounded import SLACK
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..probes.reach import rounding
-from ..probes.slices import far, taken
+from ..probes.slices import far, own_decisions
 from .evidence import Influence
 from .isolate import named
 
@@ -166,7 +167,7 @@ class _AxisInfluence:
         done = examination.execute(PROBE, f"influence of {self.name}", material=material, look=False)
         if done.error is not None:
             return SAME
-        ref = examination.references(material, done, taken(examination, done))
+        ref = examination.references(material, done, own_decisions(examination, done))
         said = SAME
         try:
             now = ref.plain

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import CandidateRun, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
 from ..judge.examination import Examination

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
 from ..execute.run import Material, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
-from ..probes.slices import taken
+from ..probes.slices import own_decisions
 from .evidence import Evidence
 from .rules.reading import Reading
 from .runs import changed, nudge
@@ -102,7 +103,7 @@ def _inputs(examination: Examination) -> list[tuple[str, Tensor]]:
 def _kept(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
     moved = examination.material.with_inputs(dict(other))
     try:
-        ref = examination.references(moved, examination.first, taken(examination, examination.first))
+        ref = examination.references(moved, examination.first, own_decisions(examination, examination.first))
         for again in (_written_over, _of_the_same_id):
             said = _stays(examination, ref, moved, tuple(other), again)
             if said is not None:
@@ -190,7 +191,7 @@ def _made(examination: Examination, material: Material) -> tuple[dict[str, Tenso
     if done.error is not None:
         return None
     try:
-        ref = examination.references(material, done, taken(examination, done))
+        ref = examination.references(material, done, own_decisions(examination, done))
         _ = ref.bounded
     except GoldenError:
         return None

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..golden.golden_results import GoldenError
+from ..golden.golden_error import GoldenError
 from ..judge.examination import Examination
 from ..probes import scaling
 from ..probes import slices as parts
@@ -34,7 +34,7 @@ def leaking(examination: Examination) -> str:
         if done.error is not None:
             continue
         try:
-            golden = examination.references(material, done, parts.taken(examination, done))
+            golden = examination.references(material, done, parts.own_decisions(examination, done))
             values = golden.values  # known before the order is: it is that in which they were made
         except GoldenError:
             continue

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
 from ..execute.run import CandidateRun, Material, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes import decisions

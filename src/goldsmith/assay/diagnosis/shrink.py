@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..declare.case import Case, Make
-from ..golden.golden_results import GoldenError
+from ..golden.golden_error import GoldenError
 
 MOST_RUNS = 64
 SMALLEST = (0, 1, 2, 3)

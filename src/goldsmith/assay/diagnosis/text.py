@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..report.results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..report.text import headline as report_headline
 from ..support.printable import visible

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError, listening
 from ..bounds import running_errors
+from ..bounds.bounded import Bounded, unit_roundoff, unproven
 from ..declare.axis_names import axis_names
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..execute.memory import aliases
@@ -25,6 +26,7 @@ from ..noise import ensemble, jitter
 from ..support import deadline, memory_errors
 from . import kinks, self_check
 from .creation_order import CreationOrder
+from .golden_error import GoldenError, golden_errors
 from .golden_tensor import GoldenTensor
 
 RUNS = 8  # legal orders in an ensemble
@@ -34,10 +36,6 @@ Lacks = Callable[[float], bool] | None
 
 def _no_time(seconds: float) -> bool:
     return deadline.lacks(seconds, "honest runs of the golden in other orders: only certain findings were looked for")
-
-
-class GoldenError(Exception):
-    """The golden itself raised, which is no fault of the candidate."""
 
 
 class GoldenResults:
@@ -125,8 +123,8 @@ class GoldenResults:
     def read_back(self) -> torch.dtype | None:
         """The dtype of outputs coarser than the compute precision, which kernels may read back rounded; else None."""
         dtypes = [t.dtype for t in self.run.outputs.values() if t.dtype.is_floating_point]
-        coarsest = max(dtypes, key=running_errors.unit_roundoff, default=self.compute)
-        return coarsest if running_errors.unit_roundoff(coarsest) > running_errors.unit_roundoff(self.compute) else None
+        coarsest = max(dtypes, key=unit_roundoff, default=self.compute)
+        return coarsest if unit_roundoff(coarsest) > unit_roundoff(self.compute) else None
 
     @cached_property
     def _stores_early(self) -> dict[int, Callable[[Tensor], object]]:
@@ -198,30 +196,30 @@ class GoldenResults:
         if "bounded" in self.__dict__:
             return {n: b.value for n, b in self.bounded.items()}
         self._count("plain")
-        with _golden_errors(), self_check.default_dtype(torch.float64):
+        with golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def plain(self) -> dict[str, Tensor]:
         """The golden in float64 without bounds, for bitwise comparison with another `plain`."""
         self._count("plain")
-        with _golden_errors(), self_check.default_dtype(torch.float64):
+        with golden_errors(), self_check.default_dtype(torch.float64):
             return self.evaluate(self.leaves)
 
     @cached_property
     def shared(self) -> set[tuple[str, str]]:
         """Pairs of golden results, or result and input, that share memory: a candidate's may share it too."""
         self._count("plain")
-        with _golden_errors(), self_check.default_dtype(torch.float64):
+        with golden_errors(), self_check.default_dtype(torch.float64):
             values = self.evaluate(self.leaves)
         results = {n: values[n] for n, _, _ in self.run.results() if n in values}
         return aliases(results, {n: self.leaves[n] for n in self.material.inputs})
 
     @cached_property
-    def bounded(self) -> dict[str, running_errors.Bounded]:
+    def bounded(self) -> dict[str, Bounded]:
         """The golden in float64, with a proven rounding bound for every result."""
         self._count("bounds")
-        with _golden_errors():
+        with golden_errors():
             try:
                 return running_errors.running_bounds(
                     partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
@@ -235,7 +233,7 @@ class GoldenResults:
                 with self_check.default_dtype(torch.float64):
                     values = self.evaluate(self.leaves)  # raises if the golden itself raises
                 reason = f"the error analysis cannot follow the golden ({type(error).__name__}: {error})"[:200]
-                return {n: running_errors.unproven(value, reason) for n, value in values.items()}
+                return {n: unproven(value, reason) for n, value in values.items()}
 
     @cached_property
     def ensemble(self) -> list[dict[str, Tensor]]:
@@ -260,7 +258,7 @@ class GoldenResults:
 
     def _runs(self, compute: torch.dtype, k: int, seed: int, dot: str, nudged: bool, lacks: Lacks) -> Runs:
         early = cycle((False, True))
-        with _golden_errors():
+        with golden_errors():
             return ensemble.legal_runs(
                 lambda leaves: self.evaluate(leaves, early=next(early)), self.leaves, compute=compute,
                 stores=self.stores, k=k, seed=seed, dot=dot, nudged=nudged, read_back=self.read_back, lacks=lacks,
@@ -271,10 +269,8 @@ class GoldenResults:
         """Jumps of gradients when inputs move by less than a rounding: at kinks and ties several are legal."""
         self._count("plain", kinks.NUDGES)
         inputs = {n: self.leaves[n] for n in self.material.inputs}
-        with _golden_errors(), self_check.default_dtype(torch.float64):
-            return kinks.Swings(
-                self.evaluate, self.leaves, inputs, self.values, running_errors.unit_roundoff(self.compute)
-            )
+        with golden_errors(), self_check.default_dtype(torch.float64):
+            return kinks.Swings(self.evaluate, self.leaves, inputs, self.values, unit_roundoff(self.compute))
 
     def kink(self, name: str) -> Tensor:
         """Mask of the elements of a gradient that lie on a kink; all False for other results."""
@@ -390,16 +386,3 @@ class GoldenResults:
             return self
         own = {n: self.values[n] for n in self.material.target.decisions if n in self.values}
         return GoldenResults(self.material, self.run, own, self.seed)
-
-
-class _golden_errors:
-    """Turns an exception into GoldenError, so that it is never attributed to the candidate."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, GoldenError | TargetError | NotImplementedError):
-            return
-        if isinstance(error, Exception) and not memory_errors.out_of_memory(error):
-            raise GoldenError(f"{type(error).__name__}: {error}") from error

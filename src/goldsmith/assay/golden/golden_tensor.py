@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import Bounded
+from ..bounds.bounded import Bounded
 from ..noise import patterns
 from ..noise.noise_floor import Noise
 

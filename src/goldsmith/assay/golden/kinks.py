@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import Bounded, unit_roundoff
+from ..bounds.bounded import Bounded, unit_roundoff
 from ..support import deadline
 
 TIES, NEAR = 16, 16  # number of nudges of each kind

@@ -23,7 +23,8 @@ from ..declare.target import Target
 from ..execute import hooks, interpreter
 from ..execute.memory import NAN_FILL, ZERO_FILL
 from ..execute.run import CandidateRun, Material, RunSettings, execute
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..golden.self_check import _from_here
 from ..report.results import (
     CERTAIN,

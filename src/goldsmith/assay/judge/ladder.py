@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..golden.golden_tensor import GoldenTensor
 from ..noise import formula_rounding, patterns
 from ..noise.noise_floor import quantile, ulps

@@ -26,10 +26,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.tracing import is_deciding
+from ..bounds.bounded import smallest_subnormal, unit_roundoff
 from ..bounds.composed_operators import REDUCTIONS, softmax_backward
 from ..bounds.rule_context import Dim
 from ..bounds.rule_lookup import treatment_of
-from ..bounds.running_errors import smallest_subnormal, unit_roundoff
 from ..support.dispatch_mode import DispatchMode
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import summation_orders as orders

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import Bounded, unit_roundoff
+from ..bounds.bounded import Bounded, unit_roundoff
 
 ROUNDINGS = 4.0  # sums of n terms of random sign err by some sqrt(n) u of their size
 NEXT_TO_NOTHING = 2.0**-3  # of such sums: only the bounds judge larger elements

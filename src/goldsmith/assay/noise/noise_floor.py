@@ -24,7 +24,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import Bounded, smallest_subnormal, unit_roundoff
+from ..bounds.bounded import Bounded, smallest_subnormal, unit_roundoff
 
 WIDEN = 1.5
 SHORT_LINE = 4  # least length of an axis: four elements are rarely all near the golden at once

@@ -1,4 +1,4 @@
-"""The probes: one file each, every one a function of a Examination. DEFAULT has them in the order in which they run."""
+"""The probes, one file each; every probe is a function of an Examination. DEFAULT lists them in running order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import layouts, repeats, scaling, second_call, statistics, taint, values
 
 @dataclass(frozen=True)
 class Probe:
-    """name, what it does in a few words, and the function; None for what the runs of the others look at anyway."""
+    """A probe's name, a summary, and its function; None if it only inspects the runs of other probes."""
 
     name: str
     summary: str
@@ -35,7 +35,7 @@ DEFAULT = (
     Probe("float32", "16-bit targets also with float32 inputs", None),
 )
 NAMES = tuple(p.name for p in DEFAULT)
-# one run and two repeats instead of some thirty runs: for the cases beside those that go through all probes
+# one run and two repeats instead of about thirty runs, for cases that do not go through all probes
 QUICK = tuple(n for n in NAMES if n not in ("layouts", "scaling", "taint"))
 LEVELS = {"default": NAMES, "all": NAMES, "quick": QUICK}
 
@@ -43,7 +43,7 @@ LEVELS = {"default": NAMES, "all": NAMES, "quick": QUICK}
 def select(wanted: str | tuple[str, ...] | list[str]) -> frozenset[str]:
     """The names of the probes to run, from names of levels and of probes.
 
-    "values" is always among them, since the others compare with its run.
+    "values" is always included, because the other probes compare with its run.
     """
     chosen = {"values"}
     for name in [wanted] if isinstance(wanted, str) else list(wanted):

@@ -1,7 +1,7 @@
-"""Discrete results are judged before what rests on them; then the golden goes on with the candidate's legal ones.
+"""Judges discrete results (top-k choices, signs); the golden then continues with the candidate's legal ones.
 
-A chosen score s_c is legal when s_c + e_c >= s_j - e_j for every score s_j that was left out (e: rounding bounds).
-Rows with another choice than the golden's, all of them legal, are ties: a note, never a failure.
+A chosen score s_c is legal if s_c + e_c >= s_j - e_j for every score s_j that was not chosen (e: rounding bounds).
+A row whose choice differs from the golden's and is legal is a tie: a note, never a failure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
-from ..bounds.running_errors import SLACK, Bounded
+from ..bounds.bounded import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
@@ -24,30 +24,30 @@ NAME = "decisions"
 
 
 def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -> GoldenResults:
-    """GoldenResults with the candidate's legal decisions in place of the golden's own."""
-    taken: dict[str, Tensor] = {}
+    """The golden's results, computed with the candidate's legal decisions in place of its own."""
+    legal: dict[str, Tensor] = {}
     for name, decision in examination.target.decisions.items():
-        made = _made(examination, name, done)
+        choice = _candidate_decision(examination, name, done)
         own = _golden_has(plain, name, "decision")
         if isinstance(decision, Given):
-            taken[name] = made
-            _rate(examination, name, decision, made)
+            legal[name] = choice
+            _check_drop_rate(examination, name, decision, choice)
             continue
         of = decision.scores if isinstance(decision, TopK) else decision.of
-        _golden_has(plain, of, f"what {name!r} was decided on")
+        _golden_has(plain, of, f"the scores behind {name!r}")
         scores = plain.bounded.get(of)
-        if scores is None:  # an input: exact
+        if scores is None:  # an input is exact
             value = plain.leaves[of]
             scores = Bounded(value, torch.zeros_like(value), torch.zeros_like(value, dtype=torch.bool), [])
         if isinstance(decision, TopK):
-            taken[name] = _topk(examination, name, decision, made, own, scores)
+            legal[name] = _topk(examination, name, decision, choice, own, scores)
         else:
-            taken[name] = _sign(examination, name, decision, made, own, scores)
-    if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in taken.items()):
+            legal[name] = _sign(examination, name, decision, choice, own, scores)
+    if all(torch.equal(t, plain.values[n].to(t.dtype)) for n, t in legal.items()):
         return plain
-    settled = examination.references(plain.material, done, taken)
+    settled = examination.references(plain.material, done, legal)
     _ = settled.values
-    ignored = sorted(set(taken) - settled.decisions_used)
+    ignored = sorted(set(legal) - settled.decisions_used)
     if ignored:
         raise TargetError(
             f"decisions: the golden has no stage {ignored[0]!r}; name it there, assay.stage({ignored[0]!r}, ...), "
@@ -56,13 +56,13 @@ def settle(examination: Examination, done: CandidateRun, plain: GoldenResults) -
     return settled
 
 
-def _made(examination: Examination, name: str, done: CandidateRun) -> Tensor:
+def _candidate_decision(examination: Examination, name: str, done: CandidateRun) -> Tensor:
     """The candidate's decision: an output, a saved output or a stage."""
-    found = decided(done, name)
-    if found is not None:
-        return found
-    made = ", ".join([*done.outputs, *done.stages]) or "nothing"
-    raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {made}")
+    decision = decided(done, name)
+    if decision is not None:
+        return decision
+    names = ", ".join([*done.outputs, *done.stages]) or "nothing"
+    raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {names}")
 
 
 def _golden_has(plain: GoldenResults, name: str, what: str) -> Tensor:
@@ -75,37 +75,37 @@ def _golden_has(plain: GoldenResults, name: str, what: str) -> Tensor:
     )
 
 
-def _number(examination: Examination, value: Any) -> Any:
+def _scalar(examination: Examination, value: Any) -> Any:
     return examination.material.scalars[value] if isinstance(value, str) else value
 
 
-def _asked(examination: Examination, name: str, decision: TopK, scores: Tensor) -> int:
-    """k, where the scores have the declared axis and so many along it: otherwise the declaration is wrong."""
-    shape, dim, k = list(scores.shape), decision.dim, _number(examination, decision.k)
+def _checked_k(examination: Examination, name: str, decision: TopK, scores: Tensor) -> int:
+    """The number k of chosen elements, after checking dim and k against the shape of the scores."""
+    shape, dim, k = list(scores.shape), decision.dim, _scalar(examination, decision.k)
     where = f"decisions[{name!r}]"
     if not -len(shape) <= dim < len(shape):
         raise TargetError(f"{where}: dim {dim} is no axis of the scores {decision.scores!r}, whose shape is {shape}")
-    said = repr(decision.k) if isinstance(decision.k, str) else "k"
+    label = repr(decision.k) if isinstance(decision.k, str) else "k"
     if isinstance(k, bool) or int(k) != k:
-        raise TargetError(f"{where}: {said} is {k!r}; how many are chosen is a whole number")
+        raise TargetError(f"{where}: {label} is {k!r}; the number of choices must be a whole number")
     if not 0 <= k <= shape[dim]:
-        there = f"{shape[dim]} along dim {dim} of {decision.scores!r}, whose shape is {shape}"
-        raise TargetError(f"{where}: {said} is {k}, and there are {there}")
+        available = f"{shape[dim]} along dim {dim} of {decision.scores!r}, whose shape is {shape}"
+        raise TargetError(f"{where}: {label} is {k}, but there are only {available}")
     return int(k)
 
 
-def _topk(examination: Examination, name: str, decision: TopK, made: Tensor, own: Tensor, scores: Bounded) -> Tensor:
-    k = _asked(examination, name, decision, scores.value)
-    dropped = made.dim() == scores.value.dim() - 1  # argmax without keepdim
-    index = (made.unsqueeze(decision.dim) if dropped else made).movedim(decision.dim, -1).long()
+def _topk(examination: Examination, name: str, decision: TopK, choice: Tensor, own: Tensor, scores: Bounded) -> Tensor:
+    k = _checked_k(examination, name, decision, scores.value)
+    dropped = choice.dim() == scores.value.dim() - 1  # argmax without keepdim
+    index = (choice.unsqueeze(decision.dim) if dropped else choice).movedim(decision.dim, -1).long()
     golden = (own.unsqueeze(decision.dim) if dropped else own).movedim(decision.dim, -1).long()
     value, bound = (t.movedim(decision.dim, -1) for t in (scores.value, scores.bound * SLACK))
     if index.shape != (*value.shape[:-1], k):
-        text = f"{name} has shape {list(made.shape)}; the {k} best of {list(scores.value.shape)} were asked for"
+        text = f"{name} has shape {list(choice.shape)}; expected the {k} best of {list(scores.value.shape)}"
         examination.find(CERTAIN, NAME, name, text)
         return own
     if not index.numel():
-        return made
+        return choice
     length = value.shape[-1]
     outside = (index < 0) | (index >= length)
     inside = index.clamp(0, max(length - 1, 0))
@@ -120,12 +120,12 @@ def _topk(examination: Examination, name: str, decision: TopK, made: Tensor, own
     best_out = torch.where(chosen, torch.full_like(value, -math.inf), value - bound).amax(-1)
     wrong |= worst_in < best_out
     wrong &= ~torch.isnan(value).any(-1)
-    _report(examination, name, index, golden, wrong, outside, repeated)
-    legal = torch.where(wrong.unsqueeze(-1), golden.to(index.device), inside).to(made.dtype).movedim(-1, decision.dim)
+    _report_topk(examination, name, index, golden, wrong, outside, repeated)
+    legal = torch.where(wrong.unsqueeze(-1), golden.to(index.device), inside).to(choice.dtype).movedim(-1, decision.dim)
     return legal.squeeze(decision.dim) if dropped else legal
 
 
-def _report(
+def _report_topk(
     examination: Examination, name: str, index: Tensor, golden: Tensor, wrong: Tensor, outside: Tensor, repeated: Tensor
 ) -> None:
     rows = wrong.numel()
@@ -137,33 +137,33 @@ def _report(
         examination.find(CERTAIN, NAME, name, text, where=where, measured=float(wrong.double().mean()), limit=0.0)
     tied = (index != golden).any(-1) & ~wrong
     if bool(tied.any()):
-        text = f"{int(tied.sum())} of {rows} rows choose otherwise among scores that rounding cannot tell apart"
+        text = f"{int(tied.sum())} of {rows} rows choose differently among scores that rounding cannot tell apart"
         examination.note("tie", name, f"{text}; all legal")
 
 
-def _sign(examination: Examination, name: str, decision: Sign, made: Tensor, own: Tensor, of: Bounded) -> Tensor:
-    if made.shape != of.value.shape:
-        text = f"{name} has shape {list(made.shape)}, {decision.of} has {list(of.value.shape)}"
+def _sign(examination: Examination, name: str, decision: Sign, choice: Tensor, own: Tensor, of: Bounded) -> Tensor:
+    if choice.shape != of.value.shape:
+        text = f"{name} has shape {list(choice.shape)}, {decision.of} has {list(of.value.shape)}"
         examination.find(CERTAIN, NAME, name, text)
         return own
-    said, golden = made > 0, of.value > 0
-    wrong = (said != golden) & (of.value.abs() > of.bound * SLACK)
+    positive, golden = choice > 0, of.value > 0
+    wrong = (positive != golden) & (of.value.abs() > of.bound * SLACK)
     if bool(wrong.any()):
         text = f"{name} has the wrong side of {decision.of} in {int(wrong.sum())} of {wrong.numel()} elements"
         share = float(wrong.double().mean())
         examination.find(CERTAIN, NAME, name, text, where=examination.locate(name, wrong), measured=share, limit=0.0)
-    tied = (said != golden) & ~wrong
+    tied = (positive != golden) & ~wrong
     if bool(tied.any()):
         text = f"{int(tied.sum())} of {tied.numel()} elements lie on the kink within their bound"
         examination.note("tie", name, f"{text}; both sides are legal")
-    return torch.where(wrong, own.to(made.dtype), made)
+    return torch.where(wrong, own.to(choice.dtype), choice)
 
 
-def _rate(examination: Examination, name: str, decision: Given, made: Tensor) -> None:
-    if decision.rate is None or not made.numel():
+def _check_drop_rate(examination: Examination, name: str, decision: Given, mask: Tensor) -> None:
+    if decision.rate is None or not mask.numel():
         return
-    rate, n = float(_number(examination, decision.rate)), made.numel()
-    zeros = int((made == 0).sum())
+    rate, n = float(_scalar(examination, decision.rate)), mask.numel()
+    zeros = int((mask == 0).sum())
     spread = math.sqrt(n * rate * (1 - rate))
     if abs(zeros - n * rate) > 6 * spread + 0.5:
         sigmas = abs(zeros - n * rate) / max(spread, 1e-300)

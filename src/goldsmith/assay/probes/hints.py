@@ -1,8 +1,8 @@
-"""What to declare, where a result that fails is right for a kernel that rounds more than is promised.
+"""Hints for a failing result: the declaration that would make it right, if the rounding is intended.
 
-By default sums and intermediates are promised in float32. A kernel that keeps its probabilities in bfloat16 breaks that
-promise, on purpose or not: only its author knows, so the finding stays, and says which declaration would allow it.
-So it does where the error is of the size that another formula has, which a golden by that formula would allow.
+By default a kernel promises sums and intermediates in float32. One that keeps its probabilities in bfloat16 breaks that
+promise. Only its author knows whether on purpose, so the finding stays and names the declaration that would allow it.
+Another hint follows an error as large as another formula's rounding: a golden by that formula would allow it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import unit_roundoff
+from ..bounds.bounded import unit_roundoff
 from ..execute.run import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
@@ -22,8 +22,8 @@ from ..support import deadline
 
 NARROW = (torch.bfloat16, torch.float16)
 OUT_OF_RANGE = "; where such inputs never come, choose probes= without 'scaling'"
-LEFT_OUT = "what would have to be declared, were it meant to round to 16 bits"
-SINGLE = 8  # golden's stages that are tried one by one
+LEFT_OUT = "the declarations that would allow rounding to 16 bits"
+SINGLE = 8  # stages of the golden that are tried one by one
 
 
 def hint(
@@ -36,22 +36,22 @@ def hint(
     *,
     scaled: bool,
 ) -> str:
-    """The sentence that is added to a finding on `name`; empty where no declaration of 16 bits makes the run right.
+    """A sentence to append to a finding on `name`; empty if no declaration of 16 bits makes the run right.
 
-    scaled: inputs of another magnitude, where what the golden itself cannot hold in 16 bits is not asked for.
+    scaled: the inputs have another magnitude, at which the golden itself may overflow in 16 bits.
     """
     known = examination.hints.get(name, "")
     if not known and tensor is not None:
-        known = _formula(reference, name, tensor)  # the narrower of the two
-        known = known or _made(examination, done, reference, name, kind, tensor, scaled)
+        known = _formula_hint(reference, name, tensor)  # the narrower hint of the two
+        known = known or _declaration_hint(examination, done, reference, name, kind, tensor, scaled)
         examination.hints[name] = known
     if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
     return known
 
 
-def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
-    """Where no more than another formula's rounding is wrong."""
+def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:
+    """The hint for an error no larger than another formula's rounding; otherwise empty."""
     bounded = reference.bounded.get(name)
     if bounded is None or tensor.shape != bounded.value.shape or not tensor.is_floating_point():
         return ""
@@ -60,7 +60,7 @@ def _formula(reference: GoldenResults, name: str, tensor: Tensor) -> str:
     return formula_rounding.hint(bounded, error, reference.compute, reference.leaves.values(), least)
 
 
-def _made(
+def _declaration_hint(
     examination: Examination,
     done: CandidateRun,
     reference: GoldenResults,
@@ -75,15 +75,15 @@ def _made(
     input, dtype = next(iter(inputs.items()))
     spelt = str(dtype).removeprefix("torch.")
 
-    took = [0.0]  # seconds that each of them needed
+    durations = [0.0]  # seconds of each attempt
 
     def right(compute: torch.dtype | None, stages: tuple[str, ...] = ()) -> bool:
-        if deadline.lacks(max(took), LEFT_OUT):
+        if deadline.lacks(max(durations), LEFT_OUT):
             return False
         began = time.perf_counter()
-        found = allows(compute, stages)
-        took.append(time.perf_counter() - began)
-        return found
+        allowed = allows(compute, stages)
+        durations.append(time.perf_counter() - began)
+        return allowed
 
     def allows(compute: torch.dtype | None, stages: tuple[str, ...]) -> bool:
         against = _declared(examination, done, reference, compute, stages, dtype).reference(name, kind)
@@ -95,9 +95,9 @@ def _made(
     if stages and right(None, stages):
         alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
         needed = tuple(alone[-1:]) or stages
-        said = ", ".join(f"{s!r}: {input!r}" for s in needed)
+        stores = ", ".join(f"{s!r}: {input!r}" for s in needed)
         what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
-        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{said}}}"
+        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{stores}}}"
     if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
@@ -107,7 +107,7 @@ def _made(
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
-    """Whether the golden as written is wrong itself in that compute precision."""
+    """Whether the unmodified golden, run in that compute precision, fails as well."""
     against, value = reference.reference(name, "output", noise=False), reference.unmodified(False).get(name)
     return against is None or value is None or not ladder.judge(name, value.to(against.store), against).ok
 
@@ -116,20 +116,20 @@ def _declared(
     examination: Examination, done: CandidateRun, reference: GoldenResults, compute: torch.dtype | None,
     stages: tuple[str, ...], dtype: torch.dtype,
 ) -> GoldenResults:  # fmt: skip
-    """What the run would be judged by, had it been declared so; all of its tensors share it."""
+    """The golden's results under another declaration; cached for all tensors of the run."""
     examination.declared = [d for d in examination.declared if d[0] is done]
-    for _, how, made in examination.declared:
+    for _, how, results in examination.declared:
         if how == (compute, stages):
-            return made
-    made = GoldenResults(
+            return results
+    results = GoldenResults(
         reference.material, done, reference.decisions, reference.seed, compute, dict.fromkeys(stages, dtype)
     )
-    examination.declared.append((done, (compute, stages), made))
-    return made
+    examination.declared.append((done, (compute, stages), results))
+    return results
 
 
 def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:
-    """The golden's own floating stages of the forward, not stored in 16 bits so far."""
+    """The golden's own floating stages of the forward that are not declared as stored in 16 bits."""
     values, known = reference.values, reference.stores
     return tuple(
         n

@@ -1,9 +1,9 @@
-"""The same values in other layouts: transposed, stepped, sliced off the alignment, and expanded with stride 0.
+"""The same values in other layouts: transposed, stepped, misaligned, and expanded with stride 0.
 
-Of several outputs of an autograd.Function the first alone gets a gradient, too.
+For an autograd.Function with several outputs, one more run sends a gradient to the first output alone.
 
-A clean exception is a refusal: accepted for inputs of a target with layouts="contiguous", never for output gradients,
-since autograd sends them (`y.sum().backward()` sends stride 0).
+An exception of the candidate counts as a refusal. A target with layouts="contiguous" may refuse inputs, but never
+output gradients, since autograd sends such layouts itself (`y.sum().backward()` sends stride 0).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def run(examination: Examination) -> None:
             refused = [n for n in names if n in inputs and not _dense(examination, n, layout)]
             names = [n for n in names if n not in refused]
             if refused:
-                _refused(examination, layout, refused)
+                _check_refusal(examination, layout, refused)
         if names:
-            _tried(examination, layout, names)
-    _expanded(examination, contiguous_only)
+            _try_layout(examination, layout, names)
+    _try_expanded(examination, contiguous_only)
     if examination.first.own_function and len(examination.first.cotangents) > 1:
-        _alone(examination)
+        _try_first_output_alone(examination)
 
 
-def _alone(examination: Examination) -> None:
-    """A gradient for the first of several outputs alone, as `loss.backward()` of (loss, z) sends it.
+def _try_first_output_alone(examination: Examination) -> None:
+    """Send a gradient to the first of several outputs alone, as `loss.backward()` of (loss, z) does.
 
-    What autograd hands to a Function for the others is zeros, or None after `ctx.set_materialize_grads(False)`.
+    For the other outputs autograd passes zeros to a Function, or None after `ctx.set_materialize_grads(False)`.
     """
     name = next(iter(examination.first.cotangents))
     label = f"grad_{name} alone"
@@ -55,25 +55,25 @@ def _alone(examination: Examination) -> None:
 
 
 def _value(examination: Examination, name: str) -> Tensor:
-    given = examination.material.inputs.get(name)
-    return examination.first.cotangents[name.removeprefix("grad_")] if given is None else given
+    value = examination.material.inputs.get(name)
+    return examination.first.cotangents[name.removeprefix("grad_")] if value is None else value
 
 
 def _differs(examination: Examination, name: str, layout: str) -> bool:
-    """Whether the layout changes anything for this tensor."""
+    """Whether the layout changes the strides of this tensor."""
     value = _value(examination, name)
     return value.numel() > 0 and strides_for(value, layout) != strides_for(value, None)
 
 
 def _dense(examination: Examination, name: str, layout: str) -> bool:
-    """Whether the tensor is without gaps in that layout all the same (a vector that is off the alignment)."""
+    """Whether the tensor is still contiguous in that layout, as a misaligned vector is."""
     value = _value(examination, name)
     strides, _ = strides_for(value, layout)
     return torch.empty_strided(value.shape, strides, device="meta").is_contiguous()
 
 
-def _tried(examination: Examination, layout: str, names: list[str]) -> None:
-    """All tensors in this layout at once; when that fails, one at a time, to name the one that matters."""
+def _try_layout(examination: Examination, layout: str, names: list[str]) -> None:
+    """Try all tensors in this layout at once; if that fails, one at a time, to name the culprit."""
     if _agrees(examination, layout, names, report=len(names) == 1):
         return
     if len(names) > 1 and all([_agrees(examination, layout, [n], report=True) for n in names]):
@@ -102,8 +102,8 @@ def _agrees(examination: Examination, layout: str, names: list[str], *, report: 
     return not failed
 
 
-def _refused(examination: Examination, layout: str, names: list[str]) -> None:
-    """layouts="contiguous": the candidate must say no, with an exception, or be right all the same."""
+def _check_refusal(examination: Examination, layout: str, names: list[str]) -> None:
+    """With layouts="contiguous" the candidate must either raise an exception or return the right result."""
     label = f"layout:{layout}({', '.join(names)})"
     done = examination.execute(NAME, label, RunSettings(layouts=dict.fromkeys(names, layout)))
     if isinstance(done.error, REFUSALS):
@@ -122,11 +122,12 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:200]
 
 
-def _expanded(examination: Examination, contiguous_only: bool) -> None:
-    """One number sent to every element, as `y.sum().backward()` does, and the first row of every input repeated.
+def _try_expanded(examination: Examination, contiguous_only: bool) -> None:
+    """Send one number to every element, as `y.sum().backward()` does, and expand the first row of every input.
 
-    Both at once; when that fails, each by itself, to name the one that matters. When all is right, one number for every
-    row, as `y.sum(-1)` sends it: who takes a stride of 0 for one number in all has told nothing so far.
+    Both at once; if that fails, each alone, to name the culprit. If all is right, also send one number per row, as
+    `y.sum(-1)`
+    does: a kernel that reads any stride of 0 as a single number passes the first run.
     """
     sent = {n: _one_number(c) for n, c in examination.first.cotangents.items() if c.numel() > 1}
     inputs = {} if contiguous_only else _repeated_rows(examination)
@@ -154,11 +155,11 @@ def _one_number(cotangent: Tensor) -> Tensor:
 
 
 def _repeated_rows(examination: Examination) -> dict[str, Tensor]:
-    """Floating inputs with a stride of 0; memory that elements share cannot be written, whoever declares it."""
-    found = examination.material.inputs.items()
+    """Floating inputs expanded with stride 0; not those that the target mutates, since elements share memory."""
+    inputs = examination.material.inputs.items()
     return {
         n: _repeat_first(t)
-        for n, t in found
+        for n, t in inputs
         if t.is_floating_point() and t.numel() > 1 and n not in examination.target.mutates
     }
 
@@ -182,25 +183,25 @@ def _expanded_agrees(
         settled = decisions.settle(examination, done, examination.references(material, done))
         skip = frozenset(examination.bad)
         failed = values.judge(examination, done, settled, NAME, label, noise=False, repeat=None, skip=skip)
-        good = not failed - _at_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
+        good = not failed - _note_ties(examination, done, settled, failed if inputs else set(), label, len(before[0]))
     if not good and not report:
         examination.findings, examination.rows, examination.maps = before
     return good and not done.overruns
 
 
-def _at_ties(
-    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, told: int
+def _note_ties(
+    examination: Examination, done: CandidateRun, settled: GoldenResults, failed: set[str], label: str, first_new: int
 ) -> set[str]:
-    """Whole numbers that differ because repeated rows tie, as equal values do (scaling's values:flat): a note.
+    """Integer results that differ only because repeated rows tie (as in scaling's values:flat); they become a note.
 
-    told: how many findings there were before; what was found of these results is taken back.
+    first_new: the index of the first finding of this run; findings on the tied results are removed.
     """
     whole = {n for n, _, t in done.results() if t is not None and not t.is_floating_point()}
-    tied = {n for n in failed & whole if reach.stable(examination, settled, n, done)}
+    tied = {n for n in failed & whole if reach.right_nearby(examination, settled, n, done)}
     if tied:
-        examination.findings[told:] = [f for f in examination.findings[told:] if f.tensor not in tied]
+        examination.findings[first_new:] = [f for f in examination.findings[first_new:] if f.tensor not in tied]
         names = ", ".join(sorted(tied))
-        examination.note("compute_range", names, f"{names}: {reach.STABLE} at {label}; not judged there")
+        examination.note("compute_range", names, f"{names}: {reach.RIGHT_NEARBY} at {label}; not judged there")
     return tied
 
 

@@ -1,4 +1,4 @@
-"""Small pictures of a tensor for the page: golden, candidate, error/limit, folded to two axes, each block's worst."""
+"""Error maps for the page: golden, candidate and error/limit, folded to two axes, each block's worst element."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CELLS_BAD, CELLS_GOOD = 128, 32
 
 
 def draw(examination: Examination) -> None:
-    """Of the plain run: one map for every tensor that fails, or else for the first output."""
+    """Draw the plain run: a map of every tensor that fails, otherwise of the first output."""
     results = {n: (k, t) for n, k, t in examination.first.results() if t is not None}
     bad = [n for n in results if n in examination.bad]
     good = [n for n, (kind, _) in results.items() if kind == "output"][:1]
@@ -29,7 +29,7 @@ def draw(examination: Examination) -> None:
 def draw_run(
     examination: Examination, done: CandidateRun, reference: GoldenResults, run: str, names: Iterable[str]
 ) -> None:
-    """Of another run: the tensors that are wrong in it, beside the golden of its very inputs."""
+    """Draw the tensors that are wrong in another run, next to the golden of that run's inputs."""
     results = {n: (k, t) for n, k, t in done.results() if t is not None}
     for name in names:
         if name in results:
@@ -46,7 +46,7 @@ def draw_one(
     *,
     bad: bool = True,
 ) -> None:
-    """A case shows each tensor once, in the first run that has it wrong."""
+    """Add one map, unless this case already shows the tensor from an earlier run that had it wrong."""
     key = f"{examination.label} {name}"
     reference = references.reference(name, kind, noise=False)
     if (key in examination.maps and examination.maps[key].bad) or reference is None:
@@ -59,7 +59,7 @@ def draw_one(
 def error_map(case: str, run: str, got: Tensor, reference: GoldenTensor, cells: int, bad: bool) -> ErrorMap:
     """|got - golden| / bound and both values, rows = all axes but the last, as at most cells x cells blocks.
 
-    Between the same infinity, or two NaN, there is nothing.
+    Two equal infinities, or two NaN, count as no error.
     """
     golden, bound = reference.bounded.value, reference.bounded.bound
     same = (got == golden) | (got.isnan() & golden.isnan())

@@ -1,7 +1,7 @@
-"""Repeats, and one with another number of threads: bit-equal, or within the noise of legal summation orders.
+"""Repeats of the first run, one with another number of threads: equal bits, or a spread within legal summation orders.
 
-Three repeats of the same inputs are enough to be looked at. On a CPU those that the second call makes count among them;
-on a GPU, where races show by chance, three more are made.
+Three repeats of the same inputs are enough. On a CPU the repeats of the second-call probe count towards the three;
+on a GPU, where races show by chance, this probe always runs three of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Other magnitudes: inputs times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
+"""Inputs of other magnitudes: times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
 
-Finds absolute epsilons (by bits where the golden scales exactly: scaling_exact.py), a softmax without its maximum,
-swallowed NaN, cancellation that a two-pass sum avoids. What the golden itself cannot hold in compute precision is not
-asked of the candidate.
+Finds absolute epsilons (bit by bit where the golden scales exactly: scaling_exact.py), a softmax without its maximum,
+swallowed NaN, and cancellation that a two-pass sum avoids. The candidate need not hold what overflows in the golden
+itself in compute precision.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import decisions, reach, scaling_exact, values
 from .layouts import REFUSALS
-from .slices import changeable, far, taken
+from .slices import changeable, far, own_decisions
 
 NAME = "scaling"
 OFFSET = 128.0
 PLAIN = RunSettings()
-_FARTHER = 8.0  # than the golden, rounded once more
-RESOLVED = 2.0**-44  # relative: what float64 resolves of a gradient's change
+_REROUNDED_FACTOR = 8.0  # allowed multiple of the distance between the golden and its re-rounded runs
+RESOLVED = 2.0**-44  # relative: float64's resolution of a gradient's change
 
 
 def run(examination: Examination) -> None:
@@ -38,40 +38,41 @@ def run(examination: Examination) -> None:
         return
     for exponent in (12, -12):
         change = partial(_changed, examination, change=partial(_scaled, exponent=exponent))
-        done, golden = _held(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
+        done, golden = _judge_changed(examination, f"scale:2^{exponent}", partial(_scaled, exponent=exponent))
         if golden is not None:
-            scaling_exact.held(examination, NAME, f"scale:2^{exponent}", done, golden, change)
-    # at equal values every maximum is a tie and every rectifier may stand on its kink: any subgradient is legal there
-    _held(examination, "values:flat", _flat, RunSettings(backward=False))
-    # a sum in one pass errs within its bound there, and far outside the noise of honest ones
-    _held(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
-    _special(examination, "values:nan", float("nan"), torch.isnan)
-    _special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
+            scaling_exact.compare(examination, NAME, f"scale:2^{exponent}", done, golden, change)
+    # equal values make every maximum a tie and may put every rectifier on its kink, where any subgradient is legal
+    _judge_changed(examination, "values:flat", _flat, RunSettings(backward=False))
+    # a one-pass sum is within its bound here, and far outside the noise of honest runs
+    _judge_changed(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
+    _plant_special(examination, "values:nan", float("nan"), torch.isnan)
+    _plant_special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
 
 
 def _floating(examination: Examination) -> list[str]:
-    """The inputs whose values are changed: not those that hold zeros and ones alone, which have no other values."""
+    """The inputs whose values are changed; inputs of zeros and ones alone have no other legal values."""
     inputs = examination.material.inputs
     return [n for n, t in inputs.items() if changeable(t) and not binary(t)]
 
 
 def _scaled(t: Tensor, exponent: int) -> Tensor:
-    """2^exponent * t, or the next smaller power that stays finite."""
+    """2^exponent * t, or the largest smaller power that stays finite."""
     top = float(t.abs().amax())
     while exponent > 0 and top * 2.0**exponent > torch.finfo(t.dtype).max / 4:
         exponent -= 1
-    scaled = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)  # another layout, another path
+    # keep the strides: another layout may take another path
+    scaled = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     distinct(scaled).copy_(distinct(t) * 2.0**exponent)
     return scaled
 
 
 def _offset(t: Tensor) -> Tensor:
-    """Away from zero, beyond where its values lie."""
+    """Shift the values away from zero, out of their own range."""
     return t - OFFSET if bool((t < 0).any()) else t + OFFSET
 
 
 def _flat(t: Tensor) -> Tensor:
-    """All elements equal, but for the first index of the first axis, where they are zero."""
+    """All elements equal, except the first index of the first axis, which is zero."""
     flat = t.flatten()[0].expand(t.shape).contiguous()
     if flat.dim() and len(flat) > 1:
         flat[0] = 0
@@ -82,7 +83,7 @@ def _changed(examination: Examination, material: Material, change: Callable[[Ten
     return material.with_inputs({n: change(material.inputs[n]) for n in _floating(examination)})
 
 
-def _held(
+def _judge_changed(
     examination: Examination,
     label: str,
     change: Callable[[Tensor], Tensor],
@@ -90,12 +91,13 @@ def _held(
     *,
     noise: bool = False,
 ) -> tuple[CandidateRun, GoldenResults | None]:
-    """Judge a run by the bounds at these values; where it fails, the golden in compute precision must be right.
+    """Judge a run on changed inputs; drop a failure if the golden in compute precision fails too.
 
-    noise: hold it to the noise of legal orders at these values, too, on inputs that are off by one rounding: a formula
-    that is right for inputs so near (log-sum-exp minus a logit) is honest, one that loses the square of that is not.
+    noise: also compare with the noise of legal orders here, on inputs perturbed by one rounding. A formula that is
+    right
+    for inputs this close (log-sum-exp minus a logit) is honest; one that loses the square of the rounding is not.
 
-    Returns the run, and what it was held to (None where it raised).
+    Returns the run and the golden's results it was judged by (None if it raised).
     """
 
     def changed(material: Material) -> Material:
@@ -120,25 +122,27 @@ def _held(
             skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(examination, reference, n)}
-        stable = set() if noise else {n for n in failed - excused if reach.stable(examination, reference, n, done)}
+        stable = (
+            set() if noise else {n for n in failed - excused if reach.right_nearby(examination, reference, n, done)}
+        )
         if noise:
-            excused |= {n for n in failed - excused if _rounds_so(reference, n, done)}
+            excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, done)}
         steep = {n for n in failed - excused if noise and _steep(reference, n)}
-    except BaseException:  # memory that ends: nothing is accused before the golden was asked
+    except BaseException:  # out of memory: drop the findings, since the golden has not been checked yet
         examination.findings, examination.maps = before, drawn
         raise
-    found = examination.findings[len(before) :]
-    left = {f.tensor for f in found if f.tensor not in excused | steep | stable}
-    sure = {f.tensor for f in found if f.rung == CERTAIN}
-    # sums of gradients cancel as their formula has them: that of dy * y in place of p * dp is as legal, and rounds more
+    new = examination.findings[len(before) :]
+    left = {f.tensor for f in new if f.tensor not in excused | steep | stable}
+    sure = {f.tensor for f in new if f.rung == CERTAIN}
+    # cancellation in sums of gradients depends on the formula: dy * y instead of p * dp is legal, and rounds more
     other = left - sure if noise and all(n.endswith(".grad") for n in left) else set()
     left = excused | steep | stable | other
-    examination.findings = before + [f for f in found if f.tensor not in left]
+    examination.findings = before + [f for f in new if f.tensor not in left]
     examination.maps = drawn | {k: m for k, m in examination.maps.items() if m.tensor not in left}
     for names, why in (
-        (excused, "the golden in compute precision leaves its own bounds"),
+        (excused, "the golden in compute precision exceeds its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
-        (stable, reach.STABLE),
+        (stable, reach.RIGHT_NEARBY),
         (other, "within what rounding allows, outside the noise of the golden's own formula"),
     ):
         if names:
@@ -148,31 +152,35 @@ def _held(
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
-    """Whether a number of the golden's is Inf in the dtype in which it is stored."""
+    """Whether an element of the golden's result is Inf in the dtype in which it is stored."""
     known = reference.bounded.get(name)
     return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
 
 
-def _rounds_so(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
-    """Whether the golden with every number rounded once more goes about as far: exp2(x c - m c) for exp(x - m)."""
+def _errs_like_rerounded(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
+    """Whether the golden with every number rounded once more errs by about as much: exp2(x c - m c) for exp(x - m)."""
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
     if got is None or got.shape != golden.shape or not runs:
         return False
     far = max(float((run - golden).abs().max()) for run in runs)
-    return bool(((got.double() - golden).abs() <= _FARTHER * far).all())  # NaN is no rounding
+    return bool(((got.double() - golden).abs() <= _REROUNDED_FACTOR * far).all())  # false for NaN, which is no rounding
 
 
 def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
-    """Whether a plain run of the golden in compute precision is right where the candidate is not."""
+    """Whether a plain run of the golden in compute precision is right for this result."""
     against = reference.reference(name, "output", noise=False)
     runs = [run[name] for run in (reference.honest, reference.unmodified(False)) if name in run]
     return against is None or all(ladder.judge(name, value.to(against.store), against).ok for value in runs)
 
 
 def _steep(reference: GoldenResults, name: str) -> bool:
-    """Whether other honest runs would stand out of the noise as well: what a rounding moves by orders of magnitude
-    (Sinkhorn of logits of 10^7, whose gradients come from differences of 10^-90) is told by no eight of them."""
+    """Whether other honest runs stand out of the noise as well, because one rounding moves the result by orders of
+    magnitude.
+
+    Sinkhorn of logits of 10^7 is an example: its gradients are differences of 10^-90, and no eight runs show their
+    spread.
+    """
     against = reference.reference(name, "output")
     if against is None:
         return False
@@ -182,11 +190,11 @@ def _steep(reference: GoldenResults, name: str) -> bool:
 # NaN and Inf
 
 
-def _special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
-    """One element of every floating input is NaN (or Inf): the results must hold it where the golden does."""
+def _plant_special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
+    """Set one element of every floating input to NaN (or Inf): the results must hold it where the golden does."""
     places = _places(examination)
     material = _planted(examination, places, value)
-    forward_only = value == float("inf")  # what a gradient is at infinity depends on the formula
+    forward_only = value == float("inf")  # a gradient at infinity depends on the formula
     done = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
     if isinstance(done.error, REFUSALS):
         examination.note(
@@ -195,7 +203,7 @@ def _special(examination: Examination, label: str, value: float, there: Callable
         return
     if examination.raised(NAME, label, done):
         return
-    golden = examination.references(material, done, taken(examination, done))
+    golden = examination.references(material, done, own_decisions(examination, done))
     leak: dict[str, Tensor] = {}
     lost: dict[str, Tensor] = {}
     for name, _, tensor in done.results():
@@ -208,15 +216,15 @@ def _special(examination: Examination, label: str, value: float, there: Callable
         if bool((there(tensor) & finite).any()):
             leak[name] = there(tensor) & finite
         gone = there(expected) & torch.isfinite(tensor)
-        # Inf - Inf and Inf / Inf are of a formula: softmax is 0 beside Inf where it is exp(x - logsumexp(x))
+        # Inf - Inf and Inf / Inf depend on the formula: softmax is 0 next to Inf where exp(x - logsumexp(x)) is NaN
         gone &= torch.isinf(expected) if forward_only else ~there(tensor)
         if bool(gone.any()):
             lost[name] = gone
-    _leaked(examination, golden, label, leak, there)
-    _swallowed(examination, golden, label, value, there, done, lost)
+    _report_leaks(examination, golden, label, leak, there)
+    _report_swallowed(examination, golden, label, value, there, done, lost)
 
 
-def _leaked(
+def _report_leaks(
     examination: Examination,
     golden: GoldenResults,
     label: str,
@@ -229,29 +237,29 @@ def _leaked(
         mask = mask & ~golden.in_its_own_run(name, there)
         if not bool(mask.any()):
             continue
-        wrong = _reached(examination, label, name, mask)
+        wrong = _confirmed_leak(examination, label, name, mask)
         if bool(wrong.any()):
             where = examination.locate(name, wrong)
-            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_said(examination)}"
+            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_places_text(examination)}"
             examination.find(CERTAIN, NAME, name, text, where=where)
         else:
-            text = f"{label}: NaN spreads farther in {name} than in the golden; numbers do not"
+            text = f"{label}: NaN spreads to more of {name} than in the golden; finite numbers do not"
             examination.note("nan_spread", name, text)
 
 
-def _said(examination: Examination) -> str:
-    """Where that one element is."""
+def _places_text(examination: Examination) -> str:
+    """A phrase that names the changed elements."""
     shapes = {n: examination.material.inputs[n].shape for n in _places(examination)}
     at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(examination).items()}
     return "it was put into " + ", ".join(f"{n}{i if i else ''}" for n, i in at.items())
 
 
-def _reached(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
-    """Those elements that finite numbers at the same places reach or make wrong as well.
+def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
+    """The elements of `mask` that finite numbers at the same places reach as well, or make wrong.
 
-    A product with masked zeros makes NaN of NaN, a cumulative sum NaN of NaN - NaN, and a backward that computes its
-    probabilities again may take exp(-inf - NaN), where the golden writes a zero. What is made of the planted element
-    may be NaN with it, where a comparison of the golden drops it.
+    NaN may spread where numbers do not: a product with masked zeros, NaN - NaN in a cumulative sum, or a backward that
+    recomputes its probabilities as exp(-inf - NaN), where the golden writes a zero. A value computed from the changed
+    element may be NaN in the candidate, where a comparison in the golden drops it.
     """
 
     def changed(times: float) -> Material:
@@ -262,18 +270,19 @@ def _reached(examination: Examination, label: str, name: str, mask: Tensor) -> T
     got = {n: t for n, _, t in done.results()}.get(name)
     if done.error is not None or got is None or got.shape != mask.shape:
         return torch.zeros_like(mask)
-    references = examination.references(material, done, taken(examination, done))
-    alone = mask & (references.values[name] == examination.ref.values[name])  # the golden does not go there
+    references = examination.references(material, done, own_decisions(examination, done))
+    # the change does not reach these in the golden
+    alone = mask & (references.values[name] == examination.ref.values[name])
     wrong = torch.zeros_like(mask)
     if bool(alone.any()):
-        wrong = reach.seen(examination, {name: alone}, changed, f"{label}, a finite number")[name]
+        wrong = reach.reached_elements(examination, {name: alone}, changed, f"{label}, a finite number")[name]
     if bool((mask & ~alone).any()):
-        off = mask & ~alone & reach.off(examination, name, got, references)
+        off = mask & ~alone & reach.off_golden(examination, name, got, references)
         wrong = wrong | reach.off_kinks(examination, name, off, references)
     return wrong
 
 
-def _swallowed(
+def _report_swallowed(
     examination: Examination,
     golden: GoldenResults,
     label: str,
@@ -282,14 +291,16 @@ def _swallowed(
     done: CandidateRun,
     lost: dict[str, Tensor],
 ) -> None:
-    """Finite where the golden is not counts only where the element of one input makes it so, and matters there.
+    """Report finite results where the golden is NaN or Inf, if the element of one input causes that and matters there.
 
-    It matters where a finite change moves the golden: 0 * Inf at a masked element is an accident of its formula. So is
-    0 * NaN in the gradient of what was not chosen, which a finite number moves where it is chosen then (`nothing`).
+    It matters if a finite change moves the golden. 0 * Inf at a masked element is an accident of the golden's formula.
+    So is
+    0 * NaN in the gradient of an unchosen row, although a finite number there would change the choice
+    (`zero_times_nan`).
     """
     lost = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in lost.items()}
     if any(n.endswith(".grad") and bool(mask.any()) for n, mask in lost.items()):
-        left = zero_times_nan.gradients(golden.evaluate, golden.leaves)  # what only a zero of the golden's makes NaN
+        left = zero_times_nan.gradients(golden.evaluate, golden.leaves)  # NaN only because of a zero in the golden
         lost = {n: mask & there(left[n]) if n in left else mask for n, mask in lost.items()}
     lost = {n: mask for n, mask in lost.items() if bool(mask.any())}
     if not lost:
@@ -297,41 +308,45 @@ def _swallowed(
     real = {name: torch.zeros_like(mask) for name, mask in lost.items()}
     for input, place in _places(examination).items():
         special, finite = (
-            examination.references(_planted(examination, {input: place}, v), done, taken(examination, done)).values
+            examination.references(
+                _planted(examination, {input: place}, v), done, own_decisions(examination, done)
+            ).values
             for v in (value, None)
         )
         nearby = _nearby(examination, done, input, place) if any(name.endswith(".grad") for name in lost) else {}
         for name in lost:
             before = examination.ref.bounded[name]
             moves = there(special[name]) & ((finite[name] - before.value).abs() > 2 * before.bound)
-            if name in nearby:  # a gradient that jumps at most (a maximum's) is not a number by its formula alone
+            if name in nearby:  # a gradient that at most jumps (a maximum's) becomes NaN only by its formula
                 moves &= (nearby[name] - before.value).abs() > RESOLVED * before.value.abs()
                 moves &= ~examination.ref.kink(name) if bool(moves.any()) else moves
             real[name] |= moves
     for name, mask in lost.items():
         mask = mask & real[name]
         if name.endswith(".grad") and not any(bool(real[n].any()) for n in lost if not n.endswith(".grad")):
-            mask = _elsewhere(examination, label, name, mask)
+            mask = _without_planted(examination, label, name, mask)
         if bool(mask.any()):
             where = examination.locate(name, mask)
-            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; {_said(examination)}"
+            text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; "
+            text += _places_text(examination)
             examination.find(CERTAIN, NAME, name, text, where=where)
 
 
-def _elsewhere(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
-    """Without the gradient of the planted element itself, where every output is NaN as it should be.
+def _without_planted(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
+    """The mask without the gradient of the changed element itself, if every output is NaN as it should be.
 
-    A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through the branch that it shuts, and the
-    clamp none to what is out of its range: the loss is NaN and says so. Of |x - y| the same holds for NaN in either.
+    A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through its closed branch, and a clamp
+    sends none
+    to a value out of its range. The loss is NaN, which is warning enough. For |x - y| the same holds for NaN in either.
     """
-    inputs, mask = examination.material.inputs, mask.contiguous()  # a gradient may lie as a transpose
+    inputs, mask = examination.material.inputs, mask.contiguous()  # a gradient may be stored transposed
     places = [place for other, place in _places(examination).items() if inputs[other].shape == mask.shape]
     if not any(bool(mask.view(-1)[place]) for place in places):
         return mask
     mask = mask.clone()
     mask.view(-1)[places] = False
     if not bool(mask.any()):
-        text = f"{label}: {name} is finite at the planted element itself, whose gradient is NaN in the golden; "
+        text = f"{label}: {name} is finite at the changed element itself, whose gradient is NaN in the golden; "
         examination.note("nan_gradient", name, text + "the outputs pass it on")
     return mask
 
@@ -341,7 +356,7 @@ def _nearby(examination: Examination, done: CandidateRun, input: str, place: int
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)
     values = examination.references(
-        examination.material.with_inputs({input: copy}), done, taken(examination, done)
+        examination.material.with_inputs({input: copy}), done, own_decisions(examination, done)
     ).values
     return {n: g for n, g in values.items() if n.endswith(".grad")}
 
@@ -355,7 +370,7 @@ def _places(examination: Examination) -> dict[str, int]:
 
 
 def _planted(examination: Examination, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:
-    """The inputs with one element replaced; by a large finite number (times `times`) where value is None."""
+    """The inputs with one element replaced by `value`; None: by a large finite number, times `times`."""
     changed = {}
     for name, place in places.items():
         copy = examination.material.inputs[name].clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,8 @@
-"""Where golden(2^k x) = 2^(k d) golden(x) exactly, the candidate keeps to it bit for bit, overflow and underflow apart.
+"""Checks that candidate(2^k x) = 2^(k d) candidate(x), bit by bit, where the golden scales exactly.
 
-Powers of two pass through sums, products, quotients and roots of even powers without another rounding, in any order.
-What does not keep to it holds an absolute constant, or takes another path at another magnitude.
+Overflow and underflow are exempt. Powers of two pass through sums, products, quotients and even-power roots without
+extra rounding, in any order. A candidate that does not scale so contains an absolute constant, or takes another path at
+another magnitude.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ..report.results import SYSTEMATIC
 Change = Callable[[Material], Material]
 
 
-def held(
+def compare(
     examination: Examination, probe: str, label: str, done: CandidateRun, golden: GoldenResults, change: Change
 ) -> None:
-    """Compare a scaled run with the plain one; what differs must differ under a fresh seed, too."""
+    """Compare a scaled run with the plain one; report a difference only if a fresh seed repeats it."""
     differing = {n.tensor for n in examination.notes if n.id == "order_nondeterminism"}
-    broken = _broken(examination, examination.material, examination.first, done, golden)
+    broken = _inexact(examination, examination.material, examination.first, done, golden)
     broken = {n: m for n, m in broken.items() if n not in examination.bad | differing}
     if not broken:
         return
@@ -36,7 +37,7 @@ def held(
     scaled = change(plain)
     before, after = (examination.execute(probe, f"{label} fresh seed", material=m, look=False) for m in (plain, scaled))
     raised = before.error is not None or after.error is not None
-    repeated = {} if raised else _broken(examination, plain, before, after, examination.references(scaled, after))
+    repeated = {} if raised else _inexact(examination, plain, before, after, examination.references(scaled, after))
     for name, mask in broken.items():
         if name in steady and name in repeated:
             where = examination.locate(name, mask)
@@ -49,15 +50,15 @@ def _results(done: CandidateRun) -> list[tuple[str, Tensor]]:
     return [(n, t) for n, _, t in done.results() if t is not None and t.is_floating_point()]
 
 
-def _broken(
+def _inexact(
     examination: Examination, plain: Material, first: CandidateRun, done: CandidateRun, golden: GoldenResults
 ) -> dict[str, Tensor]:
-    """Results that are not the plain run's times the golden's power of two, with where; golden: of the scaled run."""
+    """Masks of the elements that are not the plain run's times the golden's power of two. golden: of the scaled run."""
     if examination.target.decisions:
         return {}
     pairs = [(plain.inputs[n], t) for n, t in golden.material.inputs.items() if t.is_floating_point()]
     if any(factor(a, b) is None for a, b in pairs):
-        return {}  # the inputs themselves were rounded, or hold nothing but zeros
+        return {}  # the inputs themselves were rounded, or are all zero
     before = examination.ref if first is examination.first else examination.references(plain, first)
     after = golden.values
     known, out = dict(_results(first)), {}
@@ -68,19 +69,19 @@ def _broken(
             continue
         wanted = was.double() * power
         mask = _normal(was, was.dtype) & _normal(y, y.dtype) & _normal(wanted, y.dtype) & (y.double() != wanted)
-        if bool(mask.any()) and _kept(before, golden, name, power):
+        if bool(mask.any()) and _golden_scales(before, golden, name, power):
             out[name] = mask
     return out
 
 
-def _kept(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
-    """Whether the golden as written keeps to it in compute precision: a square of float16 leaves its range early."""
+def _golden_scales(before: GoldenResults, after: GoldenResults, name: str, power: float) -> bool:
+    """Whether the golden as written scales exactly in compute precision; a square overflows early in float16."""
     small, large = before.unmodified(False).get(name), after.unmodified(False).get(name)
     return small is None or large is None or torch.equal(small.double() * power, large.double())
 
 
 def factor(a: Tensor, b: Tensor) -> float | None:
-    """The power of two with b = a times it, exactly and in every element; None when there is none."""
+    """The power of two p with b = a * p exactly in every element; None if there is none."""
     a, b = a.double(), b.double()
     nonzero = a != 0
     if a.shape != b.shape or not bool(nonzero.any()) or not torch.equal(nonzero, b != 0):
@@ -91,6 +92,6 @@ def factor(a: Tensor, b: Tensor) -> float | None:
 
 
 def _normal(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Neither subnormal nor Inf nor NaN in that dtype; zeros are left to the ladder."""
+    """Where t is normal in that dtype: not subnormal, Inf, NaN or zero; the ladder judges zeros."""
     limits = torch.finfo(dtype)
     return (t.abs() >= limits.smallest_normal) & (t.abs() <= limits.max)

@@ -1,10 +1,10 @@
-"""Again: on dirty memory, the backward twice; another call between forward and backward; the first inputs again.
+"""Repeated calls: on dirty memory, with the backward run twice, with another call between forward and backward.
 
-Finds what a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset, results
-kept by shape, weights copied once, gradients that a backward destroys. In a graph that calls a kernel twice both
-forwards come before both backwards, as they do here: what a backward needs may not lie where the next forward writes.
+Finds faults that a first call on fresh memory hides: accumulators that expect zeros, workspaces that are not reset,
+results cached by shape, weights copied once, gradients that a backward destroys. A graph that calls a kernel twice runs
+both forwards before both backwards, as this probe does, so the next forward must not overwrite what a backward needs.
 
-    forward A, forward B, backward B, backward A        each held to its own golden
+    forward A, forward B, backward B, backward A        each judged by its own golden
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ def run(examination: Examination) -> None:
     back = examination.execute(NAME, "back", RunSettings(fresh=False))
     if not examination.raised(NAME, "the first inputs again, after others", back):
         agree(examination, NAME, "back", back, BACK)
-    examination.repeated += 2 if examination.target.reset is not None else 3  # none of these was fresh
+    examination.repeated += 2 if examination.target.reset is not None else 3  # none of these runs called reset
 
 
 def _interleaved(examination: Examination) -> None:
-    """A whole call with other inputs between forward and backward of the first ones; that call is judged, too."""
-    material, made = examination.variant(1), _Between(examination)
-    how = RunSettings(fresh=False, before_backward=lambda: made.call(material))
+    """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
+    material, between = examination.variant(1), _Between(examination)
+    how = RunSettings(fresh=False, before_backward=lambda: between.call(material))
     done = examination.execute(NAME, "interleaved", how)
-    if made.error is not None:
-        raise made.error
-    if made.run is not None:
-        _others(examination, material, made.run)
-    for name, apart in made.lost.items():
+    if between.error is not None:
+        raise between.error
+    if between.run is not None:
+        _judge_others(examination, material, between.run)
+    for name, apart in between.lost.items():
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
         examination.find(CERTAIN, NAME, name, text, where=where)
-    told = "the first inputs, with a call of other inputs between forward and backward"
-    if not examination.raised(NAME, told, done):
+    label = "the first inputs, with a call of other inputs between forward and backward"
+    if not examination.raised(NAME, label, done):
         agree(examination, NAME, "interleaved", done, BETWEEN)
 
 
 class _Between:
-    """The run in between; an exception of the assay's own is kept, since within a run all are the candidate's.
+    """The call between forward and backward; keeps its exception, which the outer run would blame on the candidate.
 
-    lost: outputs and gradients of the very first run whose memory holds other numbers then.
+    lost: outputs and gradients of the very first run whose memory has changed since.
     """
 
     def __init__(self, examination: Examination):
@@ -75,7 +75,7 @@ class _Between:
 
 
 def agree(examination: Examination, probe: str, label: str, done: CandidateRun, text: str) -> bool:
-    """Hold a run of the same inputs to the first one: bit for bit, or within the noise (a note). True when it is."""
+    """Whether a run of the same inputs has the bits of the first, or differs within the noise (a note)."""
     if not examination.same_decisions(done):
         settled = decisions.settle(examination, done, examination.references(examination.material, done))
         skip = frozenset(examination.bad)
@@ -90,25 +90,25 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
         if apart.equal:
             continue
         if apart.lawful:
-            said = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
-            examination.note("order_nondeterminism", name, said)
+            message = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
+            examination.note("order_nondeterminism", name, message)
             continue
         good = False
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         rung = CERTAIN if apart.certain else STATISTICAL
-        said = f"{text}: {apart.text} ({label})"
-        examination.find(rung, probe, name, said, where=where, measured=apart.measured, limit=apart.limit)
+        message = f"{text}: {apart.text} ({label})"
+        examination.find(rung, probe, name, message, where=where, measured=apart.measured, limit=apart.limit)
         if tensor is not None:
             maps.draw_one(examination, label, kind, tensor, examination.ref, name)
     return good
 
 
 def _lost(first: CandidateRun) -> dict[str, Difference]:
-    """What the first call returned, and its backward, must survive later calls; before the same inputs come again."""
+    """Returned results and gradients of the first run that a later call overwrote."""
     known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
     live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
     apart = {n: difference(known[n], t, None) for n, t in live.items()}
-    return {n: found for n, found in apart.items() if not found.equal}
+    return {n: change for n, change in apart.items() if not change.equal}
 
 
 def _backward_twice(examination: Examination, done: CandidateRun) -> None:
@@ -128,8 +128,8 @@ def _backward_twice(examination: Examination, done: CandidateRun) -> None:
                 maps.draw_one(examination, "backward twice", "grad", again, examination.ref, name)
 
 
-def _others(examination: Examination, material: Material, done: CandidateRun) -> None:
-    """Other values of the same shapes, judged by their own golden: a result kept by shape shows here."""
+def _judge_others(examination: Examination, material: Material, done: CandidateRun) -> None:
+    """Judge other values of the same shapes by their own golden, which shows a result cached by shape."""
     if examination.raised(NAME, "other inputs of the same shapes", done):
         return
     plain = examination.references(material, done)

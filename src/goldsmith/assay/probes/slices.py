@@ -1,4 +1,4 @@
-"""A slice of an input, changed; and what the candidate and the golden make of inputs that were changed so."""
+"""Changes a slice of an input, and runs candidate and golden on the changed inputs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAME = "taint"
 
 @dataclass(frozen=True)
 class Slice:
-    """One index of one axis of one input; `random` ones are tried with a finite number, the others with NaN.
+    """One index of one axis of one input. `random` slices are set to finite numbers, the others to NaN.
 
-    Those of an input that holds zeros and ones alone are tried with ones and zeros.
+    In an input of zeros and ones alone, each element is flipped instead.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Slice:
     def filled(
         self, examination: Examination, value: float | None, material: Material | None = None, times: float = 1.0
     ) -> Material:
-        """`material` (default: the case's) with this slice at `value`, or at `times` large numbers of random sign."""
+        """`material` (default: the case's) with this slice set to `value`; None: `times` large random numbers."""
         material = material or examination.material
         copy = material.inputs[self.name].clone(memory_format=torch.contiguous_format)
         part = self.of(copy)
@@ -51,25 +51,25 @@ class Slice:
 
 
 def spread(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers of random sign between 1/2 and 1: of one and the same number a maximum would make ties."""
+    """Numbers of random sign between 1/2 and 1; they differ, because equal numbers would tie in a maximum."""
     signs = torch.randint(0, 2, like.shape, generator=generator) * 2 - 1
     return (signs * (0.5 + 0.5 * torch.rand(like.shape, generator=generator, dtype=torch.float64))).to(like.device)
 
 
 def changeable(t: Tensor) -> bool:
-    """Whether other numbers can be put into an input: torch computes nothing in 8 bits, which only store."""
+    """Whether an input can take other numbers; 8-bit dtypes only store, torch computes nothing in them."""
     return t.is_floating_point() and t.numel() > 0 and t.dtype.itemsize > 1
 
 
 def slices(examination: Examination) -> list[Slice]:
-    """The slices to try; those that cover the same elements as another of their kind are left out."""
+    """The slices to try, without those that cover the same elements as another of their kind."""
     generator = torch.Generator().manual_seed(examination.seed + 11)
     out: list[Slice] = []
     for name, tensor in examination.material.inputs.items():
         if not changeable(tensor):
             continue
         names = axis_names(tensor.shape, examination.case.sizes)
-        whole = False  # an axis of length 1: its only slice is the whole tensor, whichever axis it is
+        whole = False  # an axis of length 1 has one slice, the whole tensor; every such axis has the same one
         for axis in range(max(tensor.dim(), 1)):
             length = tensor.shape[axis] if tensor.dim() else 1
             middle = int(torch.randint(0, length, (1,), generator=generator))
@@ -85,22 +85,22 @@ def slices(examination: Examination) -> list[Slice]:
 
 
 def results(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
-    """What a run returned and can be compared."""
+    """The floating results of a run that can be compared."""
     skip = examination.bad | set(examination.target.decisions)
     return {n: t for n, _, t in done.results() if t is not None and n not in skip and t.is_floating_point()}
 
 
-def ran(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
+def run_changed(examination: Examination, material: Material, label: str) -> tuple[CandidateRun, GoldenResults] | None:
     done = examination.execute(NAME, label, material=material, look=False)
-    if done.error is not None:  # a candidate may refuse what is not a number, or what is out of range
+    if done.error is not None:  # a candidate may refuse NaN, or numbers out of range
         return None
-    return done, examination.references(material, done, taken(examination, done))
+    return done, examination.references(material, done, own_decisions(examination, done))
 
 
 def nan_masks(
     examination: Examination, done: CandidateRun, references: GoldenResults
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """(tensor, silent, leaking): where the golden alone is NaN, and where the candidate alone is."""
+    """(tensor, silent, leaking): masks of where only the golden is NaN, and of where only the candidate is."""
     suspects = []
     for name, tensor in results(examination, done).items():
         expected = references.values.get(name)
@@ -118,7 +118,7 @@ def far(t: Tensor) -> float:
     return min(float(t.abs().amax()) * 1024.0 + 1024.0, torch.finfo(t.dtype).max / 8)
 
 
-def taken(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
-    """The candidate's own decisions, legal or not: only what rests on them is compared."""
-    made = {n: decided(done, n) for n in examination.target.decisions}
-    return {n: t for n, t in made.items() if t is not None}
+def own_decisions(examination: Examination, done: CandidateRun) -> dict[str, Tensor]:
+    """The candidate's own decisions, legal or not, so that only the results computed from them are compared."""
+    decisions = {n: decided(done, n) for n in examination.target.decisions}
+    return {n: t for n, t in decisions.items() if t is not None}

@@ -1,4 +1,4 @@
-"""What a wrong tensor looks like: zeros, flipped signs, one factor, another order, another tensor. Notes only."""
+"""Describes a wrong tensor: zeros, flipped signs, a constant factor, a permutation, another tensor. Notes only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..judge.examination import Examination
 
-ALIKE = 0.999  # correlation from which two pictures count as the same
+ALIKE = 0.999  # correlation from which two tensors count as the same
 ROWS = 256
 ID = "pattern"
 
@@ -23,33 +23,33 @@ def run(examination: Examination) -> None:
         if tensor.shape != expected.shape or tensor.numel() < 2:
             continue
         others = {n: g for n, g in golden.items() if n != name and g.shape == expected.shape}
-        said = patterns(tensor.double(), expected, others)
-        if said:
-            examination.note(ID, name, f"{name} {'; '.join(said)}")
+        phrases = patterns(tensor.double(), expected, others)
+        if phrases:
+            examination.note(ID, name, f"{name} {'; '.join(phrases)}")
 
 
 def patterns(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[str]:
-    """Sentences on how `got` departs from `golden`, the most telling first."""
+    """Phrases that describe how `got` differs from `golden`, the most informative first."""
     finite = torch.isfinite(got) & torch.isfinite(golden)
     nonzero = finite & (golden != 0)
     if not bool(nonzero.any()):
         return []
-    said = []
+    phrases = []
     zeros = float(((got == 0) & nonzero).sum()) / float(nonzero.sum())
     if zeros > 0:
-        said.append(f"is zero in {zeros:.1%} of the elements where the golden is not")
+        phrases.append(f"is zero in {zeros:.1%} of the elements where the golden is not")
     if zeros == 1.0:
-        return said
-    said += _halves(got, golden, nonzero)
+        return phrases
+    phrases += _halves(got, golden, nonzero)
     got, golden = torch.where(finite, got, 0.0), torch.where(finite, golden, 0.0)
     straight = alike(got, golden)
     if straight < ALIKE:
-        said += _reordered(got, golden, others)
+        phrases += _reordered(got, golden, others)
     flipped = float(((got * golden < 0) & nonzero).sum()) / float(nonzero.sum())
     if flipped > 0.05 and straight > -ALIKE:
-        said.append(f"has the other sign in {flipped:.1%} of its elements")
-    said += _factor(got[nonzero], golden[nonzero])
-    return said
+        phrases.append(f"has the other sign in {flipped:.1%} of its elements")
+    phrases += _factor(got[nonzero], golden[nonzero])
+    return phrases
 
 
 def alike(a: Tensor, b: Tensor) -> float:
@@ -94,7 +94,7 @@ def _reordered(got: Tensor, golden: Tensor, others: dict[str, Tensor]) -> list[s
 
 
 def _permuted(got: Tensor, golden: Tensor) -> list[str]:
-    """Rows of an axis in another order."""
+    """Whether the rows of an axis are in another order."""
     for axis in range(golden.dim()):
         rows, wanted = (t.movedim(axis, 0).reshape(t.shape[axis], -1) for t in (got, golden))
         if not 2 < len(rows) <= ROWS or rows.shape[1] < 2:

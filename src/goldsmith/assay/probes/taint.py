@@ -1,9 +1,9 @@
-"""Which slices of an input have influence: first, last and a random one of every axis, candidate against golden.
+"""Compares the influence of input slices in candidate and golden: the first, last and a random slice of every axis.
 
-Screen (taint_screen.py): few runs in which many slices are changed at once clear those whose influence shows in the
-candidate as it does in the golden. What a screen cannot clear is run alone: NaN first, and where NaN stays silent or
-leaks, a large finite number in the same slice decides, since NaN alone is blind behind a maximum or a mask, and the
-finite one behind saturation: a slice counts as read when either shows.
+A screen (taint_screen.py) changes many slices in a few runs, and clears those with the same influence in both.
+Each remaining slice gets its own run with NaN. If that NaN stays silent or leaks, a large finite number in the slice
+decides: NaN alone shows nothing behind a maximum or mask, a finite number nothing behind saturation. A slice counts as
+read if either shows.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..report.results import CERTAIN
 from . import reach, taint_screen
-from .slices import NAME, Slice, nan_masks, ran, results, slices
+from .slices import NAME, Slice, nan_masks, results, run_changed, slices
 
 LITTLE = (
-    "by less than rounding of the numbers beside it: a floor under small numbers, or another formula, that adds up "
-    "larger ones; where that is meant, write the golden by that formula"
+    "its change is below the rounding of its neighbours: a floor under small numbers, or another formula that adds "
+    "larger ones; if that is intended, write the golden by that formula"
 )
 
 
 def run(examination: Examination) -> None:
     todo = taint_screen.remaining(examination, slices(examination))
     for part in todo:
-        (_finite if part.random else _nan)(examination, part)
-    _beside(examination)
+        (_try_finite if part.random else _try_nan)(examination, part)
+    _try_neighbours(examination)
 
 
-def _nan(examination: Examination, part: Slice) -> None:
-    made = ran(examination, part.filled(examination, float("nan")), f"taint:nan({part.text})")
-    suspects = [] if made is None else nan_masks(examination, *made)
-    if made is not None and suspects:
-        _second_opinion(examination, part, suspects, made[1])
+def _try_nan(examination: Examination, part: Slice) -> None:
+    outcome = run_changed(examination, part.filled(examination, float("nan")), f"taint:nan({part.text})")
+    suspects = [] if outcome is None else nan_masks(examination, *outcome)
+    if outcome is not None and suspects:
+        _second_opinion(examination, part, suspects, outcome[1])
 
 
 def _second_opinion(
     examination: Examination, part: Slice, suspects: list[tuple[str, Tensor, Tensor]], with_nan: GoldenResults
 ) -> None:
-    """The large finite number in the same slice decides."""
-    made = ran(examination, part.filled(examination, None), f"taint:finite({part.text})")
-    if made is None:
+    """Repeat with a large finite number in the same slice, which decides."""
+    outcome = run_changed(examination, part.filled(examination, None), f"taint:finite({part.text})")
+    if outcome is None:
         return
-    done, references = made
+    done, references = outcome
     first = {n: t for n, _, t in examination.first.results()}
     leaks: dict[str, Tensor] = {}
     for name, silent, leaking in suspects:
@@ -54,28 +54,30 @@ def _second_opinion(
         if tensor is None or name not in references.values:
             continue
         still = tensor == first[name]
-        _missing(examination, part, name, silent & still, tensor, references)
+        _report_missing(examination, part, name, silent & still, tensor, references)
         leaking &= references.values[name] == examination.ref.values[name]
-        if bool(leaking.any()):  # a convolution of torch's multiplies what it pads with, NaN too
+        if bool(leaking.any()):  # torch's convolution multiplies its padding, so NaN spreads there
             leaks[name] = leaking & ~with_nan.in_its_own_run(name, torch.isnan)
     leaks = {n: mask for n, mask in leaks.items() if bool(mask.any())}
-    said = f"taint:finite({part.text})"
+    label = f"taint:finite({part.text})"
     reached = (
-        reach.seen(examination, leaks, lambda times: part.filled(examination, None, times=times), said) if leaks else {}
+        reach.reached_elements(examination, leaks, lambda times: part.filled(examination, None, times=times), label)
+        if leaks
+        else {}
     )
     for name, mask in leaks.items():
         if bool(reached[name].any()):
-            _extra(examination, part, name, mask, "NaN", references)
-        else:  # 0 * NaN, NaN - NaN
-            said = f"NaN in {part.text} spreads farther in {name} than in the golden; numbers do not"
-            examination.note("nan_spread", name, said)
+            _report_extra(examination, part, name, mask, "NaN", references)
+        else:  # only NaN spreads: 0 * NaN, NaN - NaN
+            message = f"NaN in {part.text} spreads to more of {name} than in the golden; finite numbers do not"
+            examination.note("nan_spread", name, message)
 
 
-def _finite(examination: Examination, part: Slice) -> None:
-    made = ran(examination, part.filled(examination, None), f"taint:finite({part.text})")
-    if made is None:
+def _try_finite(examination: Examination, part: Slice) -> None:
+    outcome = run_changed(examination, part.filled(examination, None), f"taint:finite({part.text})")
+    if outcome is None:
         return
-    done, references = made
+    done, references = outcome
     first = {n: t for n, _, t in examination.first.results()}
     for name, tensor in results(examination, done).items():
         expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)
@@ -83,61 +85,61 @@ def _finite(examination: Examination, part: Slice) -> None:
             continue
         change = (expected - before.value).abs()
         still = tensor == was
-        _missing(examination, part, name, still & (change > 0), tensor, references)
+        _report_missing(examination, part, name, still & (change > 0), tensor, references)
         stepped = (change == 0) & ~still & ~((tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound)
         if bool(stepped.any()):
-            said = f"taint:finite({part.text})"
-            found = reach.seen(
-                examination, {name: stepped}, lambda times: part.filled(examination, None, times=times), said
+            label = f"taint:finite({part.text})"
+            reached = reach.reached_elements(
+                examination, {name: stepped}, lambda times: part.filled(examination, None, times=times), label
             )
-            _extra(examination, part, name, found[name], "a large number", references)
+            _report_extra(examination, part, name, reached[name], "a large number", references)
 
 
-def _beside(examination: Examination) -> None:
-    """Large numbers of both signs beside the inputs in memory, where NaN lay before: a comparison swallows NaN."""
+def _try_neighbours(examination: Examination) -> None:
+    """Run with large numbers next to the inputs in memory instead of NaN, because a comparison swallows NaN."""
     first = {n: t for n, _, t in examination.first.results()}
-    told: set[str] = set()
-    for sign in (1, -1):  # what is read alone has one of them
+    reported: set[str] = set()
+    for sign in (1, -1):  # a lone stray element has only one sign
         done = examination.execute(NAME, f"taint:beside({sign:+d})", RunSettings(neighbour_sign=sign), look=False)
         if done.error is not None or not examination.same_decisions(done):
             return
         for name, tensor in results(examination, done).items():
             before, was = examination.ref.bounded.get(name), first.get(name)
-            if name in told or before is None or was is None or was.shape != tensor.shape:
+            if name in reported or before is None or was is None or was.shape != tensor.shape:
                 continue
             still = (tensor == was) | (torch.isnan(tensor) & torch.isnan(was))
             still |= (tensor.double() - was.double()).abs() <= 2 * SLACK * before.bound
             if not bool(still.all()):
                 where = examination.locate(name, ~still)
-                text = f"what lies beside the inputs in memory reaches {name} ({where.text}): a stray read"
+                text = f"memory next to the inputs reaches {name} ({where.text}): a stray read"
                 examination.find(CERTAIN, NAME, name, text, where=where)
-                told.add(name)
+                reported.add(name)
 
 
-def _missing(
+def _report_missing(
     examination: Examination, part: Slice, name: str, mask: Tensor, tensor: Tensor, references: GoldenResults
 ) -> None:
-    """The same value as before, although the golden's has gone farther than rounding explains."""
+    """Report elements that did not change, although the golden's moved farther than rounding explains."""
     if not bool(mask.any()):
         return
     now, before = references.bounded[name], examination.ref.bounded[name]
     proven = (tensor.double() - now.value).abs() > SLACK * now.bound
     unproven = now.open | before.open
     if bool((mask & unproven).any()):
-        farthest = _spread(references, name) + _spread(examination.ref, name)
+        farthest = _open_noise(references, name) + _open_noise(examination.ref, name)
         proven |= unproven & ((now.value - before.value).abs() > farthest)
     mask = mask & proven
     mask = reach.off_kinks(examination, name, mask, references)
     if bool(mask.any()):
         where = examination.locate(name, mask)
         text = f"{part.text} has no influence on {name} ({where.text}), in the golden it has: "
-        small = (now.value - before.value).abs() <= reach.formula(examination, name)
+        small = (now.value - before.value).abs() <= reach.formula_error(examination, name)
         text += LITTLE if bool(small[mask].all()) else "a reduction cut short, or a wrong mask"
         examination.find(CERTAIN, NAME, name, text, where=where, measured=0.0)
 
 
-def _spread(references: GoldenResults, name: str) -> Tensor:
-    """Where bounds are open: sixteen times the farthest of eight legal runs, and the store's rounding."""
+def _open_noise(references: GoldenResults, name: str) -> Tensor:
+    """The noise where bounds are open: 16 times the farthest of eight legal runs, plus the store's rounding."""
     golden = references.bounded[name].value
     out = torch.zeros_like(golden)
     for member in references.ensemble:
@@ -147,7 +149,7 @@ def _spread(references: GoldenResults, name: str) -> Tensor:
     return 16 * (out + rounding * golden.abs() + torch.finfo(torch.float32).tiny)
 
 
-def _extra(
+def _report_extra(
     examination: Examination, part: Slice, name: str, mask: Tensor, what: str, references: GoldenResults
 ) -> None:
     mask = reach.off_kinks(examination, name, mask, references)

@@ -1,15 +1,15 @@
-"""Clears slices in few runs: what is changed together is told apart by the golden, which is run without each of them.
+"""Clears slices in few runs: changes many at once, and runs the golden without each change to separate them.
 
-Influence. All slices of one axis of every input are replaced at once by finite numbers. With g the golden's result
-there and g_s its result with slice s left as it was, the candidate's y follows s where |y - g| <= |g - g_s| / 4: a
-kernel that does not read s gives g_s. A slice is cleared when y follows at every element where g and g_s differ by
-more than rounding, and these are at least half of those that NaN in s reaches.
+Influence. All slices of one axis of every input are replaced by finite numbers at once. Let g be the golden's result
+there, and g_s its result with slice s unchanged. The candidate's y follows s where |y - g| <= |g - g_s| / 4; a kernel
+that does not read s gives g_s. A slice is cleared if y follows at every element where g and g_s differ by more than
+rounding, and these are at least half of the elements that NaN in s reaches.
 
-Leaks. NaN in s must not reach what it does not reach in the golden; nor must a large finite number, which passes a
-maximum that swallows NaN. Slices with the same footprint in the golden share a run, and the random slice of their axes
-holds the finite number in it; slices that reach everything have nowhere to leak to.
+Leaks. NaN in s must reach no element that it does not reach in the golden. Neither must a large finite number, which
+passes a maximum that swallows NaN. Slices with the same footprint in the golden share a run, in which the random slices
+of their axes hold the finite number. Slices that reach every element cannot leak.
 
-What is not cleared (saturated, masked, or wrong) is left for a run of its own.
+Slices that are not cleared (saturated, masked, or wrong) get a run of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bounds.running_errors import SLACK
+from ..bounds.bounded import SLACK
 from ..execute.run import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder
 from ..judge.examination import Examination
-from .slices import Slice, nan_masks, ran, results, spread
+from .slices import Slice, nan_masks, results, run_changed, spread
 
 Footprint = dict[str, Tensor]
 
@@ -31,13 +31,13 @@ Footprint = dict[str, Tensor]
 def remaining(examination: Examination, slices: list[Slice]) -> list[Slice]:
     """The slices that need a run of their own, in their order."""
     if examination.target.decisions or not slices:
-        return slices  # a changed input changes decisions, and with them what reaches what
-    reach = {s: _footprint(examination, s) for s in slices}
+        return slices  # a changed input changes decisions, and through them the reach of slices
+    footprints = {s: _footprint(examination, s) for s in slices}
     left: set[Slice] = set()
     for axis in sorted({s.axis for s in slices}):
-        left |= _without_influence(examination, [s for s in slices if s.axis == axis], reach)
-    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # NaN is none of their values
-    left |= _leaking(examination, [s for s in slices if s not in left], reach)
+        left |= _without_influence(examination, [s for s in slices if s.axis == axis], footprints)
+    left |= {s for s in slices if binary(examination.material.inputs[s.name])}  # these inputs cannot hold NaN
+    left |= _leaking(examination, [s for s in slices if s not in left], footprints)
     return [s for s in slices if s in left]
 
 
@@ -47,28 +47,28 @@ def _golden(examination: Examination, material: Material) -> GoldenResults:
 
 
 def _footprint(examination: Examination, part: Slice) -> Footprint:
-    found = _golden(examination, part.filled(examination, float("nan"))).values
-    return {n: torch.isnan(found[n]) for n in results(examination, examination.first) if n in found}
+    values = _golden(examination, part.filled(examination, float("nan"))).values
+    return {n: torch.isnan(values[n]) for n in results(examination, examination.first) if n in values}
 
 
 # influence
 
 
-def _without_influence(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
-    """Those of one axis' slices whose influence does not show when all of them are changed."""
-    made = ran(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
-    if made is None:
+def _without_influence(examination: Examination, slices: list[Slice], footprints: dict[Slice, Footprint]) -> set[Slice]:
+    """The slices of one axis whose influence does not show when all of them are changed."""
+    outcome = run_changed(examination, _changed(examination, slices), f"taint:axis {slices[0].axis}")
+    if outcome is None:
         return set(slices)
-    done, references = made
-    _ = references.bounded  # which has the values with it, and is asked for where all of them show
+    done, references = outcome
+    _ = references.bounded  # also computes the values; needed below if all slices show
     left = set()
     for part in slices:
         others = [s for s in slices if (s.name, s.index) != (part.name, part.index)]
-        kept = _golden(examination, _changed(examination, others)).values
-        if not _follows(examination, results(examination, done), references, kept, reach[part]):
+        unchanged = _golden(examination, _changed(examination, others)).values
+        if not _follows(examination, results(examination, done), references, unchanged, footprints[part]):
             left.add(part)
     if not left and not all(_right(name, y, references) for name, y in results(examination, done).items()):
-        return set(slices)  # all of them show, and the values are wrong: something shows where it should not
+        return set(slices)  # all slices show, yet the values are wrong: something shows where it should not
     return left
 
 
@@ -78,7 +78,7 @@ def _right(name: str, y: Tensor, references: GoldenResults) -> bool:
 
 
 def _changed(examination: Examination, slices: list[Slice]) -> Material:
-    """The inputs with these slices at about 2 rms (8 in 16 bits); each has its numbers whatever the others are."""
+    """The inputs with these slices at about 2 rms (8 in 16 bits), each independent of the others."""
     changed: dict[str, Tensor] = {}
     for part in slices:
         tensor = examination.material.inputs[part.name]
@@ -90,7 +90,7 @@ def _changed(examination: Examination, slices: list[Slice]) -> Material:
             continue
         generator = torch.Generator().manual_seed(examination.seed + 31 * part.index + part.axis)
         rms = float(tensor.double().square().mean().sqrt())
-        # enough to show above the rounding of a store, and short of saturating what is not saturated
+        # large enough to show above the store's rounding, and too small to saturate
         size = (8 if tensor.dtype.itemsize == 2 else 2) * (rms if rms > 0 else 1.0)
         place.copy_(spread(place, generator) * min(4 / 3 * size, torch.finfo(tensor.dtype).max / 8))
     return examination.material.with_inputs(changed)
@@ -100,17 +100,17 @@ def _follows(
     examination: Examination,
     got: dict[str, Tensor],
     references: GoldenResults,
-    kept: dict[str, Tensor],
-    reach: Footprint,
+    unchanged: dict[str, Tensor],
+    footprints: Footprint,
 ) -> bool:
-    """Whether every result answers to a slice as the golden does; kept: the golden with the slice as it was."""
-    for name, mask in reach.items():
+    """Whether every result responds to a slice as the golden does. unchanged: the golden with the slice unchanged."""
+    for name, mask in footprints.items():
         y, g = got.get(name), references.values.get(name)
         if y is None or g is None or y.shape != g.shape:
             return False
         if not g.numel():
             continue
-        response = (g - kept[name]).abs()
+        response = (g - unchanged[name]).abs()
         store, compute = references.stores.get(name, references.compute), references.compute
         rounding = 16 * torch.finfo(store).eps * g.abs() + 256 * torch.finfo(compute).eps * g.abs().amax()
         clear = response > rounding
@@ -123,38 +123,38 @@ def _follows(
 # leaks
 
 
-def _leaking(examination: Examination, slices: list[Slice], reach: dict[Slice, Footprint]) -> set[Slice]:
-    """Those whose NaN, or whose finite number, shows in other places than in the golden."""
+def _leaking(examination: Examination, slices: list[Slice], footprints: dict[Slice, Footprint]) -> set[Slice]:
+    """The slices whose NaN, or whose finite number, shows at other elements than in the golden."""
     left: set[Slice] = set()
-    for group in _alike([s for s in slices if not s.random], reach):
+    for group in _by_footprint([s for s in slices if not s.random], footprints):
         axes = {(s.name, s.axis) for s in group}
-        taken_by = {(s.name, s.axis, s.index) for s in group}
+        covered = {(s.name, s.axis, s.index) for s in group}
         finite = [
-            s for s in slices if s.random and (s.name, s.axis) in axes and (s.name, s.axis, s.index) not in taken_by
+            s for s in slices if s.random and (s.name, s.axis) in axes and (s.name, s.axis, s.index) not in covered
         ]
         material = examination.material
         for parts, value in ((finite, None), (group, float("nan"))):
             for part in parts:
                 material = part.filled(examination, value, material)
         label = f"taint:nan({', '.join(s.text for s in group)})"
-        made = ran(examination, material, label)
-        if made is None or nan_masks(examination, *made) or _moved(examination, *made):
+        outcome = run_changed(examination, material, label)
+        if outcome is None or nan_masks(examination, *outcome) or _moved(examination, *outcome):
             left |= {*group, *finite}
     return left
 
 
-def _alike(slices: list[Slice], reach: dict[Slice, Footprint]) -> list[list[Slice]]:
-    """The slices with something beyond their footprint, those of equal footprint together."""
+def _by_footprint(slices: list[Slice], footprints: dict[Slice, Footprint]) -> list[list[Slice]]:
+    """Groups of slices with the same footprint, without slices that reach every element."""
     groups: dict[tuple, list[Slice]] = {}
     for part in slices:
-        if not all(bool(mask.all()) for mask in reach[part].values()):
-            key = tuple((n, m.cpu().numpy().tobytes()) for n, m in reach[part].items())
+        if not all(bool(mask.all()) for mask in footprints[part].values()):
+            key = tuple((n, m.cpu().numpy().tobytes()) for n, m in footprints[part].items())
             groups.setdefault(key, []).append(part)
     return list(groups.values())
 
 
 def _moved(examination: Examination, done: CandidateRun, references: GoldenResults) -> bool:
-    """Whether something has changed by more than rounding that stays as it was in the golden."""
+    """Whether a result moved by more than rounding at an element where the golden's did not move."""
     first = {n: t for n, _, t in examination.first.results()}
     for name, y in results(examination, done).items():
         expected, before, was = references.values.get(name), examination.ref.bounded.get(name), first.get(name)

@@ -1,4 +1,4 @@
-"""Outputs, saved tensors and gradients of the plain run, held to the ladder; the golden is checked first."""
+"""Judges outputs, saved tensors and gradients of the plain run by the ladder, after checking the golden."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ...core.tracing import TargetError
-from ..bounds.running_errors import unit_roundoff
+from ..bounds.bounded import unit_roundoff
 from ..execute.run import CandidateRun, Material, RunSettings
-from ..golden.golden_results import GoldenError, GoldenResults
+from ..golden.golden_error import GoldenError
+from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
 from ..judge.examination import Ended, Examination
@@ -27,12 +28,12 @@ def run(examination: Examination) -> None:
     """Make the first run and its references, check the golden, judge every tensor."""
     first = examination.first = examination.execute("values", "values", look=False)
     plain = examination.references(examination.material, first)
-    _golden_first(examination, plain)
+    _check_golden(examination, plain)
     if first.error is not None:
         examination.look("values", first)
         examination.raised("values", "values", first)
         raise Ended("the candidate raised")
-    _names_exist(examination, plain)
+    _check_names(examination, plain)
     examination.target.check_names(examination.material.supply, first.names, tuple(plain.bounded))
     examination.ref = decisions.settle(examination, first, plain)
     examination.look("values", first)
@@ -57,8 +58,8 @@ def run(examination: Examination) -> None:
     maps.draw(examination)
 
 
-def _golden_first(examination: Examination, plain: GoldenResults) -> None:
-    """Nobody is accused by a golden at fault, nor of raising where it raises itself."""
+def _check_golden(examination: Examination, plain: GoldenResults) -> None:
+    """Stop if the golden is at fault, or raises itself, before the candidate is judged."""
     checked = plain.self_check()
     examination.problems += checked.problems
     for text in checked.notes:
@@ -79,10 +80,10 @@ def judge(
     skip: frozenset[str] = frozenset(),
     change: Callable[[Material], Material] | None = None,
 ) -> set[str]:
-    """Hold every result of a run to the ladder; returns the names that fail, and keeps those of the first run.
+    """Judge every result of a run by the ladder; returns the names that fail, and records those of the first run.
 
-    repeat: how to run again on a fresh seed to confirm an alarm; None: only what is certain counts.
-    change: what this run did to the values of its inputs, to be done to the fresh ones as well.
+    repeat: settings for a fresh seed that confirms an alarm; None: only certain findings count.
+    change: what this run did to its input values; the fresh seed's inputs get the same change.
     """
     decided = set(examination.target.decisions)
     got = {n: (k, t) for n, k, t in done.results()}
@@ -106,14 +107,15 @@ def judge(
             continue
         golden = against.bounded.value
         overflows = tensor is not None and not bool(torch.isfinite(tensor).all())
-        if overflows and not noise and probe != "scaling":  # which asks that of every failure
+        # the scaling probe checks every failure against the golden itself
+        if overflows and not noise and probe != "scaling":
             runs = (reference.honest, reference.unmodified(False))
             against = replace(against, honest=[r[name] for r in runs if name in r])
         if tensor is None and kind == "grad" and not bool(golden.count_nonzero()):
             tensor = torch.zeros_like(examination.material.inputs[name.removesuffix(".grad")])
-        told = _told(examination, done, name)
-        if told is not None and tensor is not None and told.shape == golden.shape:
-            tensor = torch.where(told, golden.to(tensor.dtype), tensor)
+        reported = _reported_elements(examination, done, name)
+        if reported is not None and tensor is not None and reported.shape == golden.shape:
+            tensor = torch.where(reported, golden.to(tensor.dtype), tensor)
         confirm = repeats.of(name, kind) if repeats is not None else None
         judgement, gross = look(name, tensor, against, confirm)
         if kind == "grad" and tensor is not None and (gross is not None or not judgement.ok):
@@ -126,11 +128,11 @@ def judge(
             gross = gross if gross is None else replace(gross, text=gross.text + hint)
         if label != "values":
             judgement.findings = [replace(f, text=f"{f.text} ({label})") for f in judgement.findings]
-        if told is not None:
+        if reported is not None:
             judgement.row = replace(judgement.row, max_error=math.inf, state="bad")
         if gross is not None:
             examination.find(STATISTICAL, probe, name, gross.text, measured=gross.measured, limit=gross.limit)
-        if examination.absorb(judgement) or told is not None or gross is not None:
+        if examination.absorb(judgement) or reported is not None or gross is not None:
             failed.add(name)
     if label == "values":
         examination.bad |= failed
@@ -140,23 +142,23 @@ def judge(
 
 
 def _against(references: GoldenResults, name: str, kind: str, noise: bool) -> GoldenTensor | None:
-    """What tensor `name` is judged by, with the size of what may cancel in it."""
-    found = references.reference(name, kind, noise=noise)
-    terms = 0.0 if found is None else formula_rounding.terms(name, references.bounded, references.leaves)
-    return found if found is None else replace(found, terms=terms)
+    """The reference of tensor `name`, with the size of the terms that may cancel in it."""
+    reference = references.reference(name, kind, noise=noise)
+    terms = 0.0 if reference is None else formula_rounding.terms(name, references.bounded, references.leaves)
+    return reference if reference is None else replace(reference, terms=terms)
 
 
 def _far_off(
     examination: Examination, probe: str, label: str, name: str, tensor: Tensor | None, against: GoldenTensor
 ) -> Finding | None:
-    """Another run's result, judged without an ensemble, where its bound is open: is it wrong by much of its size?
+    """A finding if another run's result, where its bound is open and it has no ensemble, is wrong by much of its size.
 
-    That is, by more than GROSS of it, where the plain run's legal orders differ by a thousandth of that at most.
+    That is, by more than GROSS of its size, while the plain run's legal orders differ by at most a thousandth of that.
     """
     before = None if label == "values" or against.ensemble else examination.ref.reference(name, against.kind)
     if before is None or tensor is None or probe == "scaling" or tensor.shape != against.bounded.value.shape:
         return None
-    if not before.ensemble:  # there was no time for it
+    if not before.ensemble:  # the budget left no time for an ensemble
         return None
     size = max(_rms(before.bounded.value), _rms(against.bounded.value))  # the golden may vanish in one of the two runs
     noise = max((_rms((m.double() - before.bounded.value)[before.bounded.open]) for m in before.ensemble), default=0.0)
@@ -169,7 +171,7 @@ def _far_off(
 
 
 def _rms(t: Tensor) -> float:
-    """Of the finite elements; 0 where there are none."""
+    """The RMS of the finite elements; 0 if there are none."""
     finite = t[torch.isfinite(t)]
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
@@ -177,7 +179,7 @@ def _rms(t: Tensor) -> float:
 def _other_side(
     examination: Examination, references: GoldenResults, name: str, tensor: Tensor, against: GoldenTensor
 ) -> tuple[Tensor, bool]:
-    """A gradient with the golden's own in place of what another convention at ties and kinks explains."""
+    """The gradient with the golden's value where another convention at ties and kinks explains it; and if any."""
     golden, swing = against.bounded, references.swings.get(name)
     if swing is None or tensor.shape != golden.value.shape:
         return tensor, False
@@ -188,27 +190,27 @@ def _other_side(
     return torch.where(mask, golden.value.to(tensor.dtype), tensor), bool(mask.any())
 
 
-def _told(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
-    """Elements that hold poison or the bytes of a band: those probes have told of them; the ladder looks past them."""
-    told = (("poison", done.unwritten), ("guard", done.from_guards))
-    masks = [masks[name] for probe, masks in told if probe in examination.selected and name in masks]
+def _reported_elements(examination: Examination, done: CandidateRun, name: str) -> Tensor | None:
+    """Elements that hold poison or guard bytes; those probes report them, so the ladder ignores them."""
+    sources = (("poison", done.unwritten), ("guard", done.from_guards))
+    masks = [masks[name] for probe, masks in sources if probe in examination.selected and name in masks]
     return torch.stack(masks).any(0) if masks else None
 
 
 class _Repeats:
-    """Fresh seeds of the same run, each made once for all tensors that ask."""
+    """Runs of fresh seeds, each run once and shared by all tensors that ask."""
 
     def __init__(
         self, examination: Examination, probe: str, how: RunSettings, change: Callable[[Material], Material] | None
     ):
         self.examination, self.probe, self.how, self.change = examination, probe, how, change
-        self.made: dict[int, tuple[CandidateRun, GoldenResults]] = {}
+        self.runs: dict[int, tuple[CandidateRun, GoldenResults]] = {}
 
     def of(self, name: str, kind: str) -> ladder.Confirm:
         def confirm(attempt: int) -> tuple[Tensor, GoldenTensor]:
-            if attempt not in self.made:
-                self.made[attempt] = self._make(attempt)
-            done, references = self.made[attempt]
+            if attempt not in self.runs:
+                self.runs[attempt] = self._make(attempt)
+            done, references = self.runs[attempt]
             tensor = dict((n, t) for n, _, t in done.results()).get(name)
             reference = _against(references, name, kind, True)
             if reference is None:
@@ -230,19 +232,19 @@ class _Repeats:
         return done, decisions.settle(self.examination, done, plain)
 
 
-def _names_exist(examination: Examination, plain: GoldenResults) -> None:
+def _check_names(examination: Examination, plain: GoldenResults) -> None:
     golden = plain.bounded
     for name in examination.first.outputs:
         if name not in golden:
-            made = ", ".join(n for n in golden if not n.endswith(".grad"))
+            names = ", ".join(n for n in golden if not n.endswith(".grad"))
             raise TargetError(
                 f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; "
-                f"it has: {made}"
+                f"it has: {names}"
             )
 
 
 def _expected(examination: Examination, done: CandidateRun, reference: GoldenResults) -> set[str]:
-    """Results that the golden says should be there."""
+    """The results that should exist according to the golden."""
     wanted = (
         {f"{n}.grad" for n in examination.target.wanted_grads(examination.material.inputs)}
         if done.cotangents
@@ -254,7 +256,7 @@ def _expected(examination: Examination, done: CandidateRun, reference: GoldenRes
 
 
 def _stages(examination: Examination, done: CandidateRun) -> None:
-    """Stages that both name: a difference is a note while every result is right, else where the fault begins."""
+    """Compare the stages that both name: a difference is a note while every result is right, otherwise a bad row."""
     for name, tensor in done.stages.items():
         reference = examination.ref.reference(name, "stage", noise=False)
         if reference is None:
@@ -272,7 +274,7 @@ def _stages(examination: Examination, done: CandidateRun) -> None:
 
 
 def _debug_outputs(examination: Examination) -> None:
-    """A kernel that asked `assay.tracing()` is run once more with its debug outputs on."""
+    """Run a kernel that asked `assay.tracing()` once more, with its debug outputs on."""
     traced = examination.execute("values", "debug outputs", RunSettings(debug=True))
     if examination.raised("values", "debug outputs", traced):
         return
@@ -282,7 +284,7 @@ def _debug_outputs(examination: Examination) -> None:
 
 
 def _narrow_results(examination: Examination, done: CandidateRun) -> None:
-    """Say it where a result is stored narrower than any input: its rounding covers what is lost before it."""
+    """Note each result stored narrower than every input, because its rounding covers losses before the store."""
     inputs = [unit_roundoff(t.dtype) for t in examination.material.inputs.values() if t.is_floating_point()]
     for name, tensor in done.outputs.items():
         unit = unit_roundoff(tensor.dtype)
@@ -290,15 +292,15 @@ def _narrow_results(examination: Examination, done: CandidateRun) -> None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             text = (
                 f"{name} is stored in {dtype}, narrower than every input, so it is judged to {unit:.1g} of its value; "
-                "what is lost below that before the store does not show (it would in a float32 result)"
+                "smaller losses before the store do not show (they would in a float32 result)"
             )
             examination.note("narrow_result", name, text)
 
 
 def _forward_only(examination: Examination, done: CandidateRun) -> None:
-    """An output that autograd cannot follow, while the golden's gradient flows from it: the candidate lost it.
+    """Report outputs without a gradient although the golden's gradient flows from them: the candidate lost it.
 
-    One that was marked non-differentiable on purpose looks the same, so the sentence says how that is declared.
+    An output marked non-differentiable on purpose looks the same, so the message shows how to declare that.
     """
     target, wanted = examination.target, examination.target.wanted_grads(examination.material.inputs)
     if target.backward != "auto" or not wanted:
@@ -308,8 +310,8 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
     able = examination.ref.differentiable if target.golden_backward is None else frozenset(visible)
     lost = [n for n in visible if n in able and n not in done.cotangents]
     try:
-        flows = {n: _reached(examination, done, n, visible) for n in lost}
-    except (GoldenError, NotImplementedError):  # nobody asked for the golden's gradient so far, and it has none
+        flows = {n: _inputs_reached(examination, done, n, visible) for n in lost}
+    except (GoldenError, NotImplementedError):  # the first request for the golden's gradient, and it has none
         text = f"{', '.join(lost)} of the candidate does not require grad, and the golden's backward raises"
         examination.note("forward_only", lost[0], f"{text}: gradients were not judged")
         return
@@ -334,7 +336,7 @@ def _forward_only(examination: Examination, done: CandidateRun) -> None:
         examination.find(CERTAIN, "values", name, text)
 
 
-def _reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
+def _inputs_reached(examination: Examination, done: CandidateRun, name: str, visible: Mapping[str, Tensor]) -> set[str]:
     """The inputs that the golden's gradient of this output alone reaches."""
     sent = {n: torch.zeros_like(t) for n, t in visible.items()}
     sent[name] = examination.material.cotangent(name, visible[name])

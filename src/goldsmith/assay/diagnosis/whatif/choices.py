@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...bounds.running_errors import SLACK
+from ...bounds.bounded import SLACK
 from ...declare.decisions import TopK
 from ...execute.run import CandidateRun, Material
-from ...golden.golden_results import GoldenError
+from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination, decided
 from ..evidence import WhatIf
 from . import offers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...bounds.running_errors import SLACK
+from ...bounds.bounded import SLACK
 
 _EXACT = 4.0  # in units of the bound: both are rounded, and the changed golden's bound is unknown
 _ALL = 1 - 1e-8  # share of the elements; rounding alone may move the rest farther

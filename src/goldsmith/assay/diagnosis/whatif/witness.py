@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ...execute.run import CandidateRun, Material, RunSettings
-from ...golden.golden_results import GoldenError
+from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
 from ..isolate import named

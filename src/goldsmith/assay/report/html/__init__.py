@@ -1,1 +1,1 @@
-"""The report as one self-contained HTML page: no script, no network, no fonts."""
+"""The report as one self-contained HTML page, without scripts, network access or fonts."""

@@ -34,7 +34,7 @@ def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
 
 
 def shrink(grid: Sequence[Sequence[float]], cells: int) -> list[list[float]]:
-    """At most cells x cells: every block is stood for by its largest magnitude, a NaN by itself."""
+    """The grid in at most cells x cells blocks, each with its value of largest magnitude; NaN counts as the largest."""
     height, width = len(grid), max((len(row) for row in grid), default=0)
     tall, wide = min(cells, height), min(cells, width)
     if (tall, wide) == (height, width):

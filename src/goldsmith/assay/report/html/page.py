@@ -1,4 +1,4 @@
-"""Writes the page: one report as a story, or many behind a matrix of operator x backend x case."""
+"""Writes the HTML page of one report, or of many reports below a matrix of operator x backend x case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import svg, view
 from .view import Entry
 
 LIMIT_BYTES = 2_000_000
-# rows, cells of a map's side, and maps for each report; the first that fits the limit is taken
+# rows, cells per side of a map, and maps of each report; the first level of detail that fits the limit is used
 DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 16, 0))
 
 
@@ -28,10 +28,11 @@ def write(
     conditions: Sequence[str] = (),
     remarks: Sequence[str] = (),
 ) -> Path:
-    """Write `reports` as one self-contained page; the folder is made when it is missing.
+    """Write `reports` as one self-contained page, creating the folder if it is missing.
 
-    conditions: short facts under the headline (machine, versions); remarks: sentences below the matrix on what was run,
-    and what was not and why.
+    conditions: short facts under the headline (machine, versions). remarks: sentences below the matrix that say what
+    ran,
+    what did not run, and why.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ def render(
     conditions: Sequence[str] = (),
     remarks: Sequence[str] = (),
 ) -> str:
-    """The page as text. Many reports get less detail each, so that the whole stays under 2 MB; the page says so."""
+    """The page as text; many reports get less detail each, to stay under 2 MB, and the page says so."""
     entries = [r if isinstance(r, Entry) else Entry(r.target, report=r) for r in reports]
     if not entries:
         raise ValueError("a page needs at least one report")
@@ -68,7 +69,7 @@ def _render(
     maps: int,
 ) -> str:
     story = len(entries) == 1 and entries[0].report is not None
-    # what fails comes first, and with all its detail; what passes has its worst rows
+    # failing entries come first, with full detail; passing ones show only their worst rows
     sections = [
         view.section(e, max_rows=rows if e.failed or story else min(rows, 60), map_cells=cells, max_maps=maps)
         for e in entries
@@ -83,7 +84,7 @@ def _render(
         "groups": _groups(entries),
         "kind": " or ".join(_kinds(entries)),
         "summary": summary(entries),
-        "timed": not conditions,  # those that were given say how long all of it took
+        "timed": not conditions,  # the caller's own conditions include the total time
         "conditions": list(conditions) or _conditions(entries),
         "remarks": list(remarks),
         "environment": facts(entries),
@@ -96,7 +97,7 @@ def _render(
 
 
 def summary(entries: Sequence[Entry]) -> dict[str, str]:
-    """The verdict over all entries: its word, the sentence on top, and the line below it."""
+    """The verdict over all entries: the verdict's word, a headline, the counts, and the reason."""
     run = [e for e in entries if e.report is not None]
     failed = [e for e in run if e.failed]
     partial = [e for e in run if e.verdict == "partial"]
@@ -111,7 +112,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
     if misdeclared:
         counts += f"; {view.count(misdeclared, 'target')} declared wrongly"
     if absent:
-        counts += f"; {view.count(absent, 'proof')} could not be made here"
+        counts += f"; {view.count(absent, 'proof')} could not run here"
     if failed:
         names = view.join([e.name for e in failed])
         accused = [e for e in failed if e.verdict != REFERENCE_FAULT]
@@ -123,14 +124,19 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
         verdict = "fail" if accused else REFERENCE_FAULT
         return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
     if partial or not run:
-        return {"verdict": "partial", "headline": "Nothing wrong in what was finished.", "counts": counts, "why": ""}
+        return {
+            "verdict": "partial",
+            "headline": "Nothing wrong so far; not everything was judged.",
+            "counts": counts,
+            "why": "",
+        }
     several = f"Every {next(iter(kinds))}" if len(kinds) == 1 else "Everything"
     what = several if len(set().union(*kinds.values())) > 1 else run[0].operator
     return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
 
 
 def _kinds(entries: Sequence[Entry]) -> dict[str, set[str]]:
-    """The names by what they are: an operator has backends, a target of the user's own has none."""
+    """The operator names, grouped into operators (they have backends) and the user's own targets (they have none)."""
     kinds: dict[str, set[str]] = {}
     for entry in entries:
         kinds.setdefault("operator" if entry.backend else "target", set()).add(entry.operator)
@@ -151,7 +157,7 @@ def _conditions(entries: Sequence[Entry]) -> list[str]:
 
 
 def facts(entries: Sequence[Entry]) -> dict[str, str]:
-    """Versions and machine as the first report that has them says; runs and launches added up."""
+    """Versions and machine from the first report that has them; runs and launches are summed."""
     merged: dict[str, str] = {}
     runs: dict[str, int] = {}
     interpreted = 0
@@ -196,7 +202,7 @@ def template(name: str) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """What a template prints, without control characters; drawings stay what they are."""
+    """A template value without control characters; Markup drawings keep their type."""
     return type(value)(visible(value)) if isinstance(value, str) else value
 
 

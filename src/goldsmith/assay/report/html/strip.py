@@ -14,9 +14,9 @@ STATE_WORD = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "note
 
 
 def stage_strip(report: ReportFacts) -> list[dict[str, str]]:
-    """A box for every stage, output and gradient in the reference's order, with the worst state any run gave it.
+    """A box for every stage, output and gradient in the reference's order, with its worst state of any run.
 
-    Stages of the reference that the candidate does not name are among them: they say what lies between.
+    The strip includes stages that the candidate does not name, to show the computation between the others.
     """
     worst: dict[str, Row] = {}
     for row in report.rows:
@@ -54,12 +54,12 @@ def _word(row: Row) -> str:
 
 
 def _plain_name(tensor: str) -> str:
-    """A saved result and the stage of its name are one."""
+    """The tensor's name without "saved.", because a saved result and its stage share a box."""
     return tensor.removeprefix("saved.")
 
 
 def _in_order(worst: dict[str, Row], order: Sequence[str]) -> list[str]:
-    """Reference order; gradients of stages, which autograd gives unasked, before those of inputs and backwards."""
+    """The names in the reference's order; gradients of stages come before those of inputs, the last stage first."""
     place = {name: float(k) for k, name in enumerate(order)}
     grads = min((place[n] for n, row in worst.items() if row.kind == "grad" and n in place), default=float(len(order)))
     rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}

@@ -1,7 +1,7 @@
 """Small inline drawings: the seal, error maps, headroom dots, case squares.
 
-Everything is escaped here, carries a <title>, and takes its colours from the page's style by class, so that one
-drawing serves light and dark. Widths are percentages where a drawing must stretch: dots keep their size on a phone.
+Every drawing escapes its text, carries a <title>, and takes its colours by class from the page's style, so that one
+drawing serves light and dark. Stretching drawings use widths in percent, so that dots keep their size on a phone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_BAD = 5  # the first step above the limit
 
 @dataclass(frozen=True)
 class Square:
-    """One case in the matrix: its state decides colour and shape, its title says which it is."""
+    """One case in the matrix; its state sets colour and shape, its title names the case."""
 
     state: str
     title: str
@@ -57,7 +57,7 @@ def _octagon(centre: float, radius: float) -> str:
 
 
 def glyph(state: str) -> Markup:
-    """A 12-pixel sign that tells states apart without colour."""
+    """A 12-pixel sign that distinguishes the states without colour."""
     drawing = {
         "ok": '<path d="M2.5 6.5l2.6 2.6L9.8 3.6"/>',
         "bad": '<path d="M3 3l6 6M9 3l-6 6"/>',
@@ -77,7 +77,7 @@ def glyph(state: str) -> Markup:
 
 
 def squares(cases: Sequence[Square], label: str) -> Markup:
-    """A square for every case, a fixed number to a line, so that one size fits phone and desktop."""
+    """A square for every case, with a fixed number per line, so that one size fits phone and desktop."""
     if not cases:
         return Markup("")
     step = SQUARE + GAP
@@ -99,7 +99,7 @@ def squares(cases: Sequence[Square], label: str) -> Markup:
 
 
 def error_map(grid: Sequence[Sequence[float]], title: str, columns: Iterable[float] = ()) -> Markup:
-    """Error over limit in eight steps; the last three lie beyond the limit."""
+    """Error over limit in eight steps; the last three are beyond the limit."""
     return _cells(grid, _error_step, "e", title, columns)
 
 
@@ -130,7 +130,7 @@ def _cells(
     columns: Iterable[float] = (),
     flat: bool = False,
 ) -> Markup:
-    """One path for each colour, made of horizontal runs: a map of 4,096 random cells takes about 25 kB."""
+    """One path per colour, made of horizontal runs; a map of 4,096 random cells takes about 25 kB."""
     height, width = len(grid), max((len(row) for row in grid), default=0)
     if not height or not width:
         return Markup("")
@@ -156,7 +156,7 @@ def _cells(
 
 
 def headroom(values: Sequence[float], title: str, *, low: float = 1e-6, high: float = 1e2) -> Markup:
-    """Where measured / limit lies, one dot a run, on a logarithmic line from `low` to `high`; 1 is the limit."""
+    """Dots at measured / limit, one for each run, on a logarithmic axis from `low` to `high`; 1 is the limit."""
     places = sorted({min(high, max(low, v)) if not math.isnan(v) else high for v in values})
     dots, last = [], -1.0
     for value in places:
@@ -175,7 +175,7 @@ def headroom(values: Sequence[float], title: str, *, low: float = 1e-6, high: fl
 
 
 def excess(measured: float, limit: float, title: str) -> Markup:
-    """Two bars on one linear scale: what was measured, and what was allowed (never thinner than can be seen)."""
+    """Two bars on one linear scale, the measured and the allowed value, each wide enough to be visible."""
     if not limit > 0 or math.isnan(measured) or math.isinf(measured):
         return Markup("")
     largest = max(abs(measured), limit)
@@ -188,7 +188,7 @@ def excess(measured: float, limit: float, title: str) -> Markup:
 
 
 def depends(length: int, missing: Sequence[Span], extra: Sequence[Span], title: str) -> Markup:
-    """The indices of an axis: those that have influence filled, those that lack it hollow, those that leak marked."""
+    """The indices of an axis: filled if they have influence, hollow if they lack it, marked if they leak."""
     parts = ['<rect class="d-on" x="0" y="0" width="100%" height="14"/>']
     for name, spans in (("d-off", missing), ("d-leak", extra)):
         for lo, hi in spans:

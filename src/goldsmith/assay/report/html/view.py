@@ -1,4 +1,6 @@
-"""What the page says, computed from reports: sentences, worst rows, strips and maps; no markup but the drawings."""
+"""Computes the contents of the page from reports: sentences, worst rows, strips and maps; no markup but the
+drawings.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ RUNG_MEANING = {
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
 ABSENT = "absent"  # state of a case that was not judged
-NOT_JUDGED = ("cannot_run", "not_judged", NOT_RUN)  # ids of notes: a case that was not taken, and came to no verdict
+NOT_JUDGED = ("cannot_run", "not_judged", NOT_RUN)  # ids of notes on cases without a verdict
 MAX_ROWS, MAX_FINDINGS, MAX_NOTES = 400, 60, 8
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the matrix: an operator on a backend, with its report, or the reason why there is none."""
+    """One line of the matrix: an operator on a backend, with its report or the reason why it has none."""
 
     operator: str
     backend: str = ""
     report: ReportFacts | None = None
     reason: str = ""
-    how: str = ""  # "interpreter", where kernels did not run on their device
+    how: str = ""  # "interpreter", if the kernels did not run on their device
     misdeclared: bool = False  # the reason is a mistake in the declaration, not this machine
 
     @property
@@ -57,23 +59,24 @@ class Entry:
 
 
 def unjudged(report: ReportFacts) -> str:
-    """Why no case of it was judged (Triton's interpreter lacks something, for one); "" when some were."""
+    """The reason why no case of the report was judged (Triton's interpreter lacks a feature, say); "" if any was."""
     judged = {r.case for r in report.rows} | {f.case for f in report.findings}
-    if report.verdict == UNJUDGED:  # what was judged beside it is not what was asked
+    if report.verdict == UNJUDGED:  # judged cases do not count here: the requested ones were not judged
         judged = set()
     reasons = {n.case: n.text for n in report.notes if n.id in NOT_JUDGED and n.case not in judged}
     return next(iter(reasons.values())) if reasons and not judged else ""
 
 
 def ranked(report: ReportFacts) -> list[Finding]:
-    """Findings, the surest first; those about the reference before all."""
+    """Findings, the most certain first; those about the reference come before all others."""
     return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
 
 
 def shown_maps(report: ReportFacts, most: int) -> dict[str, ErrorMap]:
-    """At most so many maps: those of the findings' own tensors and cases, the surest first; if all is right, any.
+    """At most `most` maps of the findings' tensors and cases, the most certain first; of any tensor if all is right.
 
-    A finding without a map (an input modified, a process that ended) gets none: another tensor's would mislead.
+    A finding without a map (an input modified, a process that ended) gets none, because another tensor's map would
+    mislead.
     """
     if report.ok:
         return dict(list(report.maps.items())[:most])
@@ -83,7 +86,7 @@ def shown_maps(report: ReportFacts, most: int) -> dict[str, ErrorMap]:
 
 
 def number(value: float | None) -> str:
-    """Three figures, no trailing noise: 0, 0.812, 3.1e-7, 12400, NaN, ∞, – for nothing."""
+    """Three figures without trailing zeros: 0, 0.812, 3.1e-7, 12400, NaN, ∞; – for None."""
     if value is None:
         return "–"
     if math.isnan(value):
@@ -120,21 +123,21 @@ def join(words: Sequence[str], most: int = 3) -> str:
 
 
 def sentence(text: str) -> str:
-    """First letter as it is (it may be a tensor's name), one full stop at the end."""
+    """The text with one full stop at the end; its first letter stays as it is, since it may start a tensor's name."""
     text = text.strip()
     return text if text.endswith((".", "!", "?")) or not text else text + "."
 
 
 @dataclass
 class Section:
-    """Everything that the page shows of one report."""
+    """All contents of the page about one report."""
 
     entry: Entry
     report: ReportFacts
     headline: str
-    cases: int  # that came to a verdict
+    cases: int  # number of cases with a verdict
     strip: list[dict[str, str]]
-    findings: list[dict[str, Any]]  # of the case that the headline is about
+    findings: list[dict[str, Any]]  # of the headline's case
     elsewhere: list[dict[str, Any]]  # of other cases
     more_findings: int
     notes: list[dict[str, Any]]
@@ -176,13 +179,13 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
 
 
 def headline(report: ReportFacts) -> str:
-    """The first sentence: what is wrong, or that nothing is."""
+    """The first sentence: the most certain finding, or that nothing is wrong."""
     if report.findings:
         return sentence(ranked(report)[0].text)
     if report.verdict == REFERENCE_FAULT:
         return "The reference is at fault, so the candidate is not accused."
     if report.verdict == FAIL:
-        return "Something is wrong, and no probe could say more."
+        return "The check failed, but no probe reported a finding."
     left_out = [n for n in report.notes if n.id == NOT_RUN]
     if left_out and judged_cases(report):
         did = "did not finish" if report.partial else "did not run"
@@ -199,7 +202,7 @@ def headline(report: ReportFacts) -> str:
 
 
 def notes_view(notes: Sequence[Note]) -> list[dict[str, Any]]:
-    """Notes of one kind under one heading: the first text of each tensor, and how many cases say the same."""
+    """Notes grouped by kind: the first text of each tensor, and the number of other cases with the same note."""
     kinds: dict[str, dict[str, list[Note]]] = {}
     for note in notes:
         kinds.setdefault(note.id, {}).setdefault(note.tensor, []).append(note)
@@ -248,7 +251,7 @@ def _where(finding: Finding) -> str:
 
 
 def tensor_view(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """For each tensor: how close every run came to its proven bound, and its worst figures."""
+    """For each tensor: the distance of every run from its proven bound, and the worst figures."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.tensor, []).append(row)
@@ -295,7 +298,7 @@ def case_states(report: ReportFacts) -> dict[str, str]:
 
 
 def judged_cases(report: ReportFacts) -> int:
-    """How many of its cases came to a verdict."""
+    """How many cases of the report have a verdict."""
     return sum(state != ABSENT for state in case_states(report).values())
 
 

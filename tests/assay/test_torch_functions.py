@@ -1,4 +1,4 @@
-"""What strangers try first: torch's own functions, held to themselves and to their formulas."""
+"""torch's own functions, compared with themselves and with their formulas."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from goldsmith import assay
 
 
-def held(candidate, golden, std=1.0, **inputs):
+def check(candidate, golden, std=1.0, **inputs):
     inputs = inputs or {"x": std * torch.randn(16, 256, generator=torch.Generator().manual_seed(3))}
     return assay.check(assay.Target(candidate, golden, cases=inputs, name="kernel"), raises=False)
 
@@ -24,12 +24,12 @@ def erf_formula(x):
 @pytest.mark.parametrize("std", [1.0, 2.0])
 def test_torchs_gelu_is_right(golden, std):
     """Its vector kernel on a CPU has an erf that is off by 12 roundings of 1."""
-    report = held(gelu, golden, std)
+    report = check(gelu, golden, std)
     assert report.verdict == "pass", str(report)
 
 
 def test_the_tanh_approximation_is_not_gelu():
-    report = held(lambda x: F.gelu(x, approximate="tanh"), gelu)
+    report = check(lambda x: F.gelu(x, approximate="tanh"), gelu)
     assert report.verdict == "fail" and report.findings[0].measured > 100
 
 
@@ -38,22 +38,22 @@ def cholesky(x):
 
 
 @pytest.mark.parametrize("fn", [torch.linalg.inv, cholesky], ids=["inverse", "cholesky"])
-def test_inputs_of_a_probe_that_the_golden_refuses_accuse_nobody(fn):
+def test_probe_inputs_that_the_golden_refuses_are_no_finding(fn):
     def function(x):
         return fn(x)
 
-    report = held(function, function, x=torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))
+    report = check(function, function, x=torch.randn(8, 8, generator=torch.Generator().manual_seed(0)))
     assert report.verdict == "pass", str(report)
     assert any(n.id == "golden_raised" for n in report.notes)
 
 
-def test_one_that_refuses_what_the_golden_takes_is_told_so():
+def test_a_candidate_that_refuses_inputs_of_the_golden_is_reported():
     def picky(x):
         if bool((x == x[:1]).all()):
             raise ValueError("all the same")
         return x * 2
 
-    report = held(picky, lambda x: x * 2)
+    report = check(picky, lambda x: x * 2)
     assert report.verdict == "fail" and any("all the same" in f.text for f in report.findings)
 
 
@@ -65,7 +65,7 @@ def test_a_declared_dtype_that_a_dict_of_tensors_does_not_have_is_refused():
         assay.check(target, raises=False)
 
 
-# 16 bits: torch's functions round intermediates, so they promise no float32
+# 16 bits: torch's functions round intermediates, so they do not keep the promise of float32
 
 
 def attention(q, k, v):
@@ -100,7 +100,7 @@ def normed(make):
     return {"x": make.normal(6, 40), "w": make.normal(40), "b": make.normal(40)}
 
 
-def told(candidate, golden, cases, dtype, seed=0, probes="default", **declared):
+def check_dtype(candidate, golden, cases, dtype, seed=0, probes="default", **declared):
     target = assay.Target(candidate, golden, cases=cases, name="kernel", dtypes=(dtype,), **declared)
     return assay.check(target, seed=seed, probes=probes, raises=False)
 
@@ -123,37 +123,37 @@ BFLOAT16 = {"compute": torch.bfloat16}
     ],
     ids=["attention", "causal", "layer_norm", "logsigmoid", "hardswish", "normalize"],
 )
-def test_torchs_functions_are_right_by_themselves_in_the_precision_they_compute_in(fn, cases, dtype, declared):
-    """Attention on a CPU makes 0 of a query that is NaN, and hardswish's gradient has NaN in whole vectors only."""
-    report = told(fn, fn, cases, dtype, seed=6, **declared)
+def test_torchs_functions_pass_against_themselves_in_their_compute_precision(fn, cases, dtype, declared):
+    """Attention on a CPU returns 0 for a query of NaN, and hardswish's gradient has NaN in whole vectors only."""
+    report = check_dtype(fn, fn, cases, dtype, seed=6, **declared)
     assert report.verdict == "pass", str(report)
 
 
-def test_a_kernel_that_rounds_intermediates_is_told_what_to_declare():
-    report = told(layer_norm, layer_norm, normed, torch.bfloat16, probes=NUMBERS)
+def test_a_kernel_that_rounds_intermediates_gets_a_declaration_hint():
+    report = check_dtype(layer_norm, layer_norm, normed, torch.bfloat16, probes=NUMBERS)
     assert report.verdict == "fail"
     assert all("if it is meant to, declare compute=torch.bfloat16" in f.text for f in report.findings), str(report)
 
 
-def test_a_kernel_that_rounds_a_stage_is_told_which_and_is_right_when_that_is_declared():
-    report = told(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS)
+def test_a_kernel_that_rounds_a_stage_gets_its_name_and_passes_once_declared():
+    report = check_dtype(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS)
     assert "declare stored={'p': 'q'}" in report.findings[0].text, str(report)
-    report = told(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS, stored={"p": "q"})
+    report = check_dtype(attention, attention_formula, heads, torch.bfloat16, probes=NUMBERS, stored={"p": "q"})
     assert report.verdict == "pass", str(report)
 
 
-def test_a_query_that_is_nan_and_is_answered_by_zeros_is_found_by_a_formula():
-    """As torch's attention does on a CPU with AVX-512; with AVX2 it has NaN."""
+def test_zeros_for_a_query_of_nan_are_reported_against_a_formula():
+    """torch's attention does so on a CPU with AVX-512; with AVX2 it returns NaN."""
 
     def answered(q, k, v):
         return torch.where(q.isnan().any(-1, keepdim=True), 0, attention_formula(q, k, v))
 
-    report = told(answered, attention_formula, heads, torch.float32, probes=("values", "scaling"))
+    report = check_dtype(answered, attention_formula, heads, torch.float32, probes=("values", "scaling"))
     assert [f.text[:34] for f in report.findings] == ["values:nan is swallowed: y is fini"], str(report)
 
 
-def test_what_no_rounding_explains_carries_no_hint():
-    report = told(lambda q, k, v: attention(q, k, v) * 1.5, attention, heads, torch.bfloat16, probes=NUMBERS)
+def test_an_error_that_no_rounding_explains_has_no_hint():
+    report = check_dtype(lambda q, k, v: attention(q, k, v) * 1.5, attention, heads, torch.bfloat16, probes=NUMBERS)
     assert report.verdict == "fail" and not any("declare" in f.text for f in report.findings), str(report)
 
 
@@ -162,7 +162,7 @@ def test_a_wrong_scale_is_found_in_16_bits(declared):
     def wrong(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, scale=0.3)
 
-    assert told(wrong, attention, heads, torch.bfloat16, probes=NUMBERS, **declared).verdict == "fail"
+    assert check_dtype(wrong, attention, heads, torch.bfloat16, probes=NUMBERS, **declared).verdict == "fail"
 
 
 # writing in place
@@ -181,25 +181,25 @@ def edits_its_input(x):
 
 
 @pytest.mark.parametrize(
-    "kernel, said",
+    "kernel, message",
     [
         (edits_what_was_saved, "a tensor saved for the backward (float [16, 256]"),
         (edits_its_input, "the input x is edited in place"),
     ],
 )
-def test_a_tensor_edited_in_place_is_told_as_that(kernel, said):
-    report = held(kernel, lambda x: torch.exp(x) * x)
-    assert report.verdict == "fail" and said in report.findings[0].text, str(report)
+def test_a_tensor_edited_in_place_is_reported(kernel, message):
+    report = check(kernel, lambda x: torch.exp(x) * x)
+    assert report.verdict == "fail" and message in report.findings[0].text, str(report)
     assert "RuntimeError" not in str(report) and "anomaly" not in str(report)
 
 
-def test_a_golden_that_edits_what_it_saved_is_told_so():
-    report = held(lambda x: torch.exp(x) * x, edits_what_was_saved)
+def test_a_golden_that_edits_a_saved_tensor_is_reported():
+    report = check(lambda x: torch.exp(x) * x, edits_what_was_saved)
     assert report.verdict == "reference_fault" and "a tensor saved for the backward" in str(report)
 
 
 class OneNumber(torch.autograd.Function):
-    """Takes any gradient that is expanded along its last axis for that of `y.sum()`: one number."""
+    """Treats any gradient expanded along its last axis as that of `y.sum()`: one number."""
 
     @staticmethod
     def forward(ctx, x):
@@ -212,12 +212,12 @@ class OneNumber(torch.autograd.Function):
 
 
 def test_a_gradient_that_is_one_number_for_every_row_is_sent_too():
-    report = held(lambda x: OneNumber.apply(x), lambda x: x.square())
+    report = check(lambda x: OneNumber.apply(x), lambda x: x.square())
     assert report.verdict == "fail" and "along its last axis" in report.findings[0].text, str(report)
 
 
-def test_what_overflows_in_the_declared_precision_of_another_run_is_nobodys_fault():
-    """The square of 1 / x leaves float16 where its product with a small gradient would not."""
+def test_an_overflow_in_the_declared_precision_of_another_run_is_excused():
+    """The square of 1 / x overflows float16 where its product with a small gradient would not."""
 
     def reciprocal(x):
         return torch.reciprocal(x)
@@ -228,18 +228,18 @@ def test_what_overflows_in_the_declared_precision_of_another_run_is_nobodys_faul
         x[:, 0] = 1 / 300
         return {"x": x}
 
-    report = told(reciprocal, reciprocal, small_at_times, torch.float16, compute=torch.float16)
+    report = check_dtype(reciprocal, reciprocal, small_at_times, torch.float16, compute=torch.float16)
     assert report.verdict == "pass", str(report)
 
 
-def test_an_overflow_that_is_right_has_not_been_moved_by_another_slice():
+def test_a_legal_overflow_is_not_attributed_to_another_slice():
     @assay.case()
     def large_at_a_place(make):
         x = make.normal(6, 40)
         x[4, 1] = 40000.0
         return {"x": x}
 
-    report = told(lambda x: x * 2, lambda x: x * 2, large_at_a_place, torch.float16)
+    report = check_dtype(lambda x: x * 2, lambda x: x * 2, large_at_a_place, torch.float16)
     assert report.verdict == "pass", str(report)
 
 

@@ -1,4 +1,4 @@
-"""Right kernels with another formula than the golden's, with other rounding, NaN or range, and wrong kernels."""
+"""Right kernels by another formula than the golden's, which differ in rounding, NaN or range; and wrong kernels."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f
 SEEDS = pytest.mark.parametrize("seed", range(2))
 
 
-def held(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
+def check(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
     return assay.check(target(kernel, golden, cases, dtypes=(dtype,), **more), seed=seed, raises=False)
 
 
@@ -54,7 +54,7 @@ def chunked(x, a, b, c, chunk=4, past=0):
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
     """a[0] acts on an empty state: its gradient is the difference of two equal sums, and NaN - NaN propagates."""
-    report = held(chunked, recurrence, tokens, dtype, seed)
+    report = check(chunked, recurrence, tokens, dtype, seed)
     assert report.ok and "nan_spread" in notes(report), str(report)
     assert dtype == torch.bfloat16 or "cancels" in notes(report)
 
@@ -77,9 +77,9 @@ def test_a_cumulative_sum_that_sees_the_next_position_or_adds_to_a_zero_is_wrong
             grads[1] = grads[1] + torch.zeros_like(grads[1]).index_fill(0, torch.tensor([0]), 1e-4)
             return tuple(grads)
 
-    assert not held(leaks, recurrence, tokens).ok
-    said = texts(held(Adds.apply, recurrence, tokens), "values")
-    assert any("a.grad" in text and "nonzero where only 0 is possible" in text for text in said)
+    assert not check(leaks, recurrence, tokens).ok
+    messages = texts(check(Adds.apply, recurrence, tokens), "values")
+    assert any("a.grad" in text and "nonzero where only 0 is possible" in text for text in messages)
 
 
 # masks of zeros and ones
@@ -100,7 +100,7 @@ def ignoring(z, t):
 
 @SEEDS
 def test_rows_that_are_ignored_by_a_factor_of_zero_are_a_note(seed):
-    report = held(ignoring, lambda z, t: F.cross_entropy(z, t), some_ignored, seed=seed)
+    report = check(ignoring, lambda z, t: F.cross_entropy(z, t), some_ignored, seed=seed)
     assert report.ok and notes(report) == {"nan_spread"}, str(report)
 
 
@@ -108,8 +108,10 @@ def test_rows_whose_large_numbers_reach_the_result_are_not_ignored():
     def clipped(z, t):
         return ignoring(z, t) + torch.clamp(z[t == -100].amax() - 100, min=0)
 
-    said = texts(assay.check(target(clipped, lambda z, t: F.cross_entropy(z, t), some_ignored), raises=False), "taint")
-    assert any("reaches y" in text and "a wrong mask" in text for text in said), said
+    messages = texts(
+        assay.check(target(clipped, lambda z, t: F.cross_entropy(z, t), some_ignored), raises=False), "taint"
+    )
+    assert any("reaches y" in text and "a wrong mask" in text for text in messages), messages
 
 
 @assay.case(B=[3], N=[6], C=[5])
@@ -138,7 +140,7 @@ def test_a_float_mask_stays_zeros_and_ones(dtype, seed):
         seen.append(bool(((mask == 0) | (mask == 1)).all()))
         return by_product(x, mask)
 
-    report = held(kernel, masked_mean, masked_rows, dtype, seed, grads=("x",))
+    report = check(kernel, masked_mean, masked_rows, dtype, seed, grads=("x",))
     assert report.ok and all(seen), str(report)
 
 
@@ -152,7 +154,7 @@ def test_masked_elements_may_be_zeroed_by_a_product(dtype, seed):
         mask = mask[..., None].float()
         return (x.float() * mask + (1 - mask) * -3.0).square().to(x.dtype)
 
-    report = held(kernel, golden, masked_rows, dtype, seed, grads=("x",))
+    report = check(kernel, golden, masked_rows, dtype, seed, grads=("x",))
     assert report.ok, str(report)
 
 
@@ -164,7 +166,7 @@ def test_an_unread_or_truncated_mask_is_found():
         return by_product(x, torch.cat([mask[:, :-1], torch.zeros_like(mask[:, -1:])], 1).clamp(min=0))
 
     for wrong in (cut, ignores_its_end):
-        assert not held(wrong, masked_mean, masked_rows, grads=("x",)).ok
+        assert not check(wrong, masked_mean, masked_rows, grads=("x",)).ok
 
 
 def test_masked_inputs_are_still_scaled():
@@ -176,8 +178,8 @@ def test_masked_inputs_are_still_scaled():
         y = x * mask[..., None]
         return y / (y.square().sum(1, keepdim=True) + 1e-9).sqrt()
 
-    said = texts(held(kernel, golden, masked_rows, grads=("x",)), "scaling")
-    assert any("2^-12" in text for text in said), said
+    messages = texts(check(kernel, golden, masked_rows, grads=("x",)), "scaling")
+    assert any("2^-12" in text for text in messages), messages
 
 
 # NaN, and kernels that pass it on
@@ -196,7 +198,7 @@ def guarded(x):
 @BOTH
 @SEEDS
 def test_a_guard_that_stops_the_gradient_of_nan_alone_is_a_note(dtype, seed):
-    report = held(guarded, F.softplus, steps, dtype, seed)
+    report = check(guarded, F.softplus, steps, dtype, seed)
     assert report.ok and "nan_gradient" in notes(report), str(report)
 
 
@@ -217,8 +219,8 @@ def test_nan_that_an_output_or_another_gradient_swallows_is_certain():
             return torch.nan_to_num(p * (g - (g * p).sum(-1, keepdim=True)))
 
     for kernel, golden in ((output, F.softplus), (Others.apply, lambda x: torch.softmax(x, -1))):
-        said = texts(held(kernel, golden, steps), "scaling")
-        assert any(text.startswith("values:nan is swallowed") for text in said), said
+        messages = texts(check(kernel, golden, steps), "scaling")
+        assert any(text.startswith("values:nan is swallowed") for text in messages), messages
 
 
 # torch's own functions, whose formula cannot be chosen
@@ -265,7 +267,7 @@ def test_the_usual_formulas_of_a_function_of_torch_are_right(golden, kernel, dty
     def cast(x, t):
         return kernel(x.float(), t.float()).to(x.dtype)
 
-    report = held(cast, golden, logits, dtype, seed, grads=("x",))
+    report = check(cast, golden, logits, dtype, seed, grads=("x",))
     assert report.ok, str(report)
 
 
@@ -274,7 +276,7 @@ def test_a_slightly_wrong_entropy_is_found():
         return x.clamp(min=0) - x * t + torch.log(1 + 2.0**-18 + torch.exp(-x.abs()))
 
     entropy = next(g for n, g, _ in losses() if n == "bce")
-    assert not held(coarse, entropy, logits, grads=("x",)).ok
+    assert not check(coarse, entropy, logits, grads=("x",)).ok
 
 
 @assay.case(B=[2], L=[16])
@@ -283,7 +285,7 @@ def signals(make, B, L):
 
 
 def test_a_transform_over_a_whole_axis_passes():
-    """Every element rounds at the size of the largest: the report says so and claims no leak."""
+    """Every element rounds at the size of the largest: a note says so, and no finding claims a leak."""
 
     def golden(x, k):
         rows = [(x[:, : t + 1] * k[: t + 1].flip(0)).sum(-1) for t in range(x.shape[1])]
@@ -294,6 +296,6 @@ def test_a_transform_over_a_whole_axis_passes():
         return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(k, n), n)[:, : x.shape[1]]
 
     for seed in range(3):
-        told = assay.diagnose(target(transform, golden, signals), seed=seed)
-        assert not {"wrong_mask", "wrong_axis"} & {c.id for c in told.causes[:1]}, str(told)
-        assert not texts(held(transform, golden, signals, seed=seed), "taint")
+        diagnosis = assay.diagnose(target(transform, golden, signals), seed=seed)
+        assert not {"wrong_mask", "wrong_axis"} & {c.id for c in diagnosis.causes[:1]}, str(diagnosis)
+        assert not texts(check(transform, golden, signals, seed=seed), "taint")

@@ -1,4 +1,4 @@
-"""Results with the name of an input, a gradient or an output gradient are refused before anything is judged."""
+"""A result with the name of an input, a gradient or an output gradient is refused before anything is judged."""
 
 import pytest
 import torch
@@ -24,16 +24,16 @@ def gradients(x, y, grad_y):
     return {"x": grad_y * y, "y": grad_y * x}
 
 
-def made(kernel, cases=None, **more):
+def make(kernel, cases=None, **more):
     return assay.Target(kernel, kernel, cases=cases or X, **more)
 
 
-THERE = "is also the name of a case value; there are: "
+IN_USE = "is also the name of a case value; there are: "
 WRONG = [
-    (made(named("x")), f"'x' {THERE}x, y; "),
-    (made(named("x.grad")), "'x.grad' is also the name of the gradient of x; "),
+    (make(named("x")), f"'x' {IN_USE}x, y; "),
+    (make(named("x.grad")), "'x.grad' is also the name of the gradient of x; "),
     (
-        made(named("grad_y"), {**X, "grad_grad_y": X["x"]}),
+        make(named("grad_y"), {**X, "grad_grad_y": X["x"]}),
         "'grad_grad_y' is also the name of the output gradient of 'grad_y'",
     ),
 ]
@@ -53,7 +53,7 @@ def test_a_result_with_a_name_in_use_is_a_mistake_in_the_declaration(verb, targe
 )  # fmt: skip
 def test_a_declared_name_is_refused_when_the_target_is_made(outputs, text):
     with pytest.raises(assay.TargetError, match="^outputs: ") as error:
-        made(times, outputs=outputs)
+        make(times, outputs=outputs)
     assert text in str(error.value)
 
 
@@ -62,15 +62,15 @@ def sent_z(x, y, grad_z):
 
 
 RIGHT = [
-    made(times, outputs=("z",)),
-    made(times),
-    made(times, backward=sent_z),
-    made(lambda x, y0: both(x, y0), {"x": X["x"], "y0": X["y"]}),
-    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}),
-    made(named("z")),
-    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, backward=None),
-    made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, outputs=("dx",)),
-    made(both, outputs=("z", "grad_z"), backward=None),
+    make(times, outputs=("z",)),
+    make(times),
+    make(times, backward=sent_z),
+    make(lambda x, y0: both(x, y0), {"x": X["x"], "y0": X["y"]}),
+    make(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}),
+    make(named("z")),
+    make(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, backward=None),
+    make(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]}, outputs=("dx",)),
+    make(both, outputs=("z", "grad_z"), backward=None),
 ]
 
 
@@ -85,16 +85,16 @@ TAKEN = [({}, "z"), ({"z": 1}, "out"), ({"z": 1, "grad_out": 1, "result": 1}, "m
 @pytest.mark.parametrize("more, name", TAKEN, ids=[name for _, name in TAKEN])
 def test_the_default_name_is_unused(more, name):
     backward = eval(f"lambda x, y, grad_{name}: {{'x': grad_{name} * y, 'y': grad_{name} * x}}")
-    report = assay.check(made(times, {**X, **more}, backward=backward))
+    report = assay.check(make(times, {**X, **more}, backward=backward))
     assert {row.tensor for row in report.rows} == {name, "x.grad", "y.grad"}
 
 
 def test_with_autograd_the_default_name_is_y_even_beside_an_input_y():
-    assert {row.tensor for row in assay.check(made(times)).rows} == {"y", "x.grad", "y.grad"}
-    gradient = made(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]})
+    assert {row.tensor for row in assay.check(make(times)).rows} == {"y", "x.grad", "y.grad"}
+    gradient = make(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]})
     assert "z" in {row.tensor for row in assay.check(gradient).rows}
 
 
 def test_a_backward_with_an_unknown_parameter_gets_the_list_of_names():
     with pytest.raises(assay.TargetError, match="takes 'grad_y', which is not supplied; there are: .*grad_z"):
-        assay.check(made(times, backward=gradients))
+        assay.check(make(times, backward=gradients))

@@ -1,4 +1,4 @@
-"""Tensors of other kinds: complex ones are refused or judged by their parts, sparse gradients by their dense form."""
+"""Complex tensors are refused or judged by their parts; sparse gradients are judged in dense form."""
 
 import pytest
 import torch
@@ -84,15 +84,15 @@ def test_a_sparse_gradient_is_judged_as_its_dense_form(own):
 def test_inputs_of_8_bits_are_judged_and_have_no_gradient(dtype):
     """8-bit dtypes only store numbers: torch computes nothing in them, and float64 copies are exact."""
 
-    def made(factor=1.0, **options):
+    def target(factor=1.0, **options):
         case = {"a": torch.randn(6, 8).to(dtype), "w": torch.randn(8)}
         return assay.Target(lambda a, w: a.float() * w * factor, lambda a, w: a * w, cases=case, **options)
 
-    right, wrong = made(), made(1.25)
+    right, wrong = target(), target(1.25)
     report = assay.check(right)
     assert {row.tensor for row in report.rows} == {"y", "w.grad"}
     assert assay.diagnose(right).ok
     assert not assay.check(wrong, raises=False).ok
     assert assay.diagnose(wrong).causes[0].id == "wrong_factor"
     with pytest.raises(ValueError, match="grads"):
-        made(grads=("a",))
+        target(grads=("a",))

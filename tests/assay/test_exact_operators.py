@@ -32,8 +32,8 @@ def more_with_threads(x, index):
 @pytest.mark.parametrize("kernel, golden", [(one_row_leaks, gather), (more_with_threads, double)])
 def test_a_race_that_stays_below_one_is_found(kernel, golden):
     for seed in range(3):
-        found = assay.check(assay.Target(kernel, golden, cases=rows), seed=seed, raises=False)
-        assert found.verdict == "fail" and "with 2 threads the result is another" in found.findings[0].text
+        report = assay.check(assay.Target(kernel, golden, cases=rows), seed=seed, raises=False)
+        assert report.verdict == "fail" and "with 2 threads the result is another" in report.findings[0].text
 
 
 @pytest.mark.parametrize("factor", [1.001, 1.1])
@@ -44,5 +44,5 @@ def test_a_kernel_that_fails_only_in_later_runs_is_reported_as_such(factor):
         calls.append(0)
         return x * 2 * (factor if len(calls) > 3 else 1)
 
-    found = assay.diagnose(assay.Target(drifts, double, cases=rows, reset=None))
-    assert found.causes[0].id == "stale_state"
+    diagnosis = assay.diagnose(assay.Target(drifts, double, cases=rows, reset=None))
+    assert diagnosis.causes[0].id == "stale_state"

@@ -1,4 +1,4 @@
-"""A golden that gathers after a selection: 0 * NaN in the backward of unchosen rows is not a fault of the candidate."""
+"""A golden that gathers after a selection: 0 * NaN in the backward of unchosen rows is not the candidate's fault."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def tokens(make, T, D, k):
 
 
 def depth(x, route, w, k):
-    """A mixture of depths: the k best tokens go through w, with a gate of all scores; the others pass unchanged."""
+    """A mixture of depths: the k best tokens go through w, gated by all scores; the others pass unchanged."""
     score = assay.stage("score", x @ route)
     index = assay.stage("index", score.topk(k).indices.sort().values)
     gate = torch.sigmoid(score[index])
@@ -63,8 +63,10 @@ def test_a_kernel_that_never_reads_unchosen_rows_passes(declared, seed):
 def test_a_kernel_that_swallows_nan_in_chosen_rows_is_found(declared, monkeypatch):
     monkeypatch.setattr(Chosen, "swallows", True)
     report = assay.check(target(declared), probes=("scaling",), raises=False)
-    said = [f.text for f in report.findings]
-    assert said and said[0].startswith("values:nan is swallowed: x.grad is finite where the golden is not"), said
+    messages = [f.text for f in report.findings]
+    assert messages and messages[0].startswith("values:nan is swallowed: x.grad is finite where the golden is not"), (
+        messages
+    )
 
 
 def test_zero_times_nan_is_zero_and_any_other_number_times_nan_is_nan():
@@ -75,8 +77,8 @@ def test_zero_times_nan_is_zero_and_any_other_number_times_nan_is_nan():
         return {"product": a @ b, "a.grad": a @ b, "b.grad": a[0] * b[:, 0]}
 
     leaves = {"a": torch.tensor([[0.0, 2.0], [3.0, 0.0]]), "b": torch.tensor([[nan, 1.0], [1.0, nan]])}
-    found = zero_times_nan.gradients(gradient, leaves)
-    assert set(found) == {"a.grad", "b.grad"}
-    assert found["a.grad"].isnan().tolist() == [[False, True], [True, False]]
-    assert found["a.grad"][0, 0] == 2 and found["a.grad"][1, 1] == 3
-    assert found["b.grad"].tolist() == [0.0, 2.0]
+    gradients = zero_times_nan.gradients(gradient, leaves)
+    assert set(gradients) == {"a.grad", "b.grad"}
+    assert gradients["a.grad"].isnan().tolist() == [[False, True], [True, False]]
+    assert gradients["a.grad"][0, 0] == 2 and gradients["a.grad"][1, 1] == 3
+    assert gradients["b.grad"].tolist() == [0.0, 2.0]

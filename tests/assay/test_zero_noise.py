@@ -1,5 +1,7 @@
-"""Where the golden and every honest member are 0 there is no noise: only the bound judges, and no error is 1e28
-times a noise of 0."""
+"""Where the golden and every honest run give 0, the noise is 0, so only the bound judges.
+
+Otherwise any error would be 1e28 times the noise.
+"""
 
 import pytest
 import torch
@@ -69,18 +71,18 @@ def test_other_functions_of_one_element_are_right(kernel, golden):
     assert report.ok, str(report)
 
 
-def test_a_silent_gradient_beyond_its_bound_is_a_certain_finding():
+def test_a_gradient_without_noise_beyond_its_bound_is_a_certain_finding():
     def doubled(x, w, g):
         return torch.zeros_like(x), (g * x).sum(0)
 
     kernel = autograd(lambda x, w: standardised(x) * w, doubled)
     case = assay.case(N=[9], D=[1])(lambda make, N, D: {"x": make.normal(N, D), "w": make.normal(D)})
-    said = texts(assay.check(target(kernel, lambda x, w: standardised(x) * w, case), raises=False), "values")
-    assert any("w.grad exceeds its rounding bound" in text for text in said), said
+    messages = texts(assay.check(target(kernel, lambda x, w: standardised(x) * w, case), raises=False), "values")
+    assert any("w.grad exceeds its rounding bound" in text for text in messages), messages
 
 
 def shifted(leaves):
-    """Column 0 is silent, the others are sums of their elements."""
+    """Column 0 has no noise, the others are sums of their elements."""
     x = leaves["x"]
     return torch.cat([x[:, :1] - x[:, :1].mean(-1, keepdim=True), x.cumsum(-1)[:, 1:]], -1)
 
@@ -90,7 +92,7 @@ def draw(seed):
 
 
 @pytest.mark.parametrize("factor", [1.0, 1 + 2.0**-14])
-def test_beside_silent_elements_the_noise_still_judges(factor):
+def test_next_to_elements_without_noise_the_noise_still_judges(factor):
     def candidate(leaves):
         y = shifted(leaves)
         y[:, 400:] *= factor
@@ -101,7 +103,7 @@ def test_beside_silent_elements_the_noise_still_judges(factor):
     assert rungs(judgement) == ([] if factor == 1 else ["STATISTICAL"]), judgement.findings
 
 
-def test_silent_elements_are_excluded_from_the_noise():
+def test_elements_without_noise_are_excluded_from_the_noise():
     """Pooled with 511 columns without error, the noise of one sum would look 20 times smaller than it is."""
 
     def alone(leaves):

@@ -1,4 +1,4 @@
-"""Right kernels by a formula that adds up larger numbers than the golden's: told so, with what to declare."""
+"""Right kernels whose formula adds larger numbers than the golden's get a hint about what to declare."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from goldsmith.assay.probes.taint import LITTLE
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-def held(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
+def check(kernel, golden, cases, dtype=torch.float32, seed=0, **more):
     return assay.check(target(kernel, golden, cases, dtypes=(dtype,), **more), seed=seed, raises=False)
 
 
@@ -46,45 +46,45 @@ FORMULAS = {
         lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none"),
     ),
 }
-SAID = "roundings of the numbers beside it, as for another formula"
+HINT = "roundings of the numbers beside it, as for another formula"
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_what_rounds_at_another_size_is_told_so_and_a_golden_by_its_formula_is_right(name):
+def test_rounding_at_another_size_gets_a_hint_and_passes_by_its_own_formula(name):
     kernel, golden = FORMULAS[name]
     grads = ("x", "t") if name == "huber" else ("x",)
-    report = held(kernel, golden, pairs, grads=grads)
+    report = check(kernel, golden, pairs, grads=grads)
     certain = [f for f in report.findings if f.rung == "CERTAIN"]
-    assert certain and all(SAID in f.text or LITTLE in f.text for f in certain), str(report)
-    assert held(kernel, lambda x, t: kernel(x, t), pairs, grads=grads).ok
+    assert certain and all(HINT in f.text or LITTLE in f.text for f in certain), str(report)
+    assert check(kernel, lambda x, t: kernel(x, t), pairs, grads=grads).ok
 
 
 @pytest.mark.parametrize("off", [2.0**-14, 2.0**-12, 0.01])
-def test_what_is_off_by_more_is_told_nothing_of_the_kind(off):
+def test_a_larger_error_gets_no_formula_hint(off):
     kernel, golden = FORMULAS["softplus"]
-    report = held(lambda x, t: kernel(x, t) * (1 + off), golden, pairs, grads=("x",))
-    assert not report.ok and not any(SAID in f.text for f in report.findings if f.probe == "values"), str(report)
+    report = check(lambda x, t: kernel(x, t) * (1 + off), golden, pairs, grads=("x",))
+    assert not report.ok and not any(HINT in f.text for f in report.findings if f.probe == "values"), str(report)
 
 
 @BOTH
 @pytest.mark.parametrize("seed", range(2))
 def test_a_tanh_made_of_a_sigmoid_is_right(dtype, seed):
-    """Triton has no tanh: this is how its kernels write it."""
+    """Triton has no tanh, so its kernels write it this way."""
 
     def kernel(x):
         return (2 * torch.sigmoid(2 * x.float()) - 1).to(x.dtype)
 
-    report = held(kernel, lambda x: torch.tanh(x), alone, dtype, seed)
+    report = check(kernel, lambda x: torch.tanh(x), alone, dtype, seed)
     assert report.ok, str(report)
 
 
 def test_a_tanh_that_is_off_by_more_is_wrong():
-    assert not held(lambda x: torch.tanh(x) + 2.0**-20, lambda x: torch.tanh(x), alone).ok
+    assert not check(lambda x: torch.tanh(x) + 2.0**-20, lambda x: torch.tanh(x), alone).ok
 
 
 def test_a_floor_under_small_numbers_is_no_other_formula():
-    """At inputs times 2^12 it stands 30 orders of magnitude above a golden that rounding of inputs does not move."""
-    report = held(lambda x: torch.softmax(x, -1).clamp(min=1e-12), lambda x: torch.softmax(x, -1), mild)
+    """At inputs times 2^12 it is 30 orders of magnitude above a golden that rounding of inputs does not move."""
+    report = check(lambda x: torch.softmax(x, -1).clamp(min=1e-12), lambda x: torch.softmax(x, -1), mild)
     assert any("exceeds its rounding bound" in text for text in texts(report, "scaling")), str(report)
 
 
@@ -96,14 +96,14 @@ def test_nan_in_one_of_two_inputs_whose_difference_is_clamped_is_a_note():
     def kernel(x, y):
         return huber(x.float(), y.float()).to(x.dtype)
 
-    report = held(kernel, lambda x, y: F.huber_loss(x, y, reduction="none"), halves, torch.bfloat16)
-    said = texts(report, "scaling")
-    assert all(SAID in text for text in said) and not any("nan" in text for text in said), str(report)
+    report = check(kernel, lambda x, y: F.huber_loss(x, y, reduction="none"), halves, torch.bfloat16)
+    messages = texts(report, "scaling")
+    assert all(HINT in text for text in messages) and not any("nan" in text for text in messages), str(report)
     assert "nan_gradient" in {n.id for n in report.notes}, str(report)
 
 
-def test_numbers_that_a_formula_does_not_hold_are_told_with_the_probe_that_tries_them():
-    """Sinkhorn's steps on probabilities divide 0 by 0 where logits are thousands apart; on logarithms they do not."""
+def test_an_overflow_in_a_formula_is_reported_with_the_probe_to_leave_out():
+    """On probabilities, Sinkhorn's steps divide 0 by 0 for logits thousands apart; on logarithms they do not."""
 
     @assay.case(T=[5], N=[4])
     def mixing(make, T, N):
@@ -122,6 +122,6 @@ def test_numbers_that_a_formula_does_not_hold_are_told_with_the_probe_that_tries
             p = p / p.sum(-2, keepdim=True)
         return p
 
-    report = held(by_probabilities, by_logarithms, mixing)
+    report = check(by_probabilities, by_logarithms, mixing)
     assert {f.probe for f in report.findings} == {"scaling"}
     assert any("choose probes= without 'scaling' (scale:2^12)" in f.text for f in report.findings), str(report)

@@ -1,4 +1,4 @@
-"""Mistakes without a torch error: a result without numbers, and a choice among missing scores."""
+"""Mistakes without a torch error: results on the meta device, and choices among missing scores."""
 
 import pytest
 import torch
@@ -17,18 +17,18 @@ def backward(x, grad_y):
     return (2 * grad_y).to("meta")
 
 
-SAID = "is on the meta device, whose tensors hold no numbers (values)"
+MESSAGE = "is on the meta device, whose tensors hold no numbers (values)"
 
 
 @pytest.mark.parametrize("verb", [lambda t: assay.check(t, raises=False), lambda t: assay.diagnose(t).report])
 def test_a_result_on_the_device_meta_is_a_finding(verb):
     report = verb(assay.Target(lambda x: double(x).to("meta"), double, cases=X))
-    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's y {SAID}"]
+    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's y {MESSAGE}"]
 
 
 def test_a_gradient_on_the_device_meta_is_a_finding():
     report = assay.check(assay.Target(double, double, cases=X, backward=backward, outputs=("y",)), raises=False)
-    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's x.grad {SAID}"]
+    assert report.verdict == "fail" and texts(report, "values") == [f"the candidate's x.grad {MESSAGE}"]
 
 
 def test_a_golden_on_the_device_meta_is_a_mistake_in_the_declaration():
@@ -48,9 +48,9 @@ def best(x, k):
 
 WRONG = [
     ({"k": 2, "dim": 7}, "dim 7 is no axis of the scores 'x', whose shape is [3, 4]"),
-    ({"k": 99}, "k is 99, and there are 4 along dim -1 of 'x', whose shape is [3, 4]"),
-    ({"k": "many"}, "'many' is 99, and there are 4 along dim -1 of 'x', whose shape is [3, 4]"),
-    ({"k": "half"}, "'half' is 0.5; how many are chosen is a whole number"),
+    ({"k": 99}, "k is 99, but there are only 4 along dim -1 of 'x', whose shape is [3, 4]"),
+    ({"k": "many"}, "'many' is 99, but there are only 4 along dim -1 of 'x', whose shape is [3, 4]"),
+    ({"k": "half"}, "'half' is 0.5; the number of choices must be a whole number"),
 ]
 
 

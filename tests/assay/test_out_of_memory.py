@@ -1,4 +1,4 @@
-"""Lack of memory is nobody's fault: the report says what to do, and the other cases go on."""
+"""Out of memory is not the kernel's fault: the report says what to do, and the other cases continue."""
 
 import pytest
 import torch
@@ -35,9 +35,9 @@ def short_of(error, fn, when=lambda x: True):
     return limited
 
 
-@pytest.mark.parametrize("error, said", NO_MEMORY, ids=["card", "cpu", "numpy"])
+@pytest.mark.parametrize("error, message", NO_MEMORY, ids=["card", "cpu", "numpy"])
 @pytest.mark.parametrize("where", ["golden", "analysis", "drawing"])
-def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, said):
+def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, where, error, message):
     kernel, cases, golden = target(plain_sum, cases=three), three, plain_sum
     if where == "golden":
         golden = short_of(error, plain_sum)
@@ -59,10 +59,10 @@ def test_a_golden_that_runs_out_of_memory_leaves_its_case_unjudged(monkeypatch, 
     report = assay.check(kernel, probes="quick", raises=False)
     assert report.verdict == "unjudged" and not report.findings and not report.partial
     ((short, why),) = {n.case: n.text for n in report.notes if n.id == "not_run"}.items()
-    assert short.endswith("[T=5]") and f": {said}; use smaller sizes" in why
+    assert short.endswith("[T=5]") and f": {message}; use smaller sizes" in why
     assert {r.case[-5:] for r in report.rows if r.state == "ok"} >= {"[T=3]", "[T=7]"}
     text = " ".join(str(report).split())
-    assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and said in text
+    assert text.startswith("NOT JUDGED kernel: 1 of 3 cases did not run (") and message in text
 
 
 def test_a_candidate_that_runs_out_of_memory_is_unjudged_unless_it_has_findings():
