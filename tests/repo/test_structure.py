@@ -7,7 +7,7 @@ from repo.tree import SOURCE
 
 MODULES = 16  # in a folder, __init__.py among them
 # Being rebuilt: see the issue about diagnosis.
-EXEMPT = {"assay/diagnosis", "assay/diagnosis/whatif"}
+EXEMPT = {"assay/diagnosis"}
 
 
 def test_a_folder_holds_few_modules():

@@ -5,9 +5,9 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif.calls import Listening, moved
-from goldsmith.assay.diagnosis.whatif.golden import Golden
-from goldsmith.assay.diagnosis.whatif.replayed import Unknown, taped
+from goldsmith.assay.diagnosis.whatif.run.calls import Listening, moved
+from goldsmith.assay.diagnosis.whatif.run.golden import Golden
+from goldsmith.assay.diagnosis.whatif.run.replay import Unknown, taped
 
 
 @assay.case(T=[5], D=[6], E=[3])

@@ -61,7 +61,7 @@ def test_the_right_choice_is_right():
         ({"none": 0.0}, "wrong_mask", "rank is another"),
         ({"weigh": False}, "wrong_decision", "is left out of"),
         ({"places": lambda i, V: i // V * V + i % V % TILE}, "invalid_index", "beginning of their block of 4"),
-        ({"places": lambda i, V: i % V}, "invalid_index", "where a row of 10 begins is not added"),
+        ({"places": lambda i, V: i % V}, "invalid_index", "the offset of its row of 10 is not added"),
         ({"places": lambda i, V: i // V * (V - 1) + i % V}, "wrong_stride", "a row of 10 counts as 9 places"),
         ({"last": 2}, "truncated_reduction", "of every 10 places what lies in the last 2 places is never"),
         ({"last": 6}, "truncated_reduction", "what lies behind the first 4 places"),

@@ -1,4 +1,4 @@
-"""A golden with one line changed makes what the candidate made: the change is found, and nothing beside it."""
+"""A golden with one line changed reproduces the candidate: the search finds that change and no other."""
 
 import math
 
@@ -47,7 +47,7 @@ FAULTS = {
 }
 
 
-def found(kernel, case=square_case, reference=golden, **more):
+def explained(kernel, case=square_case, reference=golden, **more):
     examination = session_of(assay.Target(kernel, reference, cases=case, backward=None, **more), ("values", "ensemble"))
     return explain(examination, "y", examination.first.outputs["y"], examination.first)
 
@@ -55,7 +55,7 @@ def found(kernel, case=square_case, reference=golden, **more):
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_change_that_makes_it_is_found(name):
     cause, kernel = FAULTS[name]
-    best = found(kernel)[0]
+    best = explained(kernel)[0]
     assert best.cause == cause and best.exact and best.whole, best
     assert best.match > 0.9999
 
@@ -67,27 +67,27 @@ def test_it_is_the_best_cause_of_the_diagnosis(name):
     assert causes[0].id == cause and "the golden makes this y when" in causes[0].evidence[0]
 
 
-def test_a_number_that_is_sought_is_named():
-    every = found(lambda x, v, w, eps: attended(x, v, w, eps, by=21 * math.sqrt(21)))
-    said = {w.params["named"]: w.params["value"] for w in every if "value" in w.params}
-    assert said["1/D"] == pytest.approx(1 / 21, rel=1e-3), every
+def test_a_fitted_number_gets_a_name():
+    every = explained(lambda x, v, w, eps: attended(x, v, w, eps, by=21 * math.sqrt(21)))
+    sentence = {w.params["named"]: w.params["value"] for w in every if "value" in w.params}
+    assert sentence["1/D"] == pytest.approx(1 / 21, rel=1e-3), every
 
 
-def test_nothing_explains_what_no_change_makes():
+def test_an_unrelated_error_has_no_explanation():
     noise = torch.randn(7, 21, generator=torch.Generator().manual_seed(3))
-    assert found(lambda x, v, w, eps: golden(x, v, w, eps) + 0.1 * noise) == []
-    assert found(lambda x, v, w, eps: golden(x, v, w, eps)) == []
+    assert explained(lambda x, v, w, eps: golden(x, v, w, eps) + 0.1 * noise) == []
+    assert explained(lambda x, v, w, eps: golden(x, v, w, eps)) == []
 
 
 def test_zeros_need_no_change_to_explain_them():
-    assert found(lambda x, v, w, eps: 0 * golden(x, v, w, eps)) == []
+    assert explained(lambda x, v, w, eps: 0 * golden(x, v, w, eps)) == []
 
 
-def test_a_change_in_a_part_says_so():
+def test_a_change_of_a_part_is_reported_as_partial():
     def kernel(x, v, w, eps):
         return torch.cat([golden(x, v, w, eps)[:4], FAULTS["a sign"][1](x, v, w, eps)[4:]])
 
-    best = found(kernel)[0]
+    best = explained(kernel)[0]
     assert best.cause == "sign_flip" and not best.whole and "in the wrong part alone" in best.text
 
 
@@ -106,7 +106,7 @@ def test_indices_out_of_range_are_followed(read, cause):
     def reference(x, owner, E):
         return x.new_zeros(E, 6).index_add(0, owner[owner >= 0], x[owner >= 0])
 
-    best = found(lambda x, owner, E: x.new_zeros(E, 6).index_add(0, read(owner, E), x), some, reference)[0]
+    best = explained(lambda x, owner, E: x.new_zeros(E, 6).index_add(0, read(owner, E), x), some, reference)[0]
     assert best.cause == cause
 
 
@@ -119,10 +119,10 @@ def test_a_mask_that_is_shifted():
         mask = torch.ones_like(s, dtype=torch.bool).tril(diagonal)
         return torch.softmax(s.masked_fill(~mask, -math.inf), -1) @ v
 
-    assert found(lambda s, v: causal(s, v, 1), scores, causal)[0].cause == "mask_shift"
+    assert explained(lambda s, v: causal(s, v, 1), scores, causal)[0].cause == "mask_shift"
 
 
-def test_the_backward_is_changed_too():
+def test_changes_apply_to_the_backward():
     examination = session_of(adapter("missing", named=False))
     best = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)[0]
     assert best.cause == "missing_term" and best.exact and best.others == 1.0
@@ -148,7 +148,7 @@ def test_a_tensor_that_the_backward_should_not_read():
     assert best.cause == "wrong_saved_tensor" and best.params["by"] == "silu(a)"
 
 
-def test_only_what_is_asked_for_is_tried():
+def test_only_the_requested_causes_are_tried():
     examination = session_of(layer("h"))
     got = named(examination.first)["h"][1]
     assert explain(examination, "h", got, examination.first, causes=frozenset(["sign_flip"])) == []
@@ -157,6 +157,6 @@ def test_only_what_is_asked_for_is_tried():
     ]
 
 
-def test_the_time_is_kept():
+def test_the_search_respects_its_time_limit():
     examination = session_of(layer("h"))
     assert explain(examination, "h", named(examination.first)["h"][1], examination.first, spent=lambda: True) == []

@@ -1,4 +1,4 @@
-"""Changed goldens: moments merged block by block, and one of several calls that a loop's line makes in every turn."""
+"""Changed goldens: moments merged block by block, and one of several calls of a loop's line changed in every turn."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ BLOCK = 8
 
 def best(target, tensor="y"):
     examination = session_of(target, ("values", "ensemble"))
-    found = explain(
+    changes = explain(
         examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
     )
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(T=[5], N=[29])
@@ -25,7 +25,7 @@ def rows(make, T, N):
 
 
 def moments(x, *, weighed=True, apart=True):
-    """Variance by merging the blocks' means and spreads."""
+    """Variance by merging the blocks' means and squared deviations."""
     count, mean, spread = 0, torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
     for part in x.split(BLOCK, 1):
         n = part.shape[1] if weighed else BLOCK
@@ -37,19 +37,19 @@ def moments(x, *, weighed=True, apart=True):
 
 
 @pytest.mark.parametrize(
-    "merged, which, cause, said",
+    "merged, which, cause, text",
     [
         ({"weighed": False}, 0, "wrong_factor", "blocks of 8 weigh alike in mean(x), the last one with 5 as well"),
         ({"apart": False}, 1, "missing_term", "blocks of 8 have their own means"),
     ],
 )
-def test_blocks_are_merged_with_the_wrong_weight_or_without_their_distance(merged, which, cause, said):
+def test_wrongly_merged_blocks_are_explained(merged, which, cause, text):
     goldens = (lambda x: x.mean(1), lambda x: (x - x.mean(1, keepdim=True)).square().mean(1))
-    found = best(assay.Target(lambda x: moments(x, **merged)[which], goldens[which], cases=rows))
-    assert (found.cause, found.exact) == (cause, True) and said in found.text
+    change = best(assay.Target(lambda x: moments(x, **merged)[which], goldens[which], cases=rows))
+    assert (change.cause, change.exact) == (cause, True) and text in change.text
 
 
-def test_right_moments_are_right():
+def test_correct_moments_pass():
     golden = assay.Target(lambda x: moments(x)[1], lambda x: (x - x.mean(1, keepdim=True)).square().mean(1), cases=rows)
     assert assay.check(golden, raises=False).ok
 
@@ -69,17 +69,17 @@ def gated(r, z, h, *, share=lambda z: z):
     return torch.stack(out)
 
 
-def test_one_of_two_calls_of_a_line_is_another_in_every_turn():
-    found = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
-    assert (found.cause, found.exact) == ("swapped_results", True)
-    assert found.text.startswith("1 - exp(") and found.text.endswith("in 6 places")
+def test_a_change_of_one_of_two_calls_of_a_line_in_every_turn():
+    change = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
+    assert (change.cause, change.exact) == ("swapped_results", True)
+    assert change.text.startswith("1 - exp(") and change.text.endswith("in 6 places")
 
 
 # running sums
 
 
 def blocks_of(x, scan, *, carry):
-    """By blocks, each of which takes over `carry` of the blocks before it."""
+    """Sums by blocks, each of which carries over `carry` of the blocks before it."""
     parts, out = x.split(BLOCK, 1), []
     for i, part in enumerate(parts):
         before = carry(parts[:i])
@@ -100,11 +100,11 @@ def joined(parts):
         (lambda parts: joined(parts[-1:]), "overwritten_accumulator"),
     ],
 )
-def test_a_running_sum_takes_too_little_over_from_earlier_blocks(scan, carry, cause):
+def test_a_running_sum_that_carries_too_little_between_blocks(scan, carry, cause):
     golden = lambda x: scan(x, 1)  # noqa: E731
     assert assay.check(assay.Target(lambda x: blocks_of(x, scan, carry=joined), golden, cases=rows), raises=False).ok
-    found = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
-    assert (found.cause, found.exact, found.params["block"]) == (cause, True, BLOCK)
+    change = best(assay.Target(lambda x: blocks_of(x, scan, carry=carry), golden, cases=rows))
+    assert (change.cause, change.exact, change.params["block"]) == (cause, True, BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +116,6 @@ def test_a_running_sum_takes_too_little_over_from_earlier_blocks(scan, carry, ca
     ],
     ids=["exclusive", "backwards", "a_round_short"],
 )
-def test_a_running_sum_is_made_of_others(kernel, cause):
-    found = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
-    assert (found.cause, found.exact) == (cause, True)
+def test_a_running_sum_of_the_wrong_terms(kernel, cause):
+    change = best(assay.Target(kernel, lambda x: x.cumsum(1), cases=rows))
+    assert (change.cause, change.exact) == (cause, True)

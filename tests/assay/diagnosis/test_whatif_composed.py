@@ -1,4 +1,4 @@
-"""Changed goldens: those of blocks put together, places taken in turn, reads from before an update, factors parted."""
+"""Changed goldens: block results assembled wrongly, places taken in turn, stale reads, factors of one addend."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ BLOCK = 4
 
 def explained(target, tensor="y"):
     examination = session_of(target, ("values", "ensemble"))
-    found = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
-    assert found, f"nothing explains {tensor}"
-    return found
+    changes = explain(examination, tensor, examination.first.outputs[tensor], examination.first)
+    assert changes, f"nothing explains {tensor}"
+    return changes
 
 
 def best(target):
@@ -30,7 +30,7 @@ def rows(make, T, N):
 
 
 def spread(x):
-    """A variance that no operator of torch makes in one piece."""
+    """A variance that torch computes with several operators."""
     return ((x - x.sum(1, keepdim=True) / x.shape[1]) ** 2).sum(1) / x.shape[1]
 
 
@@ -39,7 +39,7 @@ def parts(x):
 
 
 @pytest.mark.parametrize(
-    "kernel, cause, said",
+    "kernel, cause, text",
     [
         (lambda x: parts(x)[-1][0], "overwritten_accumulator", "the last one replaces all before it"),
         (lambda x: torch.stack([v for v, _ in parts(x)]).mean(0), "wrong_factor", "all weigh alike"),
@@ -48,10 +48,10 @@ def parts(x):
     ],
     ids=["last", "alike", "averaged", "last_step"],
 )
-def test_results_of_blocks_are_put_together_wrongly(kernel, cause, said):
+def test_results_of_blocks_are_put_together_wrongly(kernel, cause, text):
     assert assay.check(assay.Target(spread, spread, cases=rows, backward=None), raises=False).ok
-    found = best(assay.Target(kernel, spread, cases=rows, backward=None))
-    assert (found.cause, found.exact, found.params["block"]) == (cause, True, BLOCK) and said in found.text
+    change = best(assay.Target(kernel, spread, cases=rows, backward=None))
+    assert (change.cause, change.exact, change.params["block"]) == (cause, True, BLOCK) and text in change.text
 
 
 @assay.case(T=[10], D=[3])
@@ -60,7 +60,7 @@ def steps(make, T, D):
 
 
 def decayed(x, keep):
-    """h[t] = keep[t] h[t-1] + x[t] as one product: there is no loop whose turns could be changed."""
+    """h[t] = keep[t] h[t-1] + x[t] as one product, so that there is no loop whose turns could be changed."""
     log = keep.log().cumsum(0)
     share = torch.exp(log[:, None] - log).masked_fill(torch.ones(len(x), len(x)).triu(1).bool()[..., None], 0)
     return (share * x).sum(1)
@@ -74,15 +74,15 @@ def in_chunks(x, keep):
 
 
 def test_a_recurrence_begins_anew_in_every_chunk():
-    found = explained(assay.Target(in_chunks, decayed, cases=steps, backward=None))
-    assert found[0].cause == "missing_term" and found[0].exact
-    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each begins anew" for what in found)
+    change = explained(assay.Target(in_chunks, decayed, cases=steps, backward=None))
+    assert change[0].cause == "missing_term" and change[0].exact
+    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each begins anew" for what in change)
 
 
 def test_sums_that_go_on_where_the_one_before_stopped():
-    found = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
-    assert (found.cause, found.exact) == ("uninitialised_accumulator", True) and "set to zero once" in found.text
-    assert "stale_state" in found.also
+    change = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
+    assert (change.cause, change.exact) == ("uninitialised_accumulator", True) and "set to zero once" in change.text
+    assert "stale_state" in change.also
 
 
 # places in turn
@@ -99,9 +99,9 @@ def test_heads_are_taken_in_turn():
 
     golden = lambda q, k: attend(q, k, lambda h, n, kv: h // (n // kv))  # noqa: E731
     kernel = lambda q, k: attend(q, k, lambda h, n, kv: h % kv)  # noqa: E731
-    found = best(assay.Target(kernel, golden, cases=heads, backward=None))
-    assert (found.cause, found.exact) == ("permuted", True) and "taken in turn by 2" in found.text
-    assert set(found.also) == {"wrong_stride", "invalid_index"}
+    change = best(assay.Target(kernel, golden, cases=heads, backward=None))
+    assert (change.cause, change.exact) == ("permuted", True) and "taken in turn by 2" in change.text
+    assert set(change.also) == {"wrong_stride", "invalid_index"}
 
 
 @assay.case(T=[5], D=[8])
@@ -119,8 +119,8 @@ def test_pairs_of_features_are_taken_from_halves():
     def kernel(x, turn):
         return torch.cat(turned(*x.chunk(2, 1), turn), 1)
 
-    found = best(assay.Target(kernel, golden, cases=features, backward=None))
-    assert (found.cause, found.exact) == ("permuted", True) and "axis 1 of x" in found.text
+    change = best(assay.Target(kernel, golden, cases=features, backward=None))
+    assert (change.cause, change.exact) == ("permuted", True) and "axis 1 of x" in change.text
 
 
 @assay.case(T=[7], G=[3], E=[12])
@@ -128,15 +128,15 @@ def groups(make, T, G, E):
     return {"x": make.normal(T, E), "open": make.normal(T, G)}
 
 
-def test_groups_open_places_in_turn_and_infinities_stand_elsewhere():
+def test_grouped_masks_taken_in_turn_and_wrong_fill_values():
     def golden(x, open):
         return x.masked_fill((open < 0).repeat_interleave(4, 1), -torch.inf)
 
     def kernel(x, open):
         return x.masked_fill((open < 0).repeat(1, 4), -torch.inf)
 
-    found = best(assay.Target(kernel, golden, cases=groups, backward=None))
-    assert (found.cause, found.exact) == ("permuted", True) and "h % 3" in found.text
+    change = best(assay.Target(kernel, golden, cases=groups, backward=None))
+    assert (change.cause, change.exact) == ("permuted", True) and "h % 3" in change.text
     back = best(assay.Target(golden, kernel, cases=groups, backward=None))
     assert (back.cause, back.exact) == ("permuted", True) and "h // 4" in back.text
     zero = best(assay.Target(lambda x, open: golden(x, open).clamp(min=-99) * (golden(x, open) > -99), golden,
@@ -144,7 +144,7 @@ def test_groups_open_places_in_turn_and_infinities_stand_elsewhere():
     assert (zero.cause, zero.exact) == ("wrong_mask", True) and "hold 0 instead of -inf" in zero.text
 
 
-# before an update
+# reads from before an update
 
 
 @assay.case(T=[6], D=[4])
@@ -163,14 +163,14 @@ def corrected(fade, x, s, *, early):
 
 def test_in_every_turn_the_state_is_read_before_it_fades():
     kernel = lambda fade, x, s: corrected(fade, x, s, early=True)  # noqa: E731
-    found = best(assay.Target(kernel, lambda fade, x, s: corrected(fade, x, s, early=False), cases=states,
+    change = best(assay.Target(kernel, lambda fade, x, s: corrected(fade, x, s, early=False), cases=states,
                               backward=None))  # fmt: skip
-    assert (found.cause, found.exact, found.whole) == ("wrong_saved_tensor", True, True)
-    assert "in each of 6 turns" in found.text and "from before" in found.text
-    late = best(assay.Target(lambda fade, x, s: corrected(fade, x, s, early=False),
+    assert (change.cause, change.exact, change.whole) == ("wrong_saved_tensor", True, True)
+    assert "in each of 6 turns" in change.text and "from before" in change.text
+    stale = best(assay.Target(lambda fade, x, s: corrected(fade, x, s, early=False),
                              lambda fade, x, s: corrected(fade, x, s, early=True), cases=states,
                              backward=None))  # fmt: skip
-    assert (late.cause, late.exact) == ("wrong_saved_tensor", True) and "in place of" in late.text
+    assert (stale.cause, stale.exact) == ("wrong_saved_tensor", True) and "in place of" in stale.text
 
 
 @assay.case(N=[7], D=[3])
@@ -186,11 +186,11 @@ def solved(L, b, short=0):
     return torch.stack(rows)
 
 
-def test_a_sum_over_what_is_known_ends_one_early():
+def test_a_triangular_solve_whose_sum_ends_one_early():
     target = assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None)
-    found = explained(target)
-    assert found[0].cause == "off_by_one" and all(what.exact for what in found)
-    assert any("in each of 6 turns" in what.text for what in found)
+    change = explained(target)
+    assert change[0].cause == "off_by_one" and all(what.exact for what in change)
+    assert any("in each of 6 turns" in what.text for what in change)
 
 
 # a factor of one addend alone
@@ -217,6 +217,6 @@ def test_a_gate_multiplies_the_product_and_not_its_bias(turns):
 
     kernel = lambda x, r, w, b, h: gru(x, r, w, b, h, apart=True)  # noqa: E731
     golden = lambda x, r, w, b, h: gru(x, r, w, b, h, apart=False)  # noqa: E731
-    found = best(assay.Target(kernel, golden, cases=gated, backward=None))
-    assert (found.cause, found.exact) == ("wrong_factor", True)
-    assert found.params["term"] == "b" and "added behind" in found.text
+    change = best(assay.Target(kernel, golden, cases=gated, backward=None))
+    assert (change.cause, change.exact) == ("wrong_factor", True)
+    assert change.params["term"] == "b" and "added after" in change.text

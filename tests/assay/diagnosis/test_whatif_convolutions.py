@@ -1,4 +1,4 @@
-"""Changed goldens: convolutions as a kernel loops over their taps, forward and backward."""
+"""Changed goldens: convolutions as loops over their taps, forward and backward."""
 
 import pytest
 import torch
@@ -59,9 +59,9 @@ def target(fault):
 def test_a_loop_over_taps_or_images_goes_wrong(fault, tensor, cause):
     examination = session_of(target(fault), ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = explain(examination, tensor, got, examination.first)
-    assert (found[0].cause, found[0].exact) == (cause, True)
+    changes = explain(examination, tensor, got, examination.first)
+    assert (changes[0].cause, changes[0].exact) == (cause, True)
 
 
-def test_the_right_one_is_right():
+def test_the_correct_kernel_passes():
     assert assay.check(target(""), raises=False).ok

@@ -1,4 +1,4 @@
-"""A small constant in another place than the golden's, told at any size of the case, rounding or not."""
+"""An epsilon in another place than the golden's is named at any size of the case, near rounding or not."""
 
 import pytest
 import torch
@@ -53,19 +53,19 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_a_constant_is_told_wherever_it_stands(name):
+def test_a_misplaced_epsilon_is_named_wherever_it_is(name):
     golden, kernel = OTHERWISE[name]
-    found = assay.diagnose(assay.Target(kernel, golden, cases=tokens))
-    assert found.verdict == "fail" and found.causes[0].id == "absolute_eps", str(found)
-    assert found.causes[0].score > 0.8, str(found)
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=tokens))
+    assert diagnosis.verdict == "fail" and diagnosis.causes[0].id == "absolute_eps", str(diagnosis)
+    assert diagnosis.causes[0].score > 0.8, str(diagnosis)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_next_to_rounding_it_is_told_where_it_is_larger(seed):
-    found = assay.diagnose(assay.Target(OTHERWISE["outside of rsqrt"][1], root, cases=tokens), seed=seed)
-    said = found.causes[0].evidence[0]
-    assert "rsqrt(a) + 1e-06 stands in place of" in said and "with inputs times 2^" in said, said
-    assert not any("no known cause" in c.text for c in found.causes)
+def test_an_epsilon_near_rounding_is_named_at_another_magnitude(seed):
+    diagnosis = assay.diagnose(assay.Target(OTHERWISE["outside of rsqrt"][1], root, cases=tokens), seed=seed)
+    sentence = diagnosis.causes[0].evidence[0]
+    assert "rsqrt(a) + 1e-06 stands in place of" in sentence and "with inputs times 2^" in sentence, sentence
+    assert not any("no known cause" in c.text for c in diagnosis.causes)
 
 
 def test_rounding_alone_is_not_magnified():
@@ -73,6 +73,6 @@ def test_rounding_alone_is_not_magnified():
     def rows(make, T, D):
         return {"x": make.normal(T, D)}
 
-    found = assay.diagnose(assay.Target(lambda x: x.half().cumsum(-1).float(), lambda x: x.cumsum(-1), cases=rows))
-    assert not any("with inputs times 2^" in text for c in found.causes for text in c.evidence), str(found)
-    assert "absolute_eps" not in [c.id for c in found.causes], str(found)
+    diagnosis = assay.diagnose(assay.Target(lambda x: x.half().cumsum(-1).float(), lambda x: x.cumsum(-1), cases=rows))
+    assert not any("with inputs times 2^" in text for c in diagnosis.causes for text in c.evidence), str(diagnosis)
+    assert "absolute_eps" not in [c.id for c in diagnosis.causes], str(diagnosis)

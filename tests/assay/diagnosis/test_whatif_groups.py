@@ -1,4 +1,4 @@
-"""Changes of several operators at once, and of products that are sorted before they are added; when the search ends."""
+"""Changes of several operators at once, products that are sorted before they are added, and the end of the search."""
 
 import pytest
 import torch
@@ -6,18 +6,20 @@ import torch
 from assay.diagnosis.targets import adapter, layer, session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.diagnosis import diagnose
-from goldsmith.assay.diagnosis.whatif import padding, search, sums
+from goldsmith.assay.diagnosis.whatif import search
 from goldsmith.assay.diagnosis.whatif.engine import Search
+from goldsmith.assay.diagnosis.whatif.masks import padding
+from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
-_MOST = 300  # runs of the candidate that a diagnosis may take
+_MOST = 300  # runs of the candidate that a diagnosis may use
 
 
 def tried(target, tensor="y"):
-    """What explains the tensor, and how many changes were tried for it."""
+    """The explanations of the tensor, and the number of changes tried."""
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = search(examination, tensor, got, examination.first)
+    session = search(examination, tensor, got, examination.first)
     count = 0
     plain = Search._tried
 
@@ -28,7 +30,7 @@ def tried(target, tensor="y"):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Search, "_tried", counted)
-        return found.run(lambda: False), count
+        return session.run(lambda: False), count
 
 
 @assay.case(T=[11], G=[5], D=[6])
@@ -52,7 +54,7 @@ def sorted_and(read):
     "read, cause",
     [(lambda o: o.flip(0), "permuted"), (lambda o: o.roll(1), "shifted")],
 )
-def test_rows_out_of_the_order_that_they_are_sorted_in(read, cause):
+def test_products_read_out_of_their_sorted_order(read, cause):
     best = tried(sorted_and(read))[0][0]
     assert (best.cause, best.exact, best.whole) == (cause, True, True), best
     assert "sorted by where they are added" in best.text
@@ -79,9 +81,9 @@ def mixed(times):
 
 
 def test_products_of_a_loop_that_count_several_times():
-    found, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
-    assert found[0].cause == "repeated_term" and found[0].exact, found
-    assert found[0].params["value"] == pytest.approx(3, rel=1e-4)
+    change, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
+    assert change[0].cause == "repeated_term" and change[0].exact, change
+    assert change[0].params["value"] == pytest.approx(3, rel=1e-4)
 
 
 @assay.case(T=[6], D=[8], R=[3])
@@ -103,7 +105,7 @@ def without_scale(x, a, b, w, grad_y):
         kept.append(x)
     for i in (1, 0):
         dz = grad_y * (1 - kept[2 * i + 1] ** 2)
-        grad_y = dz @ w[i].mT + dz @ b[i].mT @ a[i].mT  # the scale is forgotten, in both turns
+        grad_y = dz @ w[i].mT + dz @ b[i].mT @ a[i].mT  # the scale is missing in both turns
     return {"x": grad_y}
 
 
@@ -134,29 +136,29 @@ def test_the_search_ends_where_a_common_change_makes_everything():
         return lambda x, w, b: 2 * torch.softmax(x @ w, -1) + more
 
     _, all_of_them = tried(assay.Target(kernel(noise), golden, cases=cases, backward=None))
-    found, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
-    assert found[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
+    change, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
+    assert change[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
 
 
-@pytest.mark.parametrize("kind", [padding, sums], ids=["of all operators", "of one"])
-def test_a_kind_of_change_that_stumbles_is_said_and_the_others_are_tried(kind, monkeypatch):
+@pytest.mark.parametrize("kind", [padding, reductions], ids=["of all operators", "of one"])
+def test_a_kind_of_change_that_raises_is_reported_and_the_others_are_tried(kind, monkeypatch):
     def stumbles(*given):
         raise RuntimeError("a view of two axes")
 
     monkeypatch.setattr(kind, "changes" if kind is padding else "repeated", stumbles)
     target = assay.Target(lambda x: (x + x.sin()).tanh(), lambda x: (x + x.sin() + x.exp()).tanh(), cases=logits)
-    found = diagnose(target, budget_s=600)
-    assert found.causes[0].id == "missing_term" and found.evidence.whatif[0].exact
-    assert "a view of two axes" in " ".join(found.undecided)
+    diagnosis = diagnose(target, budget_s=600)
+    assert diagnosis.causes[0].id == "missing_term" and diagnosis.evidence.whatif[0].exact
+    assert "a view of two axes" in " ".join(diagnosis.undecided)
 
 
 @pytest.mark.parametrize("target", [layer("h"), adapter("saved")], ids=lambda t: t.name)
-def test_a_diagnosis_takes_no_more_runs_than_it_says(target):
+def test_a_diagnosis_stays_within_its_number_of_runs(target):
     runs = []
     hooks.RUNS.append(lambda *run: runs.append(run))
     try:
-        found = diagnose(target)
+        diagnosis = diagnose(target)
     finally:
         hooks.RUNS.pop()
-    assert found.verdict == "fail" and not found.partial
+    assert diagnosis.verdict == "fail" and not diagnosis.partial
     assert 20 < len(runs) <= _MOST, len(runs)

@@ -1,4 +1,4 @@
-"""Changed goldens: loops in chunks, padded lanes, other axes, whole numbers that wrap, rows as a kernel sorts them."""
+"""Changed goldens: loops in chunks, padded lanes, other axes, integers that wrap, rows in sorted order."""
 
 import pytest
 import torch
@@ -13,9 +13,9 @@ BLOCK = 4
 def best(target, tensor="y"):
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
-    found = explain(examination, tensor, got, examination.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    changes = explain(examination, tensor, got, examination.first)
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(T=[10], D=[3])
@@ -39,10 +39,10 @@ def scan(x, a, *, border=lambda a, h, x: a * h + x):
         ("sign_flip", lambda a, h, x: x - a * h),
     ],
 )
-def test_what_is_carried_over_the_border_of_a_chunk(cause, border):
-    found = best(assay.Target(lambda x, a: scan(x, a, border=border), lambda x, a: scan(x, a), cases=steps))
-    assert (found.cause, found.exact, found.whole) == (cause, True, True)
-    assert f"at every {BLOCK}th of 10 steps, where a chunk begins" in found.text or "in 2 places" in found.text
+def test_a_wrong_carry_at_a_chunk_border(cause, border):
+    change = best(assay.Target(lambda x, a: scan(x, a, border=border), lambda x, a: scan(x, a), cases=steps))
+    assert (change.cause, change.exact, change.whole) == (cause, True, True)
+    assert f"at every {BLOCK}th of 10 steps, where a chunk begins" in change.text or "in 2 places" in change.text
 
 
 class Scan(torch.autograd.Function):
@@ -64,9 +64,9 @@ class Scan(torch.autograd.Function):
         return torch.stack(dx[::-1]), torch.stack(da[::-1])
 
 
-def test_what_the_backward_drops_at_the_border_of_a_chunk():
-    found = best(assay.Target(Scan.apply, lambda x, a: scan(x, a), cases=steps), "x.grad")
-    assert (found.cause, found.exact) == ("missing_term", True)
+def test_a_backward_that_drops_its_carry_at_a_chunk_border():
+    change = best(assay.Target(Scan.apply, lambda x, a: scan(x, a), cases=steps), "x.grad")
+    assert (change.cause, change.exact) == ("missing_term", True)
 
 
 @assay.case(T=[7], D=[13])
@@ -75,16 +75,16 @@ def rows(make, T, D):
 
 
 def centred(x, width=None):
-    """The variance of a row; of one that is padded with zeros before its mean is taken away, with `width`."""
+    """The variance of a row; with `width`, of a row padded with zeros before its mean is subtracted."""
     n = x.shape[-1]
     c = x - x.mean(-1, keepdim=True)
     wide = torch.nn.functional.pad(x, (0, (width or n) - n)) - x.mean(-1, keepdim=True)
     return c * torch.rsqrt((c if width is None else wide).square().sum(-1, keepdim=True) / n + 1e-5)
 
 
-def test_lanes_beyond_the_end_that_are_no_longer_zero():
-    found = best(assay.Target(lambda x: centred(x, 16), lambda x: centred(x), cases=rows))
-    assert (found.cause, found.exact, found.params["padded"]) == ("wrong_mask", True, 16)
+def test_padded_lanes_that_become_nonzero():
+    change = best(assay.Target(lambda x: centred(x, 16), lambda x: centred(x), cases=rows))
+    assert (change.cause, change.exact, change.params["padded"]) == ("wrong_mask", True, 16)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_lanes_beyond_the_end_that_are_no_longer_zero():
         (lambda x: x / x.norm(dim=-1, keepdim=True), lambda x: x / x.norm()),
     ],
 )
-def test_reduced_along_more_or_fewer_axes(candidate, golden):
-    found = best(assay.Target(candidate, golden, cases=rows))
-    assert (found.cause, found.exact) == ("wrong_axis", True), found
+def test_a_reduction_over_more_or_fewer_axes(candidate, golden):
+    change = best(assay.Target(candidate, golden, cases=rows))
+    assert (change.cause, change.exact) == ("wrong_axis", True), change
 
 
 @assay.case(T=[300], D=[2])
@@ -105,12 +105,12 @@ def places(make, T, D):
     return {"x": make.normal(T, D), "at": torch.arange(T)}
 
 
-def test_whole_numbers_that_wrap():
+def test_integers_that_wrap():
     def turned(x, at):
         return x * torch.cos(at.to(x.dtype) / 50)[:, None]
 
-    found = best(assay.Target(lambda x, at: turned(x, at.to(torch.uint8)), turned, cases=places))
-    assert (found.cause, found.exact) == ("index_overflow", True)
+    change = best(assay.Target(lambda x, at: turned(x, at.to(torch.uint8)), turned, cases=places))
+    assert (change.cause, change.exact) == ("index_overflow", True)
 
 
 @assay.case(T=[9], E=[3], D=[4])
@@ -118,7 +118,7 @@ def pairs(make, T, E, D):
     return {"x": make.normal(T, D), "w": make.uniform(T), "e": make.integers(0, E, T), "m": make.normal(E, D)}
 
 
-def test_rows_in_the_order_that_a_kernel_sorts_them_in():
+def test_rows_left_in_sorted_order():
     def golden(x, w, e, m):
         return x * m[e] * w[:, None]
 
@@ -126,11 +126,11 @@ def test_rows_in_the_order_that_a_kernel_sorts_them_in():
         order = e.argsort(stable=True)
         return torch.empty_like(x).index_copy(0, order, x[order] * m[e[order]] * w[:, None])
 
-    found = best(assay.Target(kernel, golden, cases=pairs))
-    assert (found.cause, found.exact, found.params["operand"]) == ("permuted", True, "w")
+    change = best(assay.Target(kernel, golden, cases=pairs))
+    assert (change.cause, change.exact, change.params["operand"]) == ("permuted", True, "w")
 
 
-def test_a_comparison_of_positions_is_a_shifted_mask_and_one_with_a_border_an_off_by_one():
+def test_off_by_one_comparisons_of_positions_and_of_borders():
     def causal(x, late=0):
         at = torch.arange(len(x))
         return (at[:, None] - late <= at[None]).to(x.dtype) @ x

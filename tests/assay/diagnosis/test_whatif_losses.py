@@ -1,12 +1,13 @@
-"""Changed goldens where a single number comes out, as of a loss, and softmax in blocks."""
+"""Changed goldens whose result is a single number, such as a loss, and softmax in blocks."""
 
 import pytest
 import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif import explain, survivors
-from goldsmith.assay.diagnosis.whatif.calls import OperatorCall
+from goldsmith.assay.diagnosis.whatif import explain
+from goldsmith.assay.diagnosis.whatif.run.calls import OperatorCall
+from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
 
 
 @assay.case(T=[13], V=[40])
@@ -17,7 +18,7 @@ def tokens(make, T, V):
 
 
 def loss(logits, target, z, *, power=2, times=1, logsumexp=torch.logsumexp):
-    """Cross entropy of the tokens with a target, with z times the squared logarithm of each one's sum."""
+    """Cross entropy of the tokens that have a target, plus z times the squared logsumexp of each."""
     lse, valid = logsumexp(logits, -1), target >= 0
     nll = lse - logits.gather(1, target.clamp(min=0)[:, None])[:, 0]
     each = torch.where(valid, nll + times * z * lse**power, 0.0)
@@ -25,7 +26,7 @@ def loss(logits, target, z, *, power=2, times=1, logsumexp=torch.logsumexp):
 
 
 class OwnGradient(torch.autograd.Function):
-    """The loss, whose backward takes `sent(dy)` for its output's gradient."""
+    """The loss, with a backward that uses `sent(dy)` as its output's gradient."""
 
     @staticmethod
     def forward(ctx, logits, target, z, sent):
@@ -48,30 +49,30 @@ def explained(candidate, tensor="y", golden=loss, cases=tokens):
     return explain(examination, tensor, got, examination.first)
 
 
-def test_a_number_is_explained_by_what_holds_for_other_inputs_too():
-    found = explained(lambda logits, target, z: loss(logits, target, z, power=1))
-    assert [w.cause for w in found[:1]] == ["wrong_factor"]
-    assert "lse" in found[0].text or "logsumexp" in found[0].text
-    assert not any("multiplied by" in w.text for w in found), "a factor that fits one draw alone"
+def test_a_scalar_is_explained_only_by_changes_that_hold_on_other_inputs():
+    change = explained(lambda logits, target, z: loss(logits, target, z, power=1))
+    assert [w.cause for w in change[:1]] == ["wrong_factor"]
+    assert "lse" in change[0].text or "logsumexp" in change[0].text
+    assert not any("multiplied by" in w.text for w in change), "a factor that fits one draw alone"
 
 
-def test_a_factor_that_all_draws_share_is_told():
-    found = explained(lambda logits, target, z: loss(logits, target, z, times=2.7))
-    assert found and {w.cause for w in found} == {"wrong_factor"}
-    assert any("2.7" in w.text for w in found)
+def test_a_factor_shared_by_all_draws_is_named():
+    change = explained(lambda logits, target, z: loss(logits, target, z, times=2.7))
+    assert change and {w.cause for w in change} == {"wrong_factor"}
+    assert any("2.7" in w.text for w in change)
 
 
-def test_a_number_of_no_known_making_has_no_explanation():
+def test_an_unexplained_scalar_has_no_explanation():
     def odd(logits, target, z):
         return loss(logits, target, z) + (logits * torch.arange(logits.shape[1])).sin().mean()
 
     assert explained(odd) == []
 
 
-@pytest.mark.parametrize("sent, said", [(torch.ones_like, "grad_y counts as one"), (torch.square, "grad_y is squared")])
-def test_a_gradient_that_does_not_take_its_output_s_as_it_comes(sent, said):
-    found = explained(lambda logits, target, z: OwnGradient.apply(logits, target, z, sent), "logits.grad")
-    assert (found[0].cause, found[0].text, found[0].exact) == ("wrong_factor", said, True)
+@pytest.mark.parametrize("sent, text", [(torch.ones_like, "grad_y counts as one"), (torch.square, "grad_y is squared")])
+def test_a_backward_that_changes_its_output_gradient(sent, text):
+    change = explained(lambda logits, target, z: OwnGradient.apply(logits, target, z, sent), "logits.grad")
+    assert (change[0].cause, change[0].text, change[0].exact) == ("wrong_factor", text, True)
 
 
 # softmax in blocks
@@ -105,7 +106,7 @@ def attend(x, v):
 
 
 def attend_in_blocks(x, v):
-    """The sum is rescaled, what is accumulated is not."""
+    """The sum is rescaled, the accumulator is not."""
     high, total, acc = (
         torch.full_like(x[:, :1], -torch.inf),
         torch.zeros_like(x[:, :1]),
@@ -128,14 +129,14 @@ def attend_in_blocks(x, v):
     ],
     ids=["loss", "by_hand", "log_softmax", "attention"],
 )
-def test_blocks_that_are_not_rescaled(candidate, golden, cases, which):
-    found = explained(candidate, golden=golden, cases=cases)
-    assert (found[0].cause, found[0].exact) == ("missing_rescale", True)
-    assert found[0].params == {"block": BLOCK, "which": which}
+def test_an_online_softmax_without_rescaling(candidate, golden, cases, which):
+    change = explained(candidate, golden=golden, cases=cases)
+    assert (change[0].cause, change[0].exact) == ("missing_rescale", True)
+    assert change[0].params == {"block": BLOCK, "which": which}
 
 
-def test_a_sum_whose_shape_is_another_is_passed_by():
-    """It raised, and every what-if about sums was left out of the diagnosis."""
+def test_a_sum_of_another_shape_is_skipped():
+    """It once raised an error, and the diagnosis lost all changes of sums."""
     x, golden = torch.ones(3, 24), torch.ones(5, 4)
     call = OperatorCall(0, "sum", (x, [0], True), {}, x.sum(0, keepdim=True), ("x",), backward=True)
-    assert list(survivors._for_each(call, [call], golden, golden + 1, golden)) == []
+    assert list(surviving_addends._for_each(call, [call], golden, golden + 1, golden)) == []

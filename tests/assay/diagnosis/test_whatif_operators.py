@@ -1,4 +1,4 @@
-"""Changed goldens: numbers of the case, pieces of a tensor, other operands, functions, what torch has in one piece."""
+"""Changed goldens: scalars of the case, pieces of a tensor, other operands, functions, fused torch functions."""
 
 import math
 
@@ -13,21 +13,23 @@ from goldsmith.assay.diagnosis.whatif import explain
 
 def explained(candidate, golden, case, **declared):
     """The best explanation of the first wrong result, and its tensor."""
-    found = assay.diagnose(assay.Target(candidate, golden, cases=case, **declared), budget_s=None)
-    assert found.evidence is not None and found.evidence.whatif, f"nothing explains {found.first_wrong_stage}"
-    return found
+    diagnosis = assay.diagnose(assay.Target(candidate, golden, cases=case, **declared), budget_s=None)
+    assert diagnosis.evidence is not None and diagnosis.evidence.whatif, (
+        f"nothing explains {diagnosis.first_wrong_stage}"
+    )
+    return diagnosis
 
 
 def best(candidate, golden, case, tensor="y", **declared):
     examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
-    found = explain(
+    changes = explain(
         examination, tensor, dict(examination.first.outputs, **examination.first.grads)[tensor], examination.first
     )
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
-# numbers of the case: a moving average with its correction, as an optimiser has it
+# scalars of the case: a moving average with bias correction, as in an optimiser
 
 
 @assay.case(N=[37])
@@ -49,8 +51,8 @@ def average(g, m, b1, b2, t):
     ],
 )
 def test_a_number_of_the_case_is_taken_for_another(candidate, cause, text):
-    found = best(candidate, average, steps)
-    assert (found.cause, found.text, found.exact) == (cause, text, True)
+    change = best(candidate, average, steps)
+    assert (change.cause, change.text, change.exact) == (cause, text, True)
 
 
 # pieces of one product: the gates of a recurrent cell
@@ -74,16 +76,16 @@ def sliced(z, c):
 
 
 @pytest.mark.parametrize("golden", [cell, sliced])
-@pytest.mark.parametrize("order, said", [((0, 1, 3, 2), "2 and 3"), ((1, 0, 2, 3), "0 and 1")])
-def test_two_pieces_of_one_tensor_are_exchanged(golden, order, said):
-    found = best(lambda z, c: cell(z, c, order), golden, cells)
-    assert (found.cause, found.text) == ("swapped_results", f"pieces {said} of z are exchanged")
+@pytest.mark.parametrize("order, text", [((0, 1, 3, 2), "2 and 3"), ((1, 0, 2, 3), "0 and 1")])
+def test_two_pieces_of_one_tensor_are_exchanged(golden, order, text):
+    change = best(lambda z, c: cell(z, c, order), golden, cells)
+    assert (change.cause, change.text) == ("swapped_results", f"pieces {text} of z are exchanged")
 
 
 def test_an_operator_reads_the_state_from_before_its_update():
-    found = best(lambda z, c: cell(z, c, old=True), cell, cells)
-    assert found.cause == "wrong_saved_tensor" and "reads c in place of" in found.text
-    assert "stale_state" in found.also
+    change = best(lambda z, c: cell(z, c, old=True), cell, cells)
+    assert change.cause == "wrong_saved_tensor" and "reads c in place of" in change.text
+    assert "stale_state" in change.also
 
 
 # functions
@@ -100,7 +102,7 @@ def quantised(x, w, b, *, to=torch.round, top=127):
 
 
 @pytest.mark.parametrize(
-    "candidate, golden, cause, said",
+    "candidate, golden, cause, text",
     [
         (lambda x, w, b: quantised(x, w, b, to=torch.trunc), quantised, "truncating_store", "trunc stands where"),
         (lambda x, w, b: quantised(x, w, b, top=128), quantised, "wrong_factor", "128 stands for 127"),
@@ -109,12 +111,12 @@ def quantised(x, w, b, *, to=torch.round, top=127):
         (lambda x, w, b: x * (1 + w), lambda x, w, b: x * w, "wrong_factor", "w is taken with one added"),
     ],
 )
-def test_another_function(candidate, golden, cause, said):
-    found = best(candidate, golden, rows, backward=None)
-    assert found.cause == cause and said in found.text
+def test_another_function(candidate, golden, cause, text):
+    change = best(candidate, golden, rows, backward=None)
+    assert change.cause == cause and text in change.text
 
 
-# what torch has in one piece
+# fused torch functions
 
 
 def normalised(x, w, b, *, centred=True, count=0, eps=1e-3):
@@ -162,7 +164,7 @@ def tokens(make, N, V):
         ),
     ],
 )
-def test_what_goes_wrong_inside_of_one_function_of_torch(candidate, golden, case, cause):
+def test_a_mistake_inside_a_fused_torch_function(candidate, golden, case, cause):
     assert explained(candidate, golden, case).causes[0].id == cause
 
 
@@ -178,11 +180,11 @@ def test_what_goes_wrong_inside_of_one_function_of_torch(candidate, golden, case
         ),
     ],
 )
-def test_the_right_ones_are_right(written, golden, case):
+def test_correct_functions_pass(written, golden, case):
     assert assay.diagnose(assay.Target(written, golden, cases=case)).ok
 
 
-# the order in which results are made, and inputs that have no business there
+# the order in which results are computed, and inputs that the golden does not use there
 
 
 def update(p, g, v, *, decayed=False):
@@ -196,13 +198,13 @@ def parameters(make, N):
     return {"p": make.normal(N), "g": make.normal(N), "v": make.uniform(N)}
 
 
-def test_the_result_that_is_made_first_is_wrong_first_wherever_it_is_returned():
-    found = assay.diagnose(
+def test_the_first_wrong_result_is_the_one_computed_first():
+    diagnosis = assay.diagnose(
         assay.Target(
             lambda p, g, v: update(p, g, 1.5 * v), update, cases=parameters, outputs=("p_new", "v_new"), backward=None
         )
     )
-    assert (found.first_wrong_stage, found.causes[0].id) == ("v_new", "wrong_factor")
+    assert (diagnosis.first_wrong_stage, diagnosis.causes[0].id) == ("v_new", "wrong_factor")
 
 
 def test_an_input_that_the_golden_does_not_use_there():
@@ -213,10 +215,10 @@ def test_an_input_that_the_golden_does_not_use_there():
         return 0.9 * m + 0.1 * (g + 0.3 * p), p * g
 
     case = {"m": torch.randn(40), "g": torch.randn(40), "p": torch.randn(40)}
-    found = assay.diagnose(assay.Target(decayed, golden, cases=case, outputs=("y", "z"), backward=None))
-    assert found.causes[0].id == "wrong_factor"
-    assert any("the golden does not use p there" in said for said in found.causes[0].evidence)
-    assert not any(cause.id == "wrong_axis" for cause in found.causes)
+    diagnosis = assay.diagnose(assay.Target(decayed, golden, cases=case, outputs=("y", "z"), backward=None))
+    assert diagnosis.causes[0].id == "wrong_factor"
+    assert any("the golden does not use p there" in text for text in diagnosis.causes[0].evidence)
+    assert not any(cause.id == "wrong_axis" for cause in diagnosis.causes)
 
 
 def test_a_mask_that_one_of_its_readers_does_not_apply():
@@ -225,8 +227,8 @@ def test_a_mask_that_one_of_its_readers_does_not_apply():
         return (x * kept[:, None]).sum(0) / shares.sum()
 
     case = {"x": torch.randn(9, 4), "kept": (torch.arange(9) % 3 > 0).float()}
-    found = best(lambda x, kept: pooled(x, kept, counted=False), lambda x, kept: pooled(x, kept), case, backward=None)
-    assert (found.cause, found.text, found.exact) == (
+    change = best(lambda x, kept: pooled(x, kept, counted=False), lambda x, kept: pooled(x, kept), case, backward=None)
+    assert (change.cause, change.text, change.exact) == (
         "wrong_mask",
         "kept is not applied where sum(kept) reads it",
         True,

@@ -1,4 +1,4 @@
-"""Fused slopes, borders of groups and inputs of whole numbers: each way to get them wrong is told by its own change."""
+"""Fused derivatives, borders of groups and integer inputs: each mistake has its own change."""
 
 import pytest
 import torch
@@ -56,13 +56,13 @@ def plain(make, T, D):
 
 
 @pytest.mark.parametrize("op, cause, text, slope", SLOPES, ids=[f"{op}: {text}" for op, _, text, _ in SLOPES])
-def test_a_slope_that_torch_has_in_one_piece(op, cause, text, slope):
+def test_a_mistake_in_a_fused_derivative(op, cause, text, slope):
     def backward(x, y, grad_y):
         return {"x": slope(grad_y, y, x)}
 
     examination = session_of(assay.Target(FORWARD[op], FORWARD[op], cases=plain, backward=backward))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
 OWNERS = (0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3)
@@ -119,24 +119,24 @@ READ = [
 
 @pytest.mark.parametrize("case, cause, text, read", READ, ids=[f"{c[0].name}: {t}"
                                                                for c, _, t, _ in READ])  # fmt: skip
-def test_an_input_of_whole_numbers_read_otherwise(case, cause, text, read):
+def test_an_integer_input_read_wrongly(case, cause, text, read):
     target = assay.Target(lambda table, at: table[read(at)], lambda table, at: table[at], cases=case, backward=None)
     examination = session_of(target)
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert any(w.exact and w.cause == cause and w.text == text for w in found), found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert any(w.exact and w.cause == cause and w.text == text for w in changes), changes
 
 
 def bent(x):
     return assay.stage("h", (2 * x).sinh() / (1 + x.square())) @ x.new_ones(9, 3)
 
 
-def test_a_slope_of_several_steps_that_is_dropped():
+def test_a_dropped_derivative_of_several_steps():
     def backward(x, grad_y):
         return {"x": grad_y @ x.new_ones(3, 9)}
 
     examination = session_of(assay.Target(bent, bent, cases=plain, backward=backward))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert found[0].cause == "wrong_factor" and "a slope is dropped" in found[0].text, found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert changes[0].cause == "wrong_factor" and "a slope is dropped" in changes[0].text, changes
 
 
 @assay.case(M=[3], K=[11], N=[4])
@@ -148,10 +148,10 @@ def product(a, b):
     return a @ b
 
 
-def test_strides_that_stand_in_each_others_place():
+def test_exchanged_strides():
     def kernel(a, b):
         return a @ torch.as_strided(b, b.shape, b.stride()[::-1])
 
     examination = session_of(assay.Target(kernel, product, cases=tall, backward=None))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert found[0].cause == "wrong_stride" and "in each other's place" in found[0].text, found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert changes[0].cause == "wrong_stride" and "in each other's place" in changes[0].text, changes

@@ -1,4 +1,4 @@
-"""What is read from elsewhere: saved rows in another order, copies of another tensor, positions, limits, bends."""
+"""Wrong reads: saved rows in another order, copies of another tensor, positions, limits, activations."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def routed(make, P, D, E):
 
 
 def routed_golden(x, owner, w):
-    """Rows go to their owner's matrix in the owners' order, and come back."""
+    """Rows go to their owner's matrix, sorted by owner, and back."""
     g = assay.stage("g", torch.bmm(x.unsqueeze(1), w[owner]).squeeze(1))
     by_owner = torch.sort(owner, stable=True).indices
     h = assay.stage("h", torch.tanh(g))
@@ -70,11 +70,11 @@ READS = {
 
 
 @pytest.mark.parametrize("text", READS)
-def test_what_the_backward_reads(text):
+def test_a_wrong_tensor_read_by_the_backward(text):
     cause, slope = READS[text]
     examination = session_of(routed_target(slope))
-    found = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
-    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in found), found
+    changes = explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first)
+    assert any(w.exact and w.whole and w.cause == cause and text in w.text for w in changes), changes
 
 
 def test_the_right_backward_is_not_explained():
@@ -83,7 +83,7 @@ def test_the_right_backward_is_not_explained():
     assert explain(examination, "x.grad", examination.first.grads["x.grad"], examination.first) == []
 
 
-def test_what_is_saved_stands_where_its_stage_is_made():
+def test_saved_tensors_are_ordered_by_their_stage():
     names = order(*(lambda s: (s.ref, s.first))(session_of(routed_target(right))))
     assert names.index("g") < names.index("saved.g") < names.index("h") < names.index("y")
 
@@ -117,22 +117,22 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("text", ELSEWHERE)
-def test_a_forward_that_takes_it_from_elsewhere(text):
+def test_a_forward_that_reads_from_a_wrong_place(text):
     cause, golden, kernel = ELSEWHERE[text]
     examination = session_of(assay.Target(kernel, golden, cases=rows))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
     spoken = text.replace("square(x)", "pow(x)")
-    assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in found), found
+    assert any(w.exact and w.cause == cause and (text in w.text or spoken in w.text) for w in changes), changes
 
 
-def test_one_element_of_a_tiny_bound_does_not_stand_for_all():
-    """The first row of a cumulative sum is exact: its error outweighs all others, and says nothing of them."""
+def test_one_element_with_a_tiny_bound_does_not_decide():
+    """The first row of a cumulative sum is exact: its error outweighs all others and says nothing about them."""
     examination = session_of(assay.Target(lambda x, b: x.cumsum(0) - x, lambda x, b: x.cumsum(0), cases=rows))
-    found = explain(examination, "y", examination.first.outputs["y"], examination.first)
-    assert not [w for w in found if w.exact and w.whole and w.cause == "overwritten_accumulator"], found
+    changes = explain(examination, "y", examination.first.outputs["y"], examination.first)
+    assert not [w for w in changes if w.exact and w.whole and w.cause == "overwritten_accumulator"], changes
 
 
-def test_rows_that_come_out_elsewhere_are_no_mask():
+def test_moved_rows_are_not_a_mask():
     def kernel(x, b):
         return x / x.square().mean(1, keepdim=True).roll(2, 0) * b
 
@@ -140,15 +140,15 @@ def test_rows_that_come_out_elsewhere_are_no_mask():
         return x / x.square().mean(1, keepdim=True) * b
 
     examination = session_of(assay.Target(kernel, golden, cases=rows, backward=None))
-    found = influence(examination, {"y"})["x[0]"]
-    assert found.extra == ((0, 6),) and not found.elsewhere  # each row still reaches itself
+    influences = influence(examination, {"y"})["x[0]"]
+    assert influences.extra == ((0, 6),) and not influences.elsewhere  # each row still reaches itself
     moved = session_of(assay.Target(lambda x, b: golden(x, b).roll(2, 0), golden, cases=rows, backward=None))
-    found = influence(moved, {"y"})["x[0]"]
-    assert found.missing == ((0, 6),) or found.none or found.elsewhere
+    influences = influence(moved, {"y"})["x[0]"]
+    assert influences.missing == ((0, 6),) or influences.none or influences.elsewhere
 
 
 def test_paths_through_stages_of_a_golden_with_its_own_backward():
-    """Two addends of one gradient are wrong alike: each path is a term."""
+    """Two addends of one gradient have the same mistake: each path is a term."""
 
     def golden(x, b):
         u = assay.stage("u", x * b)
@@ -163,8 +163,8 @@ def test_paths_through_stages_of_a_golden_with_its_own_backward():
 
     target = assay.Target(golden, golden, cases=rows, backward=flipped, golden_backward=by_autograd)
     examination = session_of(target)
-    found = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
-    assert [(f.term, f.reading) for f in found] == [("path through v", "sign_flipped")]
+    fits = fit(examination, "x.grad", "grad", examination.first.grads["x.grad"]).fits
+    assert [(f.term, f.reading) for f in fits] == [("path through v", "sign_flipped")]
 
 
 def failing(target):
@@ -172,7 +172,7 @@ def failing(target):
     return examinations[0], begin(examinations[0], report)
 
 
-def test_a_trial_that_fails_elsewhere_is_not_asked_further():
+def test_a_trial_that_fails_elsewhere_is_not_repeated():
     examination, evidence = failing(layer("h"))
     collect(examination, evidence, wanted="p")
     assert evidence.first_wrong == "h" and not evidence.runs and evidence.got is None
@@ -181,7 +181,7 @@ def test_a_trial_that_fails_elsewhere_is_not_asked_further():
 
 
 def test_zeros_at_some_negative_places_are_no_padded_maximum():
-    """A term is missing where nothing else is: zeros stand there, and other negative numbers are right."""
+    """A term is missing where the rest is zero: zeros there, and other negative numbers are right."""
 
     def golden(x, b):
         return torch.where(x > 1, -x, 0.0) - torch.where(x > 1, 0.0, b.exp())
@@ -191,6 +191,6 @@ def test_zeros_at_some_negative_places_are_no_padded_maximum():
 
     examination, evidence = failing(assay.Target(kernel, golden, cases=rows, backward=None))
     collect(examination, evidence)
-    found = matches(replace(evidence, whatif=[]))
+    by_cause = matches(replace(evidence, whatif=[]))
     assert bool((evidence.got[evidence.golden < 0] != 0).any())
-    assert "zero wherever the golden is negative" not in str(found.get("wrong_mask"))
+    assert "zero wherever the golden is negative" not in str(by_cause.get("wrong_mask"))

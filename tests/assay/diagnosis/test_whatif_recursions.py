@@ -1,4 +1,4 @@
-"""Recursions over tables: read by their columns, going on behind a sequence's end, shares of another turn's state."""
+"""Recursions over tables: read by columns, continued after a sequence's end, shares of another turn's state."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
-# least costs over several steps, of a table that is read once more beside
+# least costs over several steps, with a table that another line reads as well
 
 
 @assay.case(S=[4], N=[5], steps=[3])
@@ -20,10 +20,10 @@ def cheapest(start, cost, steps, *, turn=lambda t: t):
     return start + cost.sum(1)
 
 
-def test_a_table_that_a_loop_reads_by_its_columns_and_another_line_by_its_rows():
-    found = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
-    assert found.cause == "transposed" and "reads cost by its columns" in found.text, found
-    assert found.exact and found.whole and "in 3 places" in found.text, found
+def test_a_table_read_by_columns_in_a_loop_only():
+    change = best(lambda **k: cheapest(**k, turn=lambda t: t.mT), cheapest, costs)
+    assert change.cause == "transposed" and "reads cost by its columns" in change.text, change
+    assert change.exact and change.whole and "in 3 places" in change.text, change
 
 
 @assay.case(N=[9], V=[4])
@@ -36,11 +36,11 @@ def bigrams(x, table, a, b, *, first=True):
 
 
 def test_pairs_that_are_looked_up_in_the_other_order():
-    found = best(lambda **k: bigrams(**k, first=False), bigrams, pairs)
-    assert found.cause == "transposed" and "in the other order" in found.text and found.exact, found
+    change = best(lambda **k: bigrams(**k, first=False), bigrams, pairs)
+    assert change.cause == "transposed" and "in the other order" in change.text and change.exact, change
 
 
-# a state that fades over each row's own steps
+# a state that decays over each row's own steps
 
 
 @assay.case(B=[4], T=[7], D=[3])
@@ -78,13 +78,15 @@ def padded(x, w, length, *, state_to_the_end=False, last_of_all=False):
         ({"last_of_all": True}, "invalid_index", "is that of the padded end"),
     ],
 )
-def test_one_line_that_sees_every_sequence_as_full(mistake, cause, text):
-    found = best(lambda **k: padded(**k, **mistake), faded, rows)
-    assert found.cause == cause and text in found.text and "every number of length counts as T, 7" in found.text, found
-    assert found.exact and found.whole, found
+def test_one_line_that_takes_every_sequence_as_full(mistake, cause, text):
+    change = best(lambda **k: padded(**k, **mistake), faded, rows)
+    assert change.cause == cause and text in change.text and "every number of length counts as T, 7" in change.text, (
+        change
+    )
+    assert change.exact and change.whole, change
 
 
-# a sum over the paths of a chain whose steps have weights of their own
+# a sum over the paths of a chain whose steps have their own weights
 
 
 @assay.case(T=[5], K=[4])
@@ -128,13 +130,13 @@ class Paths(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("later, which", [(1, "its own turn"), (-1, "the turn before the last")])
-def test_shares_that_are_made_again_of_another_turns_state(later, which):
-    found = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
-    assert found.cause == "wrong_saved_tensor" and which in found.text and found.exact and found.whole, found
-    assert found.also == ("shifted", "off_by_one"), found
+def test_shares_recomputed_from_the_state_of_another_turn(later, which):
+    change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
+    assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
+    assert change.also == ("shifted", "off_by_one"), change
 
 
-# a chain of probabilities, whose states are vectors
+# a chain of probabilities with vectors as states
 
 
 @assay.case(T=[6], K=[4])
@@ -168,7 +170,7 @@ class Likelihood(torch.autograd.Function):
         return g, dtable, dseen
 
 
-def test_states_without_a_batch_that_are_read_after_their_turn():
-    found = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
-    assert found.exact and found.whole and "of the turn after, the last one its own" in found.text, found
-    assert "wrong_saved_tensor" in (found.cause, *found.also), found
+def test_states_without_a_batch_read_after_their_turn():
+    change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
+    assert change.exact and change.whole and "of the turn after, the last one its own" in change.text, change
+    assert "wrong_saved_tensor" in (change.cause, *change.also), change

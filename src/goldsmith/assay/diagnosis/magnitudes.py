@@ -50,7 +50,7 @@ def search_magnitudes(
     best = max(tried, key=lambda s: s.judge.worst, default=own_search)
     if best.judge.worst <= _GAIN * own_search.judge.worst:
         return None
-    best.beside = [own_search, *(s for s in tried if s is not best and s.judge.worst > own_search.judge.worst)]
+    best.magnitudes = [own_search, *(s for s in tried if s is not best and s.judge.worst > own_search.judge.worst)]
     return best
 
 

@@ -24,8 +24,8 @@ from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
 from .evidence import Born
 from .isolate import named, order
-from .whatif.calls import Listening, OperatorCall, _line, moved
-from .whatif.golden import Golden
+from .whatif.run.calls import Listening, OperatorCall, _line, moved
+from .whatif.run.golden import Golden
 
 PROBE = "provenance"
 _TRIED = 24  # operations of the golden, at most
@@ -59,7 +59,7 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
     if passed is not None:
         call, largest, dtype = passed
         sentences.append(
-            f"the golden's {call.said} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
+            f"the golden's {call.expression} reaches {largest:.4g}, beyond {dtype}, in exactly the elements that "
             f"{stage} depends on"
         )
     cause = "" if event is None else _cause(event)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..judge.examination import Examination
 from .evidence import Evidence
 from .rules.reading import Reading, label, plain
-from .whatif.calls import Listening, behind
-from .whatif.golden import Golden
+from .whatif.run.calls import Listening, behind
+from .whatif.run.golden import Golden
 
 
 def tensor_operators(examination: Examination, evidence: Evidence) -> frozenset[str]:

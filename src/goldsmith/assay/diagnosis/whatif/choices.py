@@ -1,9 +1,9 @@
-"""What if a choice that is not legal was made by other scores, or is the right one, counted from elsewhere.
+"""Explains an illegal choice (top-k, argmax): by changed scores, or by places that are counted wrongly.
 
-A choice has no residual: of changed scores it is asked whether the candidate's choice is the best by them, in every row
-of this draw and of another one; of the golden's own choice, whether it becomes the candidate's by how places are
-counted. A mask that lets in what has no say is told as such. Where other changes of the scores explain the choice, it
-is still a choice by the wrong scores, and how they are wrong is said beside it.
+A choice has no residual. For changed scores the test is whether the candidate's choice is the best by them, in every
+row of this draw and of another. For the golden's own choice the test is whether miscounted places turn it into the
+candidate's. A mask that admits invalid places is reported as such. If another change of the scores explains the choice,
+the cause is still a wrong decision, and the evidence describes that change.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination, decided
 from ..evidence import WhatIf
 from . import offers
-from .calls import Change
 from .engine import Search, seconds
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change
+from .run.golden import Golden
 from .witness import of_this_draw
 
-_SECONDS = 1.5  # of the processor
+_SECONDS = 1.5  # CPU seconds
 _MOST, _KEPT = 600, 4
-_DRAWS, _LEAST = 2, 3  # other draws that are asked, and rows that are wrong, in all of them, for an answer
-_COMMON = 0.4  # what is rarer explains a few places by chance
-_RARER = 0.12  # than the first that is found: no more is asked
-_ROUNDED = 2.0**-20  # of the largest score: what changed scores are rounded by is not known
+_DRAWS, _LEAST = 2, 3  # other draws to check, and wrong rows, over all draws, that an answer needs
+_COMMON = 0.4  # changes with a lower prior explain a few places by chance
+_RARER = 0.12  # prior below the first match, at which the search stops
+_ROUNDED = 2.0**-20  # relative to the largest score: the rounding of changed scores is not known
 _MASKS = frozenset(("wrong_mask", "mask_shift"))
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128, 256)
 _SIZES = 8
-Counted = tuple[str, str, float, tuple[str, ...], Any]  # the last: what becomes of places, or of scores
+# the last item maps places, or scores, to what the candidate used
+Counted = tuple[str, str, float, tuple[str, ...], Any]
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """One run's choice, rows by rows, with the golden's own and what the golden makes its scores of."""
+    """The choice of one run, as rows, with the golden's choice and the golden's inputs."""
 
-    made: Tensor
+    choice: Tensor
     own: Tensor
     scores: Tensor
     ordered: bool
@@ -52,23 +53,23 @@ class _Draw:
     leaves: Mapping[str, Tensor]
 
     def legal(self, scores: Tensor) -> Tensor:
-        """Of each row, whether all that is chosen is as good as what is not, and in its order, within rounding."""
+        """For each row, whether every chosen score is as good as any other, in order, within rounding."""
         n = scores.shape[-1]
-        inside = self.made.clamp(0, n - 1)
-        right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.made).all(-1)
+        inside = self.choice.clamp(0, n - 1)
+        right = ~inside.sort(-1).values.diff(dim=-1).eq(0).any(-1) & (inside == self.choice).all(-1)
         finite = scores[torch.isfinite(scores)]
         near = SLACK * _ROUNDED * (float(finite.abs().max()) if finite.numel() else 0.0)
         chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, inside, True)
         worst = torch.where(chosen, scores, torch.inf).amin(-1)
         best = torch.where(chosen, -torch.inf, scores).amax(-1)
         if self.ordered:
-            taken = scores.gather(-1, inside)
-            right &= ~(taken[..., 1:] > taken[..., :-1] + near).any(-1)
+            picked = scores.gather(-1, inside)
+            right &= ~(picked[..., 1:] > picked[..., :-1] + near).any(-1)
         return right & (worst + near >= best) & ~torch.isnan(scores).any(-1)
 
 
 def explain(examination: Examination, name: str) -> list[WhatIf]:
-    """Of a top-k or argmax that is not legal as it is; empty for what else there is."""
+    """Explanations of an illegal top-k or argmax; empty for other operators."""
     decision = examination.target.decisions.get(name)
     if not isinstance(decision, TopK) or examination._first is None:
         return []
@@ -79,9 +80,11 @@ def explain(examination: Examination, name: str) -> list[WhatIf]:
     if sum(int((~d.legal(d.scores)).sum()) for d in draws) < _LEAST:
         return []
     sizes = examination.material.sizes
-    found = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
-    found += [_what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)]
-    return found[:_KEPT] or _by_other_scores(examination, name, decision, draws)
+    explanations = [_what(name, *c[:4]) for c in _counted(first, sizes) if all(_same(d, c[4]) for d in draws)]
+    explanations += [
+        _what(name, *c[:4]) for c in _cut(first, sizes) if all(_chosen_of(d, c[4](d.scores)) for d in draws)
+    ]
+    return explanations[:_KEPT] or _by_other_scores(examination, name, decision, draws)
 
 
 def _drawn(examination: Examination, name: str, decision: TopK, material: Material, done: CandidateRun) -> _Draw | None:
@@ -96,18 +99,18 @@ def _drawn(examination: Examination, name: str, decision: TopK, material: Materi
     if own is None or scores is None or own.shape != got.shape:
         return None
     dim = decision.dim
-    made, own = (t.unsqueeze(dim) if t.dim() < scores.dim() else t for t in (got.long(), own.long()))
-    made, own, rows = (t.movedim(dim, -1) for t in (made, own, scores.double()))
-    if made.shape[:-1] != rows.shape[:-1] or not made.numel() or not rows.shape[-1]:
+    choice, own = (t.unsqueeze(dim) if t.dim() < scores.dim() else t for t in (got.long(), own.long()))
+    choice, own, rows = (t.movedim(dim, -1) for t in (choice, own, scores.double()))
+    if choice.shape[:-1] != rows.shape[:-1] or not choice.numel() or not rows.shape[-1]:
         return None
-    return _Draw(made, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
+    return _Draw(choice, own, rows, decision.ordered, Golden(ref, opened=True), ref.leaves)
 
 
-# the right choice, counted otherwise
+# the right choice, counted differently
 
 
 def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
-    """(cause, text, prior, other names, what becomes of the places)"""
+    """(cause, text, prior, other causes, map of places)"""
     n = draw.scores.shape[-1]
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 1 < v < n}
     rows = sorted(v for v in known if n % v == 0)[:_SIZES]
@@ -118,9 +121,9 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
                    ("wrong_stride",), lambda i, w=width, b=block: i // w * w + i % w % b)  # fmt: skip
     for width in rows:
         others = sorted(known - {width})[:_SIZES]
-        yield ("invalid_index", f"where a row of {width} begins is not added", 0.6, ("wrong_stride",),
+        yield ("invalid_index", f"the offset of its row of {width} is not added", 0.6, ("wrong_stride",),
                lambda i, w=width: i % w)  # fmt: skip
-        yield ("invalid_index", f"the number of a row of {width} stands for the place", 0.55, ("wrong_stride",),
+        yield ("invalid_index", f"the number of its row of {width} is used as the place", 0.55, ("wrong_stride",),
                lambda i, w=width: i // w)  # fmt: skip
         yield ("wrong_stride", f"its places count with the axes, {n // width} times {width}, the other way round", 0.6,
                ("transposed", "invalid_index"), lambda i, w=width: i % w * (n // w) + i // w)  # fmt: skip
@@ -129,13 +132,13 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
                    lambda i, w=width, o=other: i // w * o + i % w)  # fmt: skip
     for step in (1, -1):
         yield ("off_by_one", f"every place is {step:+d}", 0.5, ("shifted", "invalid_index"), lambda i, s=step: i + s)
-    yield "permuted", "it has the last one first", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
+    yield "permuted", "it is in reverse order", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
 
 
 def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
-    """A part of every row is never chosen: its ends, a block that is not whole, all blocks but the first or the last.
+    """A part of every row is never chosen: an end, an incomplete block, or all blocks but the first or the last.
 
-    The last of each is what the scores are then.
+    The last item of each result gives the remaining scores.
     """
     n = draw.scores.shape[-1]
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 2 < v < n}
@@ -156,14 +159,14 @@ def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
 
 
 def _chosen_of(draw: _Draw, scores: Tensor) -> bool:
-    """Whether the choice is the best of what is left, and nothing in it is left out."""
-    at = draw.made.clamp(0, scores.shape[-1] - 1)
+    """Whether the choice is the best among the remaining places, and uses only those."""
+    at = draw.choice.clamp(0, scores.shape[-1] - 1)
     return torch.equal(scores.gather(-1, at), draw.scores.gather(-1, at)) and bool(draw.legal(scores).all())
 
 
 def _same(draw: _Draw, counted: Callable[[Tensor], Tensor]) -> bool:
-    """In every row; where scores are as good as each other the golden's choice is one of several."""
-    return not torch.equal(draw.made, draw.own) and torch.equal(counted(draw.own), draw.made)
+    """Whether it equals the golden's choice in every row; where scores tie, several choices are equal."""
+    return not torch.equal(draw.choice, draw.own) and torch.equal(counted(draw.own), draw.choice)
 
 
 # other scores
@@ -173,18 +176,20 @@ def _by_other_scores(examination: Examination, name: str, decision: TopK, draws:
     search = _search(examination, decision, draws[0])
     if search is None:
         return []
-    over, found = seconds(_SECONDS), list[Change]()
+    over, matches = seconds(_SECONDS), list[Change]()
     changes = sorted(offers.of(search, search._calls()), key=lambda c: -c.prior)
     for change in changes[:_MOST]:
-        if over() or change.prior < (found[0].prior - _RARER if found else _COMMON) or len(found) >= _KEPT:
+        if over() or change.prior < (matches[0].prior - _RARER if matches else _COMMON) or len(matches) >= _KEPT:
             break
         if change.free is not None or change.drawn or change.composed is not None:
             continue
         if all(_explains(search, change, draw, decision) for draw in draws[: 1 if of_this_draw(change) else None]):
-            found.append(change)
-    masks = [c for c in found if c.cause in _MASKS]
-    told = [_what(name, c.cause, f"{decision.scores} is another: {c.text}", c.prior, c.also) for c in masks or found]
-    return told if masks else [_criterion(name, w) for w in told]
+            matches.append(change)
+    masks = [c for c in matches if c.cause in _MASKS]
+    explanations = [
+        _what(name, c.cause, f"{decision.scores} is another: {c.text}", c.prior, c.also) for c in masks or matches
+    ]
+    return explanations if masks else [_criterion(name, w) for w in explanations]
 
 
 def _criterion(name: str, what: WhatIf) -> WhatIf:
@@ -193,7 +198,7 @@ def _criterion(name: str, what: WhatIf) -> WhatIf:
 
 
 def _search(examination: Examination, decision: TopK, first: _Draw) -> Search | None:
-    """For changes of the scores; which ones are wrong is known of the rows alone."""
+    """A search for changes of the scores; only the wrong rows are known, not the wrong scores."""
     bounded = examination.ref.bounded.get(decision.scores)
     if bounded is None:
         return None
@@ -204,27 +209,27 @@ def _search(examination: Examination, decision: TopK, first: _Draw) -> Search | 
 
 
 def _others(examination: Examination, name: str, decision: TopK) -> list[_Draw]:
-    found = []
+    draws = []
     for salt in range(1, _DRAWS + 1):
         material = examination.variant(salt)
         done = examination.execute("whatif", f"other inputs {salt}", material=material, look=False)
         draw = _drawn(examination, name, decision, material, done)
-        found += [] if draw is None else [draw]
-    return found
+        draws += [] if draw is None else [draw]
+    return draws
 
 
 def _explains(search: Search, change: Change, draw: _Draw, decision: TopK) -> bool:
-    """Whether the choice is legal by the scores that the changed golden makes."""
-    given = dict(draw.leaves)
+    """Whether the choice is legal by the changed golden's scores."""
+    leaves = dict(draw.leaves)
     try:
-        given |= change.leaves(given) if change.leaves is not None else {}
+        leaves |= change.leaves(leaves) if change.leaves is not None else {}
     except (RuntimeError, ZeroDivisionError):
         return False
-    made = search.made_by(
-        change.at, change.change, given, decision.scores, change.wrap, change.saved, change.group, draw.golden,
+    values = search.made_by(
+        change.at, change.change, leaves, decision.scores, change.wrap, change.saved, change.group, draw.golden,
         change.scalars,
     )  # fmt: skip
-    value = (made or {}).get(decision.scores)
+    value = (values or {}).get(decision.scores)
     if value is None or not value.is_floating_point():
         return False
     rows = value.double().movedim(decision.dim, -1)

@@ -1,4 +1,4 @@
-"""Runs the changed goldens and keeps those that make what the candidate made."""
+"""Search: runs the changed goldens and keeps the changes that make the candidate's numbers."""
 
 from __future__ import annotations
 
@@ -17,39 +17,42 @@ from ...judge.examination import Examination
 from ..evidence import WhatIf
 from ..isolate import named
 from ..numbers import known
-from . import addends, composed, offers
-from .calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
-from .golden import Golden
+from . import offers
+from .backward import addend_factors
+from .free_numbers import EXPLAINED, sought
+from .inputs import composed_slices
 from .judge import Judge
-from .mistaken import read_instead
-from .replayed import Replay, Unknown, taped
-from .sought import EXPLAINED, sought
+from .run.calls import Change, Changed, Instead, Listening, OperatorCall, behind, compared
+from .run.golden import Golden
+from .run.replay import Replay, Unknown, taped
+from .substituted_saved import read_instead
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
-_MOST = 4000  # changes that are tried
+_MOST = 4000  # changes to try
 _KEPT = 12
-_ON = 1.0  # seconds of the processor, at least, that are looked on for what makes more of the other results
+_ON = 1.0  # CPU seconds, at least, to go on searching for a change that also explains the other results
 _EMPTY = "empty_group"
-_TOWARDS = 0.5  # of the error's squares: what is left beside rounding
-SMALL = 64.0  # times the bound: an error that rounding may hide
-_SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)  # (how much rarer it may still be, of a share of the other results)
+_TOWARDS = 0.5  # share of the squared error that must remain beyond rounding
+SMALL = 64.0  # in units of the bound: an error that rounding may hide
+# (prior distance within which rarer changes are still tried, share of the other results explained)
+_SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)
 
 
 def search(
     examination: Examination, tensor: str, got: Tensor, own: CandidateRun, *, causes: frozenset[str] | None = None
 ) -> Search | None:
-    """Of changes of the golden that make `got`, the candidate's wrong `tensor`; None where nothing can be compared.
+    """A search for changes that make `got`, the candidate's wrong `tensor`; None if nothing can be compared.
 
-    causes  only changes of these are tried; None: all
-    own     the run that `got` comes from; of several changes that make it, those that make its other results are better
+    causes  only changes of these causes are tried; None: all
+    own     the run that `got` comes from; a change that also makes the other results of this run is better
     """
     bounded = examination.ref.bounded.get(tensor)
     if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
         return None
     judge = Judge(got.detach(), bounded.value, bounded.bound)
     if not judge.error or not bool(got.count_nonzero()):
-        return None  # that nothing comes needs no explanation by a change
-    if not bool(judge.finite.any()):  # nor does what NaN makes of all; where it begins may be a group without anything
+        return None  # a missing tensor needs no change to explain it
+    if not bool(judge.finite.any()):  # nor does NaN everywhere, although it may begin in an empty group
         causes = frozenset({_EMPTY}) & (causes if causes is not None else frozenset({_EMPTY}))
         if not causes:
             return None
@@ -65,18 +68,18 @@ def explain(
     causes: frozenset[str] | None = None,
     spent: Callable[[], bool] = lambda: False,
 ) -> list[WhatIf]:
-    """All that a search finds, the best first."""
-    found = search(examination, tensor, got, own, causes=causes)
-    return [] if found is None else found.run(spent)
+    """All changes that a full search finds, the best first."""
+    session = search(examination, tensor, got, own, causes=causes)
+    return [] if session is None else session.run(spent)
 
 
 class Search:
-    """Changes in order of how common they are; it can be taken up again where it stopped.
+    """Changes in order of their priors; `run` can be called again to go on.
 
-    left      whether there are changes that were not tried
-    left_out  kinds of changes that a golden of this form made impossible to offer, and why
-    beside    searches of the same case at other magnitudes: a change must fit there, too
-    seen      what is said of the magnitude behind each change
+    left       whether untried changes are left
+    left_out   kinds of changes that could not be offered for this golden -> the error
+    magnitudes searches of the same case at other input magnitudes: a change must fit there, too
+    seen       text about the magnitude, appended to each change
     """
 
     def __init__(
@@ -85,30 +88,31 @@ class Search:
         self.examination, self.tensor, self.judge, self.own = examination, tensor, judge, own
         self.causes, self.left = causes, True
         self.left_out: dict[str, str] = {}
-        self.beside: list[Search] = []
+        self.magnitudes: list[Search] = []
         self.seen = ""
-        self.behind: set[int] = set()  # the operators that the wrong tensor is made of
+        self.behind: set[int] = set()  # the operators that the wrong tensor depends on
         self.operators: frozenset[str] = frozenset()  # their names
-        self.alike = ""  # another tensor of the golden with the very numbers of the wrong one
+        self.alike = ""  # another tensor of the golden with the same numbers as the wrong one
         self.golden = Golden(examination.ref, opened=not tensor.endswith(".grad"))
         self.leaves = examination.ref.leaves
         material = examination.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
         self._waiting: Iterator[tuple[int, Change]] | None = None
-        self._found: list[tuple[Change, WhatIf]] = []
+        self._explanations: list[tuple[Change, WhatIf]] = []
         self._seen: set[tuple[str, str]] = set()
-        self._settled = 0.0  # changes of that prior, or less, need not be tried
+        self._settled = 0.0  # changes of this prior or less need not be tried
         self._witnesses: list[Witness] | None = None
         self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
-        self._before: set[int] = set()  # what those are made of
-        self._asked: set[int] = set()  # operators whose numbers are compared, so that others are chosen
+        self._before: set[int] = set()  # the operators those depend on
+        self._asked: set[int] = set()  # operators whose numbers are compared, so that a choice depends on them
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
-        """All that is found by then, the best first.
+        """All changes found until `spent` says so, the best first.
 
-        It ends early where a change makes every element of the tensor, and the other results too: what is much rarer
-        would only come after it. Where the other results are not made it looks on for as long again, and no longer.
+        It ends early if a change makes every element of the tensor and the other results too, since only much rarer
+        changes
+        would follow. If the other results are not explained, it searches for as long again and then stops.
         """
         if self._waiting is None:
             self._waiting = enumerate(self._all(self._calls()))
@@ -119,36 +123,36 @@ class Search:
             what = self._tried(change)
             if what is not None and (what.cause, what.text) not in self._seen:
                 self._seen.add((what.cause, what.text))
-                self._found.append((change, what))
+                self._explanations.append((change, what))
                 self._settle(change, what)
-                self._found += self._mistaken(change, what)
+                self._explanations += self._mistaken(change, what)
             if spent() or enough():
-                return self._said()
+                return self._whatifs()
         self.left = False
-        return self._said()
+        return self._whatifs()
 
-    def _said(self) -> list[WhatIf]:
-        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._found)]
+    def _whatifs(self) -> list[WhatIf]:
+        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._explanations)]
 
     def _enough(self) -> Callable[[], bool]:
-        """Whether as much time again as it took to find what makes every element is over, and two seconds at least."""
-        began, found = time.thread_time(), 0.0
+        """Whether the time it took to find an exact change has passed once more, and two seconds at least."""
+        began, found_after = time.thread_time(), 0.0
 
         def enough() -> bool:
-            nonlocal found
+            nonlocal found_after
             now = time.thread_time() - began
-            if not found and any(w.exact and w.whole and c.free is None for c, w in self._found):
-                found = max(now, _ON)
-            return bool(found) and now > found + max(found, _ON)
+            if not found_after and any(w.exact and w.whole and c.free is None for c, w in self._explanations):
+                found_after = max(now, _ON)
+            return bool(found_after) and now > found_after + max(found_after, _ON)
 
         return enough
 
     def _mistaken(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
-        """The same numbers of a gradient by another tensor that the backward reads, where the forward is right."""
+        """If the forward is right: the same gradient, explained by another tensor that the backward reads."""
         sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
         if not sent or not what.exact or not what.whole or self._others(change, forward=True) == 1:
             return []
-        other = read_instead(what, self.examination.ref.values, self._made(change, "") or {})
+        other = read_instead(what, self.examination.ref.values, self._run_changed(change, "") or {})
         return [] if other is None else [(change, other)]
 
     def _settle(self, change: Change, what: WhatIf) -> None:
@@ -161,20 +165,20 @@ class Search:
 
     def _calls(self) -> list[OperatorCall]:
         mode = Listening().record()
-        made = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
+        value = self.golden.run_under(mode, self.leaves, self.tensor).get(self.tensor)
         calls = mode.calls or []
-        key = -1 if made is None else mode.key_of(made)
+        key = -1 if value is None else mode.key_of(value)
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
-        self._vanishing = addends.vanishing(calls, self.behind)
+        self._vanishing = addend_factors.vanishing(calls, self.behind)
         self._before = {i for at in self._vanishing for i in behind(calls, at)}
         self._asked = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
-        self.alike = next((c.said for c in others if self.judge.explained(c.out.detach())[1]), "")
+        self.alike = next((c.expression for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
     def _all(self, calls: list[OperatorCall]) -> Iterator[Change]:
-        """Those that reach what is wrong, the common mistakes of all before the rare ones."""
+        """All changes that reach the wrong elements, in order of their priors."""
         reached: dict[int, bool] = {}
         for change in sorted(filter(self.asked, offers.of(self, calls)), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
@@ -187,7 +191,7 @@ class Search:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
     def _reaches(self, call: OperatorCall) -> bool:
-        """Whether NaN in the operator's result arrives at every wrong element."""
+        """Whether NaN in the operator's result reaches every wrong element."""
 
         def poisoned(func: Any, args: tuple, kwargs: dict) -> Any:
             out = func(*args, **kwargs)
@@ -200,69 +204,69 @@ class Search:
         value = self._value(call.index, poisoned)
         if value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all()):
             return True
-        return call.index in self._asked  # a comparison with NaN is false, and what it chooses is a number
+        return call.index in self._asked  # a comparison with NaN is false, and the value it selects is a number
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The run up to the tensor, for changes that leave most of it as it was; None where it cannot be taped."""
+        """The recorded run up to the tensor, for changes that leave most of it; None if it cannot be recorded."""
         with suppress(RuntimeError, NotImplementedError):  # storage of another kind
             return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
         return None
 
     def _value(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None = None
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None = None
     ) -> Tensor | None:
-        found = self.made_by(at, change, given, self.tensor)
-        return None if found is None else found.get(self.tensor)
+        value = self.made_by(at, change, leaves, self.tensor)
+        return None if value is None else value.get(self.tensor)
 
     def made_by(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
         golden: Golden | None = None, scalars: Mapping[str, Any] | None = None, sure: bool = False,
     ) -> dict[str, Tensor] | None:  # fmt: skip
-        """What the golden makes then; sure: by a whole run, even where a replay can tell."""
+        """What the golden makes with the change; sure: by a whole run, even if a replay is possible."""
         changes = dict(group) if group else {at: change} if change is not None else {}
-        given, golden = self.leaves if given is None else given, golden or self.golden
+        leaves, golden = self.leaves if leaves is None else leaves, golden or self.golden
         own = golden is self.golden and until == self.tensor and not (wrap or scalars or sure)
         try:
             if own and self.replay is not None:
                 with suppress(Unknown):
-                    other = {n: t for n, t in given.items() if t is not self.leaves.get(n)}
+                    other = {n: t for n, t in leaves.items() if t is not self.leaves.get(n)}
                     return {until: self.replay.value(changes, other, saved)}
-            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), given, until, scalars)
+            return golden.run_under(Listening(changes, wrap=wrap, saved=saved), leaves, until, scalars)
         except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
             return None
 
-    def _made(
+    def _run_changed(
         self, change: Change, until: str, draw: Witness | None = None, *, sure: bool = False
     ) -> dict[str, Tensor] | None:
-        given, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
+        leaves, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         try:
-            given = {**given, **change.leaves(given)} if change.leaves is not None else given
-        except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype does not have
+            leaves = {**leaves, **change.leaves(leaves)} if change.leaves is not None else leaves
+        except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype cannot hold
             return None
         if change.composed is not None:
-            return composed.made(
-                change, given, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
+            return composed_slices.composed_values(
+                change, leaves, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
             )
         return self.made_by(
-            change.at, change.change, given, until, change.wrap, change.saved, change.group, golden, change.scalars,
+            change.at, change.change, leaves, until, change.wrap, change.saved, change.group, golden, change.scalars,
             sure,
         )  # fmt: skip
 
     def fits(self, change: Change) -> bool:
-        """Whether it makes what came at the other magnitudes as well, or leads there where rounding hides the rest."""
-        if not self.beside or change.drawn or of_this_draw(change):
+        """Whether the change also fits at the other magnitudes, or helps there if rounding hides the rest."""
+        if not self.magnitudes or change.drawn or of_this_draw(change):
             return True
-        for other in self.beside:
+        for other in self.magnitudes:
             if other.all_operators == self.all_operators:
-                share, _ = other.judge.explained((other._made(change, self.tensor) or {}).get(self.tensor))
+                share, _ = other.judge.explained((other._run_changed(change, self.tensor) or {}).get(self.tensor))
                 if share <= _TOWARDS or other.judge.worst > SMALL and share < EXPLAINED:
                     return False
         return True
 
     def holds(self, change: Change) -> bool:
-        """Whether it makes what came of other draws as well, where the first one has too few numbers to tell."""
+        """Whether the change also explains other draws, if the first has too few numbers to decide."""
         if self._witnesses is None:
             self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         for draw in self._witnesses:
@@ -270,26 +274,27 @@ class Search:
                 if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._seen_in(draw))):
                     return False
                 continue
-            share, exact = draw.judge.explained((self._made(change, self.tensor, draw) or {}).get(self.tensor))
+            share, exact = draw.judge.explained((self._run_changed(change, self.tensor, draw) or {}).get(self.tensor))
             if share < EXPLAINED and not exact:
                 return False
         return True
 
     def _seen_in(self, draw: Witness) -> tuple[list[OperatorCall], Judge]:
-        """What a change that is read off the numbers is offered from, of another draw."""
+        """The context from which a change that depends on the numbers is offered for another draw."""
         mode = Listening().record()
         draw.golden.run_under(mode, draw.leaves, self.tensor)
         return mode.calls or [], draw.judge
 
     @cached_property
     def all_operators(self) -> Operators:
-        """Of the golden, in order, forward and backward."""
+        """All operators of the golden in order, forward and backward."""
         return operators(self.golden, self.leaves)
 
     def _again(self, change: Change) -> bool:
-        """Whether what makes every number of one draw makes those of another as well, as far as it can be asked.
+        """Whether a change that explains one draw also explains another, as far as this can be tested.
 
-        Only where the golden calls the same operators of it; what else is called has no such place for the change.
+        It can be tested only if the golden calls the same operators on both draws; otherwise the change has no place
+        there.
         """
         if few(self.judge) or change.drawn or change.composed is not None or of_this_draw(change):
             return True
@@ -301,13 +306,13 @@ class Search:
     def _tried(self, change: Change) -> WhatIf | None:
         if change.free is not None:
             return sought(self, change)
-        value = (self._made(change, self.tensor) or {}).get(self.tensor)
+        value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
         if share < EXPLAINED and any(at in self._before and at not in self._vanishing for at, _ in change.all):
             change = replace(change, group=(*self._vanishing.items(), *change.all))
-            value = (self._made(change, self.tensor) or {}).get(self.tensor)
+            value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
         if value is None:
             return None
@@ -319,41 +324,41 @@ class Search:
             return None
         if exact and whole and not self._again(change):
             return None
-        value = (self._made(change, self.tensor, sure=True) or {}).get(self.tensor)
+        value = (self._run_changed(change, self.tensor, sure=True) or {}).get(self.tensor)
         if value is None or max(self.judge.explained(value), self.judge.explained_where_wrong(value))[0] < EXPLAINED:
-            return None  # the golden's Python had read what was changed
+            return None  # the golden's Python had read the changed tensor
         params = dict(change.params)
         return WhatIf(
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
         )
 
-    def _ordered(self, found: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
-        """Exact ones first, then those that make the other results, too, then the common ones."""
+    def _ordered(self, pairs: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
+        """Exact changes first, then those that explain the other results, then by prior."""
         named = (lambda w: w.exact, lambda w: w.whole, lambda w: "value" not in w.params or w.params.get("named"))
-        for better in named:  # a number that nothing in the case explains may stand for what a plain change makes
-            if any(better(w) for _, w in found):
-                found = [(c, w) for c, w in found if better(w)]
-        found = found[: 4 * _KEPT]
-        if any(c.composed for c, _ in found):  # these make no gradients: the forward alone is compared first
-            found = self._best(found, [self._others(c, forward=True) for c, _ in found])
-        scored = [(self._others(c), w) for c, w in found]
-        best = max((s for (s, w), (c, _) in zip(scored, found, strict=True) if not c.composed), default=0.0)
+        for better in named:  # a fitted number that nothing in the case explains may imitate a plain change
+            if any(better(w) for _, w in pairs):
+                pairs = [(c, w) for c, w in pairs if better(w)]
+        pairs = pairs[: 4 * _KEPT]
+        if any(c.composed for c, _ in pairs):  # these make no gradients: compare the forward first
+            pairs = self._best(pairs, [self._others(c, forward=True) for c, _ in pairs])
+        scored = [(self._others(c), w) for c, w in pairs]
+        best = max((s for (s, w), (c, _) in zip(scored, pairs, strict=True) if not c.composed), default=0.0)
         kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
-        # a term that is gone altogether is simpler than a factor whose loss makes a sum vanish
+        # a term left out is a simpler explanation than a factor whose loss makes a sum vanish
         kept.sort(key=lambda w: (-w.exact, -w.prior, w.cause != "missing_term", -w.match))
         return kept[:_KEPT]
 
     @staticmethod
-    def _best(found: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
-        return [f for f, s in zip(found, shares, strict=True) if s >= max(shares) - 1e-9]
+    def _best(pairs: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
+        return [f for f, s in zip(pairs, shares, strict=True) if s >= max(shares) - 1e-9]
 
     def _others(self, change: Change, *, forward: bool = False) -> float:
-        """The share of the candidate's other results, or of those of the forward, that the change makes as well."""
+        """The share of the candidate's other results, or of those of the forward, that the change explains."""
         if change.free is not None:
             return 1.0
-        one_by_one = change.composed is not None  # its gradients would have to be put together as well
+        one_by_one = change.composed is not None  # its gradients would have to be assembled as well
         forward |= one_by_one
-        values = self._made(change, "") if not one_by_one else {}
+        values = self._run_changed(change, "") if not one_by_one else {}
         if values is None:
             return 0.0
         same = total = 0
@@ -363,7 +368,7 @@ class Search:
                 continue
             if mine.shape != bounded.value.shape or not mine.numel() or forward and other.endswith(".grad"):
                 continue
-            values = self._made(change, other) or {} if one_by_one else values
+            values = self._run_changed(change, other) or {} if one_by_one else values
             total += 1
             judge = Judge(mine.detach(), bounded.value, bounded.bound)
             same += judge.explained(values.get(other))[1]
@@ -371,6 +376,6 @@ class Search:
 
 
 def seconds(limit: float) -> Callable[[], bool]:
-    """Whether so many seconds of this thread's own are over: a busy machine costs time, and no answer."""
+    """A function: whether that many CPU seconds of this thread have passed (wall time depends on other load)."""
     started = time.thread_time()
     return lambda: time.thread_time() - started > limit

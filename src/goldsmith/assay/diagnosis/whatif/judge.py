@@ -1,4 +1,4 @@
-"""Whether what a changed golden makes is what the candidate made."""
+"""Judge: whether a changed golden's tensor equals the candidate's."""
 
 from __future__ import annotations
 
@@ -7,31 +7,32 @@ from torch import Tensor
 
 from ...bounds.bounded import SLACK
 
-_EXACT = 4.0  # times the bound: both are rounded, and the changed golden's bound is not known
-_ALL = 1 - 1e-8  # of them: elements that rounding alone moves farther are forgiven
-_NEAR = 0.8  # of the elements have to be the candidate's, within rounding
-_OPEN = 1e-5  # of the size: what counts as wrong where no bound is known
-_APART = 1e6  # squares of the bound, that a number and an infinity are apart
-_PART = 6  # wrong elements, and right ones, at least, for a change in a part of a tensor
+_EXACT = 4.0  # in units of the bound: both are rounded, and the changed golden's bound is unknown
+_ALL = 1 - 1e-8  # share of the elements; rounding alone may move the rest farther
+_NEAR = 0.8  # share of the elements that must equal the candidate's, within rounding
+_OPEN = 1e-5  # relative to the size: counts as wrong if no bound is known
+_APART = 1e6  # squared distance, in bounds, between a number and an infinity
+_PART = 6  # wrong elements, and right ones, at least, for a change in part of a tensor
 
 
 class Judge:
-    """Whether a tensor is the candidate's, within rounding."""
+    """Compares tensors with the candidate's, within rounding."""
 
     def __init__(self, got: Tensor, golden: Tensor, bound: Tensor):
         self.got, self.finite = got.double(), torch.isfinite(got)
         scale = float(golden[torch.isfinite(golden)].abs().mean()) if golden.numel() else 0.0
-        size = torch.where(torch.isfinite(golden), golden.abs(), scale)  # an infinity allows no number beside it
+        # an infinity allows no finite number in its place
+        size = torch.where(torch.isfinite(golden), golden.abs(), scale)
         limit = torch.where(torch.isfinite(bound), SLACK * bound, _OPEN * (size + scale))
         self.wrong_at = ~((self.got - golden).abs() <= limit) & ~((got == golden) | (got != got))
-        rounded = torch.finfo(got.dtype).eps / 2 * self.got.abs().nan_to_num(0, 0, 0)  # of a number that is no copy
+        rounded = torch.finfo(got.dtype).eps / 2 * self.got.abs().nan_to_num(0, 0, 0)  # half an ulp of a rounded number
         self.bound = torch.maximum(torch.where(torch.isfinite(bound + golden), bound, 1e-6 * size), rounded).clamp_min(
             1e-13 * (size + scale) + 1e-300
         )
         self.error = self._units(golden)
         self.golden = golden
         away = torch.where(self.finite & torch.isfinite(golden), (self.got - golden).abs() / self.bound, 0.0)
-        self.worst = float(away.max()) if away.numel() else 0.0  # error, in units of the bound
+        self.worst = float(away.max()) if away.numel() else 0.0  # error in units of the bound
 
     def _units(self, value: Tensor) -> float:
         finite = torch.isfinite(value)
@@ -42,7 +43,7 @@ class Judge:
         return torch.where(self.finite, (self.got - value) / self.bound, 0.0).flatten()
 
     def explained(self, value: Tensor | None) -> tuple[float, bool]:
-        """(share of the error's squares that is gone, whether every element is the candidate's within rounding)."""
+        """(share of the squared error that is explained, whether every element is the candidate's within rounding)."""
         if value is None or value.shape != self.got.shape or not value.is_floating_point():
             return 0.0, False
         if bool((torch.isfinite(value) != self.finite).any()):
@@ -51,16 +52,16 @@ class Judge:
         larger = float(size.sum() / wanted.sum().clamp_min(1e-300))
         grown = (size / wanted.clamp_min(1e-300)).clamp(1.0, 16 * max(1.0, larger))
         near = ((self.got - value).abs() <= _EXACT * self.bound * grown) | (self.got == value) | ~self.finite
-        if not self.error:  # the candidate has the golden's very numbers: a change must leave them as they are
+        if not self.error:  # the candidate equals the golden: a change must keep it so
             return 0.0, bool(near.all())
         share = 1 - self._units(value) / self.error
-        few = float(near.double().mean()) < _NEAR  # one element of a tiny bound may hold all of the error's squares
+        few = float(near.double().mean()) < _NEAR  # one element of a tiny bound may hold all of the squared error
         if bool(near.all()) or share > _ALL and not few:
             return share, True
-        return (share - 1) / 2 if few else share, False  # as far as it goes, it still tells a search which way to go
+        return (share - 1) / 2 if few else share, False  # a partial share still guides the search
 
     def explained_where_wrong(self, value: Tensor | None) -> tuple[float, bool]:
-        """The same where the candidate is wrong, with the golden elsewhere: the change was made for a part alone."""
+        """The same where the candidate is wrong, with the golden's values elsewhere, for a change of one part."""
         count = int(self.wrong_at.sum())
         if value is None or value.shape != self.got.shape or not _PART <= count <= self.wrong_at.numel() - _PART:
             return 0.0, False

@@ -1,4 +1,4 @@
-"""SearchContext: what the sources of changes see of a search, which `engine.Search` implements."""
+"""SearchContext: the part of a search that the modules with changes may use; `engine.Search` implements it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from ...execute.run import CandidateRun
 from ...judge.examination import Examination
-from .calls import Change, Changed
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change, Changed
+from .run.golden import Golden
 
 
 class SearchContext(Protocol):
-    """behind: numbers of the operators that the wrong tensor is made of; left_out: kinds that were not offered, why."""
+    """behind: operators that the wrong tensor depends on; left_out: kinds of changes not offered -> the error."""
 
     examination: Examination
     tensor: str
@@ -34,6 +34,6 @@ class SearchContext(Protocol):
     def holds(self, change: Change) -> bool: ...
 
     def made_by(
-        self, at: int, change: Callable[..., Any] | None, given: Mapping[str, Tensor] | None, until: str,
+        self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
         *, group: tuple[tuple[int, Changed], ...] = (),
     ) -> dict[str, Tensor] | None: ...  # fmt: skip

@@ -1,7 +1,7 @@
-"""Other draws of the case: where the wrong tensor has few numbers, as a loss has, any factor makes the first draw's.
+"""Other draws of the case, against which changes are checked.
 
-Where it has many, what makes every one of them is asked of one other draw as well: a shifted mask may hide the same
-elements of one draw as the mistake does.
+If the wrong tensor has few elements, as a loss has, any factor explains the first draw. If it has many, an exact change
+is still checked on one other draw: a shifted mask may hide the same elements of one draw as the mistake does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions
 from ..isolate import named
-from .calls import Change, Listening, OperatorCall
-from .golden import Golden
 from .judge import Judge
+from .run.calls import Change, Listening, OperatorCall
+from .run.golden import Golden
 
-FEW = 8  # wrong numbers, at most, that a change can make by chance
+FEW = 8  # wrong elements, at most, that a change can explain by chance
 _PROBE = "whatif"
 _DRAWS = 3
 Operators = tuple[tuple[str, tuple[int, ...]], ...]
@@ -31,9 +31,9 @@ Operators = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Witness:
-    """What the candidate made of other inputs, and the golden's inputs to make it again.
+    """The candidate's results for other inputs, and the golden with those inputs.
 
-    operators  of the golden in order, with shapes: a change is of one by its place among them, and of places in it
+    operators  of the golden in order, with shapes: a change refers to an operator by its index, and to places in it
     """
 
     golden: Golden
@@ -57,31 +57,31 @@ def few(judge: Judge) -> bool:
 
 
 def called(examination: Examination, tensor: str, own: CandidateRun, judge: Judge) -> list[Witness]:
-    """Witnesses for changes that are to make `tensor`; one alone where the first draw tells much."""
+    """The witnesses for changes that should explain `tensor`; one is enough if the first draw has many elements."""
     draws = range(1, _DRAWS + 1) if few(judge) else range(1, 2)
     return [w for w in (_witness(examination, tensor, own, salt) for salt in draws) if w is not None]
 
 
 def of_this_draw(change: Change) -> bool:
-    """Whether a change holds numbers of the draw that it was offered for: of another draw's it says nothing then."""
+    """Whether a change contains numbers of the draw it was offered for, so that it holds for no other draw."""
     waiting: list[Any] = [change.change, change.leaves, change.saved, change.group]
     seen: set[int] = set()
     while waiting:
-        held = waiting.pop()
-        if id(held) in seen:
+        value = waiting.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(held))
-        if isinstance(held, Tensor) and held.numel() > 1 or isinstance(held, OperatorCall):
+        seen.add(id(value))
+        if isinstance(value, Tensor) and value.numel() > 1 or isinstance(value, OperatorCall):
             return True
-        if isinstance(held, tuple | list):
-            waiting += held
-        elif isinstance(held, dict):
-            waiting += held.values()
-        elif isinstance(held, partial):
-            waiting += [held.func, *held.args, *held.keywords.values()]
-        elif isinstance(held, FunctionType):
-            waiting += [cell.cell_contents for cell in held.__closure__ or () if cell != _EMPTY]
-            waiting += [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values()]
+        if isinstance(value, tuple | list):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, FunctionType):
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     return False
 
 
@@ -89,9 +89,9 @@ _EMPTY = CellType()
 
 
 def _steered_alike(examination: Examination, other: Material) -> Material:
-    """With this draw's whole numbers: a golden that loops over lengths and labels calls the same operators again.
+    """Witnesses with this draw's integers: a golden that loops over lengths and labels then calls the same operators.
 
-    A change is of an operator by its place among all; in a run that goes another way another one stands there.
+    A change refers to an operator by its index among all; after another path, another operator has this index.
     """
     mine, theirs = examination.material.inputs, other.inputs
     whole = {n: t for n, t in mine.items() if not t.is_floating_point()}

@@ -1,0 +1,1 @@
+"""Changes of the backward alone: saved tensors, recomputation, sums of a gradient."""

@@ -1,0 +1,93 @@
+"""Backward sums that each rank, or each block, computes alone, without reducing over all of them.
+
+A mean, or an expanded sum, sends every place the gradient of all places. If only the gradient of the own rank arrives,
+the result has the golden's shape and a part of each sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, OperatorCall, floating, moved
+from ..sums.reduction_axes import addend_of, backward_sums
+
+_BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
+    groups: dict[tuple, list[tuple[int, Changed]]] = {}
+    for call, x, own in backward_sums(calls, among):
+        at = addend_of(calls, call, among) or _spread(calls, call, among)
+        if at is None:
+            continue
+        golden = x.sum(own, keepdim=True)
+        for axis in own:
+            n = x.shape[axis]
+            for block, ranks in _blocks(n, numbers):
+                share = _of_blocks(x, own, axis, block)
+                for mean in (False, True):
+                    sizes = torch.tensor([len(p) for p in torch.arange(n).split(block)], device=x.device)
+                    times = (n / sizes.to(x.dtype)).repeat_interleave(sizes) if mean else torch.ones((), dtype=x.dtype)
+                    shape = [n if d == axis and mean else 1 for d in range(x.dim())]
+                    factor = (share / golden * times.reshape(shape if mean else [])).expand(x.shape)
+                    factor = factor.reshape(at.out.shape)
+                    change = moved(lambda out, f=factor: out * f)
+                    by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
+                    how = " and divides by its own length" if mean else ""
+                    text = f"of {call.expression} {by} takes its own part of axis {axis}{how}: they are not joined"
+                    params = {"axis": axis, "block": block}
+                    cause, also = _named(ranks)
+                    groups.setdefault((axis, block, n, mean), []).append((at.index, change))
+                    yield Change(cause, text, at.index, change, params, 0.5 - 0.02 * mean, also=also)
+    for (axis, block, n, mean), group in groups.items():
+        if len({at for at, _ in group}) == len(group) > 1:
+            ranks = next((r for b, r in _blocks(n, numbers) if b == block), 0)
+            by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
+            how = " and divides by its own length" if mean else ""
+            text = f"of {len(group)} sums {by} takes its own part of axis {axis}{how}: they are not joined"
+            cause, also = _named(ranks)
+            params = {"axis": axis, "block": block}
+            yield Change(cause, text, group[0][0], group[0][1], params, 0.5, group=tuple(group), also=also)
+
+
+def _named(ranks: int) -> tuple[str, tuple[str, ...]]:
+    if ranks:
+        return "missing_partition", ("truncated_reduction", "missing_term")
+    return "truncated_reduction", ("missing_partition", "missing_term")
+
+
+def _blocks(n: int, numbers: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """(places of a block, number of ranks if the case has that number)"""
+    rank_counts: dict[int, int] = {}
+    for ranks in numbers.values():
+        if isinstance(ranks, int) and not isinstance(ranks, bool) and 2 <= ranks <= n:
+            rank_counts.setdefault(-(-n // ranks), ranks)
+    for block in sorted({b for b in (*_BLOCKS, *rank_counts) if b < n}):
+        yield block, rank_counts.get(block, 0)
+
+
+def _of_blocks(x: Tensor, own: tuple[int, ...], axis: int, block: int) -> Tensor:
+    """The sum of each block, spread over its places."""
+    parts = [part.sum(own, keepdim=True).expand(_like(part, own, axis)) for part in x.split(block, axis)]
+    return torch.cat(parts, axis)
+
+
+def _like(part: Tensor, own: tuple[int, ...], axis: int) -> list[int]:
+    return [1 if d in own and d != axis else size for d, size in enumerate(part.shape)]
+
+
+def _spread(calls: Sequence[OperatorCall], call: OperatorCall, among: set[int]) -> OperatorCall | None:
+    """The last operator after a sum whose result has the summed tensor's shape, with a value per place."""
+    reached, last = {call.index}, None
+    for other in calls[call.index + 1 :]:
+        if other.index in among and reached.intersection(other.read):
+            reached.add(other.index)
+            same = isinstance(other.out, Tensor) and floating(other.out) and other.out.shape == call.args[0].shape
+            if same and other.name in ("expand", "mul", "div"):
+                last = other
+    return last

@@ -1,0 +1,57 @@
+"""Fits the unknown number of a change, and names the number."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..evidence import WhatIf
+from ..numbers import name
+from .gauss_newton import fitting
+from .run.calls import Change
+from .search_context import SearchContext
+from .witness import few
+
+EXPLAINED = 0.999  # share of the squared error
+
+
+def sought(search: SearchContext, change: Change) -> WhatIf | None:
+    """The change with its best number; a factor is fitted by its logarithm."""
+    if change.change is None or change.free is None:
+        return None
+    make, factor = change.change, change.free == 1.0
+
+    def at(t: float) -> Tensor | None:
+        number = math.exp(t) if factor else t
+        group = tuple((i, of(number)) for i, of in change.group)
+        value = (search.made_by(change.at, make(number), None, search.tensor, group=group) or {}).get(search.tensor)
+        return value if value is not None and value.shape == search.judge.got.shape else None
+
+    begin = 0.0 if factor else change.free
+    best = fitting(at, search.judge, begin, 3.0 if factor else math.inf)
+    if best is None or best.share < EXPLAINED or best.at == begin:
+        return None
+    number = math.exp(best.at) if factor else best.at
+    fitted = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
+    confirmed = not few(search.judge) or search.holds(fitted)
+    return _number(search, change, number, best.share, best.exact) if confirmed and search.fits(fitted) else None
+
+
+def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:
+    """The meaning of the best number."""
+    if change.free == 1.0 and not 1e-4 < number < 1e6:
+        return None  # 0 or 1, a missing or an unchanged term: another change covers it
+    label = name(number, 1e-3 * min(abs(number), abs(number - 1)), search.numbers) if change.free == 1.0 else None
+    called = label.name if label is not None else ""
+    cause, prior = change.cause, change.prior - 0.1
+    if change.free == 1.0:
+        near = abs(number - 1) < 2.0**-5 and not any(n in called for n in search.numbers)
+        cause = "scale_bias" if near else cause
+        prior -= 0.2 * near
+        if cause == "repeated_term" and abs(number - round(number)) > 1e-3:
+            cause = "wrong_factor"
+    text = f"{change.text} {number:.6g}" + (f" = {called}" if called and called != f"{number:g}" else "")
+    params = {**change.params, "value": number, "named": called}
+    return WhatIf(cause, text, search.tensor, share, exact, params, prior=prior, also=change.also)

@@ -1,0 +1,1 @@
+"""Changes of indices, offsets, views and the order of places."""

@@ -1,0 +1,1 @@
+"""Changes of the golden's inputs, scalars and output gradients."""

@@ -1,0 +1,87 @@
+"""Stacked inputs, such as experts' weights, read with the stride of a partition of two.
+
+entry e of n is read where entry e // 2 lies         its number is taken for that of a half
+entry e starts at e times half an entry's size       the stride is that of half an entry
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from ..backward.saved_tensors import followed
+from ..run.calls import Change, Instead, Key, OperatorCall, floating, read_back
+
+_LEAST = 3  # entries: with two, the second would be read where the first lies in both cases
+_PAIRS = 28
+_NUMBERS = 1 << 20
+_FOLLOWED = frozenset("index_select index gather clone _to_copy contiguous".split())
+_ALSO = ("invalid_index",)
+Leaves = Mapping[str, Tensor]
+Read = Callable[[Tensor], Tensor]
+
+
+def _halved(t: Tensor) -> Tensor:
+    return t.index_select(0, torch.arange(len(t), device=t.device) // 2)
+
+
+def _half_as_long(t: Tensor) -> Tensor:
+    dense = t.contiguous()
+    return dense.as_strided(t.shape, (dense.stride(0) // 2, *dense.stride()[1:])).clone()
+
+
+_READS: tuple[tuple[str, Read], ...] = (
+    ("every entry of {} is read where the one of half its number lies", _halved),
+    ("the stride between the entries of {} is half as long as it is", _half_as_long),
+)
+
+
+def changes(leaves: Leaves) -> Iterator[Change]:
+    """Changes of one input, in forward and backward; `leaves` covers every second entry read twice."""
+    text, read = _READS[1]
+    for name, t in _stacked(leaves):
+        if t[0].numel() % 2 == 0:
+            params = {"operand": name, "input": name, "axis": 0}
+
+            def moved(now: Leaves, name: str = name) -> Leaves:
+                return {name: read(now[name])}
+
+            yield Change("wrong_stride", text.format(name), -1, None, params, 0.6, leaves=moved, also=_ALSO)
+
+
+def in_backward(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
+    """Changes of inputs that only the backward reads wrongly: one, two of equally many entries, or all of those."""
+    read = read_back(calls, among)
+    alike: dict[int, list[str]] = {}
+    for name, t in _stacked(leaves):
+        if name in read:
+            alike.setdefault(len(t), []).append(name)
+    for names in alike.values():
+        some: list[tuple[str, ...]] = [(name,) for name in names]
+        some += list(combinations(names, 2))[:_PAIRS]
+        some += [tuple(names)] if len(names) > 2 else []
+        for phrase, read_so in _READS:
+            for group in some:
+                text = f"in the backward {phrase.format(' and '.join(group))}"
+                params = {"operand": group[0], "saved": group[0], "axis": 0}
+                yield Change("wrong_stride", text, -1, None, params, 0.58,
+                             saved=_instead(list(calls), group, read_so), also=_ALSO)  # fmt: skip
+
+
+def _stacked(leaves: Leaves) -> Iterator[tuple[str, Tensor]]:
+    for name, t in leaves.items():
+        is_input = floating(t) and not name.startswith("grad_")
+        if is_input and t.dim() > 1 and len(t) >= _LEAST and 1 < t[0].numel() and t.numel() <= _NUMBERS:
+            yield name, t
+
+
+def _instead(calls: list[OperatorCall], names: tuple[str, ...], read: Read) -> Instead:
+    def instead(tensors: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+        if not all(name in tensors for name in names):
+            return {}
+        return followed(calls, {name: read(tensors[name]) for name in names}, _FOLLOWED)
+
+    return instead

@@ -1,0 +1,1 @@
+"""Changes of loops: chunks, the state between turns, updates in place."""

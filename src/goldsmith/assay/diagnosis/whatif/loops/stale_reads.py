@@ -1,0 +1,118 @@
+"""In every iteration of a loop one operator reads an operand from before its update, or reads the update too early.
+
+Recurrences change a state in steps: it decays, is corrected, is written to. An operator that reads the state after a
+step in the golden and before it in a kernel is wrong in every iteration, and later iterations build on earlier errors.
+Therefore the golden runs with all these reads changed at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through
+
+_LEAST, _MOST = 2, 1024  # iterations
+_CHANGES = 200
+_STEPS = frozenset("mul div add sub addcmul lerp neg tanh sigmoid exp".split())
+_ALIASES = frozenset("detach alias clone".split())
+_Pair = tuple[OperatorCall, int, OperatorCall, int]  # maker, its operand; reader, its argument
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor depends on."""
+    by_kind: dict[tuple, list[_Pair]] = {}
+    readers = _readers(calls, among)
+    for maker in calls:
+        if maker.backward or not maker.line or maker.name not in _STEPS or not maker.owns or not floating(maker.out):
+            continue
+        for j, key in _operands(maker):
+            for read, i in readers.get(maker.index, []):
+                by_kind.setdefault((False, *_kind(maker, j, read, i)), []).append((maker, j, read, i))
+            for read, i in readers.get(key, []):
+                if read.index > maker.index:
+                    by_kind.setdefault((True, *_kind(maker, j, read, i)), []).append((maker, j, read, i))
+    count = 0
+    for (updated, *_), pairs in by_kind.items():
+        if _LEAST <= len(pairs) <= _MOST and len({read.index for _, _, read, _ in pairs}) == len(pairs):
+            count += 1
+            if count > _CHANGES:
+                return
+            yield _changed(calls, updated, pairs)
+
+
+def _kind(maker: OperatorCall, j: int, read: OperatorCall, i: int) -> tuple:
+    """What is equal in every iteration: lines, operands, and the distance between the two operators."""
+    return maker.name, maker.line, j, read.name, read.line, i, read.index - maker.index
+
+
+def _readers(calls: Sequence[OperatorCall], among: set[int]) -> dict[Key, list[tuple[OperatorCall, int]]]:
+    readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
+    for call in calls:
+        if call.index not in among or call.backward or not call.line or not call.owns or call.name in _ALIASES:
+            continue
+        keys = iter(call.makers)
+        for i, a in enumerate(call.args):
+            key = next(keys) if isinstance(a, Tensor) else -1
+            if floating(a) and a.numel() > 1 and key != -1:
+                readers.setdefault(key, []).append((call, i))
+    return readers
+
+
+def _operands(maker: OperatorCall) -> Iterator[tuple[int, Key]]:
+    """Operands of the result's shape, which can stand in its place."""
+    keys = iter(maker.makers)
+    for j, a in enumerate(maker.args):
+        key = next(keys) if isinstance(a, Tensor) else -1
+        if floating(a) and a.shape == maker.out.shape and a.numel() > 1 and key != -1:
+            yield j, key
+
+
+def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -> Change:
+    current: dict[int, Tensor] = {}  # values of the current run, by operator
+    group: dict[int, Changed] = {}
+    for maker, j, _, _ in pairs:
+        group[maker.index] = _kept(maker.index, j, current, updated)
+    for maker, _, read, i in pairs:
+        group[read.index] = _read(maker.index, i, current, group.get(read.index))
+    maker, j, read, i = pairs[-1]
+    name, other = maker.operand(j) or "an operand", maker.operand(1 - j) if len(maker.operands) > 1 else ""
+    text = f"in each of {len(pairs)} turns {read.expression} reads "
+    text += f"{maker.expression} in place of {name}" if updated else f"{name} from before {maker.expression}"
+    product = maker.name not in ("add", "sub")
+    also: tuple[str, ...]
+    cause, also = "wrong_saved_tensor", ("wrong_factor" if product else "missing_term", "stale_state")
+    if not updated and not product:  # a running sum loses an addend; if the sum runs over a loop, the last one
+        key = next((k for n, k in _operands(maker) if n == j), -1)
+        before = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        running = before is not None and (before.name, before.line) == (maker.name, maker.line)
+        cause, also = "missing_term", ("wrong_saved_tensor", "stale_state")
+        cause, also = ("off_by_one", ("truncated_reduction", *also)) if running else (cause, also)
+    params = {"operand": name, "factor": other} if product else {"operand": name, "term": other}
+    at = next(iter(group))
+    return Change(cause, text, at, group[at], params, 0.5, group=tuple(group.items()), also=also)
+
+
+def _kept(index: int, j: int, current: dict[int, Tensor], updated: bool) -> Changed:
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        out = func(*args, **kwargs)
+        current[index] = out if updated else torch.empty_like(out).copy_(args[j])
+        return out
+
+    return run
+
+
+def _read(index: int, i: int, current: dict[int, Tensor], inner: Changed | None) -> Changed:
+    """`inner`: another change of the same operator, which another iteration may read from."""
+
+    def run(func: Any, args: tuple, kwargs: dict) -> Any:
+        seen = seen_through(current[index], args[i])
+        if seen is None:
+            raise RuntimeError("read through a view of another size")
+        args = replaced(args, i, seen)
+        return func(*args, **kwargs) if inner is None else inner(func, args, kwargs)
+
+    return run

@@ -1,0 +1,145 @@
+"""Loops that read the previous or the next iteration where they should read their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments
+
+_LEAST, _MOST = 3, 1024  # iterations
+_NEVER = frozenset("detach alias clone copy_".split())
+Maker = tuple[str, str]  # name and line of the operator that makes the read tensor
+
+
+@dataclass
+class OperandSequence:
+    """One operand of one line, by iteration: position among equal calls -> operand and reader."""
+
+    expression: str
+    operand: str
+    backward: bool
+    at: int  # position among the arguments
+    reads: list[tuple[OperatorCall, int]] = field(default_factory=list)
+    values: dict[int, Tensor] = field(default_factory=dict)
+    carried: bool = False  # each iteration reads a result of the previous one
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor depends on."""
+    sequences = list(_sequences(calls, among))
+    yield from _states(sequences)
+    for sequence in sequences:
+        places = sorted(sequence.values)
+        for step, which in ((1, "the turn after"), (-1, "the turn before")):
+            name = sequence.operand or "an operand"
+            text = f"in every turn {sequence.expression} reads {name} of {which}"
+            for edge, how in (("own", "the last one its own"), ("zero", "the last one zeros")):
+                group = tuple(_moved(sequence, places, step, edge))
+                if group:
+                    params = {"operand": name, "step": step}
+                    also = ("off_by_one", "wrong_saved_tensor") if sequence.backward else ("off_by_one", "stale_state")
+                    yield Change("shifted", f"{text}, {how}", group[0][0], group[0][1], params,
+                                 0.55 if edge == "own" else 0.54, group=group, also=also)  # fmt: skip
+
+
+def _states(sequences: Sequence[OperandSequence]) -> Iterator[Change]:
+    """All states that a loop's backward reads from before each iteration are taken from after it."""
+    carried = [s for s in sequences if s.backward and s.carried]
+    group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
+    if len(carried) > 1 and group:
+        names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
+        text = f"in every turn the backward reads {names} from after the turn, not from before it"
+        yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.82,
+                     group=group, also=("off_by_one", "shifted"))  # fmt: skip
+
+
+def _moved(sequence: OperandSequence, places: list[int], step: int, edge: str) -> Iterator[tuple[int, Changed]]:
+    order = {place: i for i, place in enumerate(places)}
+    for call, place in sequence.reads:
+        i = order[place] + step
+        if 0 <= i < len(places):
+            new = sequence.values[places[i]]
+        elif edge == "zero":
+            new = torch.zeros_like(sequence.values[place])
+        else:
+            continue
+        like = call.args[sequence.at]
+        if new.shape != like.shape:
+            return
+        yield call.index, _instead(sequence.at, new)
+
+
+def _instead(at: int, new: Tensor) -> Changed:
+    return with_arguments(lambda args: replaced(args, at, new))
+
+
+def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[OperandSequence]:
+    lines: dict[Maker, list[int]] = {}
+    for call in calls:
+        if not call.backward and call.line and call.owns:
+            lines.setdefault((call.name, call.line), []).append(call.index)
+    sequences: dict[tuple, OperandSequence] = {}
+    loose: dict[tuple, list[tuple[OperatorCall, int]]] = {}
+    for call in calls:
+        if call.index not in among or not call.line or not call.owns or call.name in _NEVER:
+            continue
+        keys = iter(call.makers)
+        for i, a in enumerate(call.args):
+            key = next(keys) if isinstance(a, Tensor) else -1
+            if not floating(a) or not a.numel():
+                continue
+            maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+            reader = (call.name, call.line, call.backward, i, a.shape)
+            maker_line = (maker.name, maker.line) if maker is not None and not maker.backward else ("", "")
+            if len(lines.get(maker_line, ())) >= _LEAST:
+                kind: tuple = (*reader, maker_line)
+                place = lines[maker_line].index(int(key))
+            elif a._is_view() or a.storage_offset() or isinstance(key, str):
+                kind, place = (*reader, key, a.stride()), a.storage_offset()
+                if isinstance(key, str) and not a._is_view() and not a.storage_offset():
+                    loose.setdefault(reader, []).append((call, i))  # the first iteration may read an input
+            else:
+                loose.setdefault(reader, []).append((call, i))
+                continue
+            entry = sequences.setdefault(kind, OperandSequence(call.expression, call.operand(i), call.backward, i))
+            entry.reads.append((call, place))
+            entry.values[place] = a
+    for kind, sequence in sequences.items():
+        if len(sequence.values) == 1 and len(sequence.reads) == 1:
+            at = sequence.reads[0][0], sequence.at
+            loose.setdefault(kind[:5], []).append(at)  # made by a line that makes several tensors, once each
+    for kind, sequence in sequences.items():
+        if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
+            _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
+        if _LEAST <= len(sequence.values) <= _MOST:
+            yield sequence
+
+
+def _begun(
+    sequence: OperandSequence, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
+) -> None:
+    """What the first iteration reads instead, and the last iteration's result, which no iteration reads."""
+    places = sorted(sequence.values)
+    each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)
+    like = sequence.values[places[0]]
+    if len(before) == 1 and places[0] - each < 0:
+        call, i = before[0]
+        sequence.values[places[0] - each] = call.args[i]
+        sequence.reads.append((call, places[0] - each))
+    last = places[-1] + each
+    end = _seen_as(calls[makers[last]].out, like) if last < len(makers) else None
+    if end is not None:
+        sequence.carried = len(sequence.values) == len(makers)
+        sequence.values[last] = end
+
+
+def _seen_as(state: Tensor, like: Tensor) -> Tensor | None:
+    """The tensor as its reader would see it: a state without a batch is read as a row, or as a column."""
+    if state.shape == like.shape:
+        return state
+    vector = state.numel() == like.numel() == max(like.shape, default=0)
+    return state.reshape(like.shape) if vector else None

@@ -1,0 +1,1 @@
+"""Changes of masks, padding and invalid entries."""

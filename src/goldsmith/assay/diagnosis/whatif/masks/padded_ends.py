@@ -1,0 +1,135 @@
+"""One line of a golden runs to the padded end instead of each sequence's end, while all other lines are right.
+
+A loop over each sequence's own steps has no mask that could be forgotten. The values after a sequence's end are what
+the golden makes with full lengths. So the golden runs with full lengths as well, and one line takes its value from that
+run: the state after a loop's last iteration, or a number that is looked up at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import integers
+from ..run.calls import Change, Changed, Listening, OperatorCall, floating, moved
+from ..search_context import SearchContext
+
+_MOST = 4096  # operators of a run
+_LINES = 48
+_LOOKS_UP = frozenset("index gather index_select embedding select slice".split())
+Leaves = Mapping[str, Tensor]
+Pairs = list[tuple[int, int]]  # operator of the golden's run -> operator of the run with full lengths
+
+
+class _FullRuns:
+    """Runs of the golden with full lengths, one for the leaves of each following run."""
+
+    def __init__(self, search: SearchContext, full: Change):
+        self.search, self.full = search, full
+        self.outputs: dict[int, Any] = {}
+
+    def calls(self, now: Leaves) -> list[OperatorCall]:
+        mode = Listening().record()
+        filled = {**now, **self.full.leaves(now)} if self.full.leaves is not None else now
+        self.search.golden.run_under(mode, filled, self.search.tensor)
+        return mode.calls or []
+
+    def run(self, now: Leaves) -> Leaves:
+        """Returns the leaves unchanged, and keeps the full run's values for the changes."""
+        try:
+            self.outputs = {call.index: call.out for call in self.calls(now)}
+        except Exception as error:
+            raise RuntimeError("the golden does not run to the padded end") from error
+        return {}
+
+    def out(self, index: int) -> Changed:
+        return moved(lambda out: self.outputs[index].to(out.dtype).clone())
+
+
+def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:
+    if search.tensor.endswith(".grad") or len(calls) > _MOST:
+        return
+    material = search.examination.material
+    for full in integers.full(search.leaves, {**material.sizes, **material.scalars}):
+        full_runs = _FullRuns(search, full)
+        try:
+            other = full_runs.calls(search.leaves)
+        except Exception:  # noqa: BLE001 - a golden that cannot run to the padded end
+            continue
+        yield from _lines(calls, other, search.behind, full_runs, full.text)
+
+
+def _lines(
+    calls: Sequence[OperatorCall], other: Sequence[OperatorCall], among: set[int], full_runs: _FullRuns, how: str
+) -> Iterator[Change]:
+    theirs = _by_line(other)
+    count = 0
+    for key, mine in _by_line(calls).items():
+        pairs, turns = _pairs(mine, theirs.get(key, []), calls, other)
+        pairs = [(a, b) for a, b in pairs if a in among and not torch.equal(calls[a].out, other[b].out)]
+        if not pairs:
+            continue
+        count += 1
+        if count > _LINES:
+            return
+        group = tuple((a, full_runs.out(b)) for a, b in pairs)
+        looked_up = key[0] in _LOOKS_UP
+        text = f"{calls[pairs[0][0]].expression} " + (
+            "goes on behind the end" if turns else "is that of the padded end"
+        )
+        cause, also = ("invalid_index", ("wrong_mask", "off_by_one")) if looked_up else (
+            "wrong_mask", ("off_by_one", "invalid_index"))  # fmt: skip
+        yield Change(cause, f"{text}: for it alone {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
+                     leaves=full_runs.run, group=group, also=also)  # fmt: skip
+
+
+def _by_line(calls: Sequence[OperatorCall]) -> dict[tuple[str, str], list[OperatorCall]]:
+    lines: dict[tuple[str, str], list[OperatorCall]] = {}
+    for call in calls:
+        computed = call.owns or call.name in _LOOKS_UP
+        if computed and call.line and not call.backward and floating(call.out):
+            lines.setdefault((call.name, call.line), []).append(call)
+    return lines
+
+
+def _pairs(
+    mine: Sequence[OperatorCall],
+    theirs: Sequence[OperatorCall],
+    calls: Sequence[OperatorCall],
+    other: Sequence[OperatorCall],
+) -> tuple[Pairs, bool]:
+    """Corresponding operators of a line in both runs: each one if the counts are equal, else the ends of each loop."""
+    turns = len(mine) != len(theirs)
+    a, b = (_ends(calls, mine), _ends(other, theirs)) if turns else (mine, theirs)
+    if len(a) != len(b):
+        return [], turns
+    return [(x.index, y.index) for x, y in zip(a, b, strict=True) if x.out.shape == y.out.shape], turns
+
+
+def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
+    """The last iteration of each loop: no later operator of the line depends on it."""
+    read: set[int] = set()
+    own = {call.index for call in line}
+    for call in line:
+        read |= _before(calls, call) & own
+    return [call for call in line if call.index not in read]
+
+
+def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
+    """The nearest operators of the same line that it depends on."""
+    nearest: set[int] = set()
+    seen: set[int] = set()
+    waiting = list(call.read)
+    while waiting:
+        key = waiting.pop()
+        if not isinstance(key, int) or not 0 <= key < len(calls) or key in seen:
+            continue
+        seen.add(key)
+        if (calls[key].name, calls[key].line) == (call.name, call.line):
+            nearest.add(key)
+        else:
+            waiting += calls[key].read
+    return nearest

@@ -1,0 +1,1 @@
+"""Changes of one operator: terms, factors, functions, constants, convolutions."""

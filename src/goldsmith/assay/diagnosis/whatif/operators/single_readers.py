@@ -1,0 +1,144 @@
+"""A single reader of a tensor that reads one of its operands, or a result made from it; all other readers are right.
+
+A hand-written backward computes a product once and uses it in several addends. In one of them it uses a factor of the
+product instead, or the product where its factor belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, replaced, seen_through, with_arguments
+
+_PRODUCTS, _SUMS = ("mul", "div"), ("add", "sub")
+_ALIASES = frozenset("detach alias clone".split())
+_MOST = 16  # readers of one tensor
+_DEPTH = 3  # nested products
+Place = tuple[OperatorCall, int]
+_Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; scale -> the sum with that addend scaled
+
+
+def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor depends on."""
+    readers: dict[Key, list[Place]] = {}
+    for call in calls:
+        if call.index not in among or not call.owns or call.name in _ALIASES:
+            continue
+        keys = iter(call.makers)
+        for i, a in enumerate(call.args):
+            if isinstance(a, Tensor):
+                key = next(keys)
+                if floating(a) and a.numel() > 1 and key != -1:
+                    readers.setdefault(key, []).append((call, i))
+    for source in calls:
+        if source.name in (*_PRODUCTS, *_SUMS) and source.owns and floating(source.out) and source.out.numel() > 1:
+            own = readers.get(source.index, [])[:_MOST]
+            yield from _of_one_reader(calls, source, own if len(own) > 1 else [])
+            yield from _whole_for_part(source, readers)
+
+
+def _of_one_reader(calls: Sequence[OperatorCall], source: OperatorCall, own: list[Place]) -> Iterator[Change]:
+    """A factor, or an addend, is left out for one of several readers."""
+    if not own:
+        return
+    for name, value in _without(calls, source, _DEPTH):
+        for reader, at in own:
+            text = f"{name} is left out of {source.expression} where {reader.expression} reads it"
+            params = {"factor": name, "named": f"1/{name}"}
+            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.65)
+    for i, (name, value) in _within_addends(calls, source):
+        for reader, at in own:
+            text = f"{name} is left out of addend {i + 1} of {source.expression} where {reader.expression} reads it"
+            params = {"factor": name, "named": f"1/{name}"}
+            yield Change("wrong_factor", text, reader.index, _read(at, _laid(value, source.out)), params, 0.6)
+    for name, some in _addends(source):
+        for reader, at in own:
+            where = f"of {source.expression} where {reader.expression} reads it"
+            new = _read(at, _laid(some(0.0), source.out))
+            yield Change("missing_term", f"{name} is left out {where}", reader.index, new, {"term": name}, 0.65)
+            new = _read(at, _laid(some(-1.0), source.out))
+            yield Change("sign_flip", f"{name} has the other sign {where}", reader.index, new, {"term": name}, 0.6)
+
+            def scaled(c: float, at: int = at, some: Callable[[float], Tensor] = some) -> Changed:
+                return _read(at, _laid(some(c), source.out))
+
+            text = f"where {reader.expression} reads {source.expression}, {name} is multiplied by"
+            yield Change("wrong_factor", text, reader.index, scaled, {"factor": name}, 0.5, free=1.0)
+
+
+def _whole_for_part(source: OperatorCall, readers: dict[Key, list[Place]]) -> Iterator[Change]:
+    """Another reader of an operand reads the result computed from it."""
+    for i, key in enumerate(source.makers[:2]):
+        operand = source.args[i]
+        if len(source.makers) != 2 or not floating(operand) or operand.shape != source.out.shape:
+            continue
+        other = source.operand(1 - i) or f"an operand of {source.name}"
+        product = source.name in _PRODUCTS
+        for reader, at in readers.get(key, [])[:_MOST]:
+            if reader.index != source.index:
+                text = f"{reader.expression} reads {source.expression} in place of {source.operand(i) or 'its operand'}"
+                params = {"factor": other, "named": other} if product else {"term": other}
+                causes = ["repeated_term", "wrong_saved_tensor"]  # if the result is a sum, the addend is counted twice
+                cause, *also = ["wrong_factor"] if product else causes if reader.name in _SUMS else causes[::-1]
+                new = _read(at, _laid(source.out, operand))
+                yield Change(cause, text, reader.index, new, params, 0.55, also=tuple(also))
+
+
+def _without(calls: Sequence[OperatorCall], source: OperatorCall, depth: int) -> Iterator[tuple[str, Tensor]]:
+    """(a factor, the product of the others), for nested products as well."""
+    if source.name not in _PRODUCTS or not depth or len(source.args) < 2:
+        return
+    a, b = source.args[0], source.args[1]
+    if floating(a) and floating(b):
+        yield source.operand(1) or f"an operand of {source.name}", a.expand(source.out.shape)
+        if source.name == "mul":
+            yield source.operand(0) or f"an operand of {source.name}", b.expand(source.out.shape)
+    keys = iter(source.makers)
+    for i, operand in enumerate((a, b)):
+        key = next(keys) if isinstance(operand, Tensor) else -1
+        if not floating(operand) or not isinstance(key, int) or not 0 <= key < len(calls):
+            continue
+        for name, value in _without(calls, calls[key], depth - 1):
+            seen = seen_through(_laid(value, calls[key].out), operand)
+            if seen is not None and source.func is not None:
+                yield name, source.func(*replaced(source.args, i, seen), **source.kwargs)
+
+
+def _within_addends(calls: Sequence[OperatorCall], source: OperatorCall) -> Iterator[tuple[int, tuple[str, Tensor]]]:
+    """A factor of one of two addends, and the sum without that factor."""
+    if source.name not in _SUMS or len(source.makers) != 2 or source.func is None:
+        return
+    for i, key in enumerate(source.makers):
+        maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+        for name, value in _without(calls, maker, _DEPTH - 1) if maker is not None and maker.owns else ():
+            seen = seen_through(_laid(value, maker.out), source.args[i]) if maker is not None else None
+            if seen is not None:
+                yield i, (name, source.func(*replaced(source.args, i, seen), **source.kwargs))
+
+
+def _addends(source: OperatorCall) -> Iterator[_Kept]:
+    if source.name not in _SUMS or not all(floating(a) for a in source.args[:2]):
+        return
+    (a, b), sign = source.args[:2], -1.0 if source.name == "sub" else 1.0
+    s = sign * float(source.kwargs.get("alpha", 1))
+    shape = source.out.shape
+    yield source.operand(1) or "an addend", lambda c: (a + c * s * b).expand(shape)
+    yield source.operand(0) or "an addend", lambda c: (c * a + s * b).expand(shape)
+
+
+def _laid(value: Tensor, like: Tensor) -> Tensor:
+    """Copied to the memory layout of `like`."""
+    return torch.empty_like(like).copy_(value)
+
+
+def _read(at: int, new: Tensor) -> Changed:
+    def other(args: tuple) -> tuple:
+        seen = seen_through(new, args[at])
+        if seen is None:
+            raise RuntimeError("read through a view of another size")
+        return replaced(args, at, seen)
+
+    return with_arguments(other)

@@ -1,0 +1,1 @@
+"""Runs of the golden: recorded, changed at one operator, or replayed from a recording."""

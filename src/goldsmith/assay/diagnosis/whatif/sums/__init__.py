@@ -1,0 +1,1 @@
+"""Changes of reductions: softmax, prefix sums, scattered sums."""

@@ -1,0 +1,156 @@
+"""Lost addends of a gradient whose last step is linear in the incoming gradient.
+
+This covers gradients of rows that are read several times, of a padded border, and of a product. The addends of each
+place are known, and the candidate's values say which of them are left. Addends lost everywhere are a part that never
+arrives; if the last of several that meet survives, a store stands where an addition should.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from ..judge import Judge
+from ..run.calls import Change, Key, OperatorCall, floating, moved, whole
+
+# at most: elements of the incoming gradient, of the result, and pairs of both
+_SENT, _PLACES, _PAIRS = 1024, 8192, 2**21
+_ALL = 8  # up to this many addends every subset is tried; beyond it prefixes, suffixes, single ones, and all but one
+_MOST = 64
+_WRONG = 3  # wrong places, at least
+_CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
+_AT_INDICES = frozenset("index_put index_put_ index_add index_add_ scatter_add embedding_dense_backward".split())
+_SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
+
+
+def changes(
+    calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
+) -> Iterator[Change]:
+    """`among`: the operators that the wrong tensor depends on. leaves: integer inputs may give an order of rows."""
+    orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
+    for call in calls:
+        last = call.backward and call.index in among and floating(call.out)
+        if not last or call.out.numel() != judge.golden.numel() or call.out.numel() > _PLACES:
+            continue
+        out, golden = call.out.detach().reshape(-1), judge.golden.reshape(-1)
+        times = torch.ones_like(golden)
+        if not torch.equal(out, golden):  # later operators may scale each place
+            if call.name not in _SCALED or bool(((out == 0) != (golden == 0)).any()):
+                continue
+            times = torch.where(golden == 0, times, golden / out)
+        at = next((i for i, a in enumerate(call.args) if _linear(calls, call, i, a)), None)
+        change = None if at is None else _change(call, at, judge, times, orders)
+        if change is not None:
+            yield replace(change, redone=lambda calls, judge: changes(calls, set(range(len(calls))), judge, leaves))
+
+
+def _linear(calls: Sequence[OperatorCall], call: OperatorCall, i: int, a: object) -> bool:
+    """Whether the i-th argument is the incoming gradient and the result has no other addend."""
+    if not isinstance(a, Tensor) or not floating(a) or not 1 < a.numel() <= _SENT or call.func is None:
+        return False
+    key: Key = call.makers[sum(isinstance(b, Tensor) for b in call.args[:i])]
+    maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
+    if not (maker.backward if maker is not None else str(key).startswith("grad_")):
+        return False
+    results = [_result_with(call, i, t) for t in (torch.zeros_like(a), -2 * a)]
+    return not bool(results[0].any()) and torch.allclose(results[1], -2 * call.out, rtol=1e-9, atol=0)
+
+
+def _result_with(call: OperatorCall, i: int, t: Tensor) -> Tensor:
+    args = [b.clone() if isinstance(b, Tensor) else b for b in call.args]
+    args[i] = t
+    return call.func(*args, **call.kwargs)
+
+
+def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Mapping[str, Tensor]) -> Change | None:
+    sent = call.args[at].detach()
+    if sent.numel() * call.out.numel() > _PAIRS:
+        return None
+    units = torch.zeros_like(sent, memory_format=torch.contiguous_format)
+    rows = []
+    for i in range(sent.numel()):
+        units.view(-1)[i] = sent.reshape(-1)[i]
+        rows.append(_result_with(call, at, units).reshape(-1))
+        units.view(-1)[i] = 0.0
+    wrong = judge.wrong_at.reshape(-1) & judge.finite.reshape(-1)
+    addends = torch.stack(rows, 1).detach()[wrong]  # of each wrong place, in the order of the incoming gradient
+    most = int((addends != 0).sum(1).max()) if len(addends) >= _WRONG else 0
+    if not 1 < most <= _MOST:
+        return None
+    source = (addends != 0).double().sort(dim=1, descending=True, stable=True).indices[:, :most]
+    addends = addends.gather(1, source)
+    got, bound = (judge.got.reshape(-1) / times)[wrong], (judge.bound.reshape(-1) / times.abs())[wrong]
+    choices = _choices(most).to(addends.device)
+    if float((bound / addends.abs().amax(1).clamp_min(1e-300)).median()) * len(choices) > _CHANCE:
+        return None
+    subsets = addends @ choices.T
+    away = (subsets - got[:, None]).abs() + 1e-9 * bound[:, None] * (choices.shape[1] - choices.sum(1))
+    best = away.argmin(1, keepdim=True)
+    value = subsets.gather(1, best).squeeze(1)
+    if bool(((value - got).abs() > 4 * bound).any()):
+        return None
+    whole = call.out.detach().reshape(-1).clone()
+    whole[wrong] = value
+    kept = choices[best.squeeze(1)]
+    cause, how, also = _in_order(addends, kept, source, sent, orders) or _read(
+        addends, kept, source, call.name in _AT_INDICES
+    )
+    text = f"of the addends of {call.expression} {how}"
+    change = moved(lambda out, v=whole: v.reshape(out.shape))
+    return Change(cause, text, call.index, change, {"addends": most}, 0.5, also=also)
+
+
+def _in_order(
+    addends: Tensor, kept: Tensor, source: Tensor, sent: Tensor, orders: Mapping[str, Tensor]
+) -> tuple[str, str, tuple[str, ...]] | None:
+    """Whole rows of the incoming gradient are lost: those that an index sorts to the end, in the last tile."""
+    rows = source // max(sent[:1].numel(), 1)
+    lost = set(rows[(addends != 0) & (kept == 0)].tolist())
+    if lost & set(rows[(addends != 0) & (kept > 0)].tolist()):
+        return None
+    for name, order in orders.items():
+        if len(order) == len(sent) and 0 < len(lost) < len(order) and lost == set(order[-len(lost) :].tolist()):
+            text = f"the last {len(lost)} of {len(order)} rows, in the order of {name}, arrive nowhere"
+            return "truncated_reduction", text, ("off_by_one", "never_written", "missing_term")
+    return None
+
+
+def _choices(n: int) -> Tensor:
+    if n <= _ALL:
+        kept = [set(c) for size in range(n) for c in combinations(range(n), size)]
+    else:
+        kept = [set(range(i)) for i in range(n)] + [set(range(i, n)) for i in range(1, n)]
+        kept += [{i} for i in range(1, n - 1)] + [set(range(n)) - {i} for i in range(1, n - 1)]
+    return torch.tensor([[float(i in k) for i in range(n)] for k in kept], dtype=torch.float64)
+
+
+def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tuple[str, str, tuple[str, ...]]:
+    """(cause, description, other causes) of the addends left at each wrong place."""
+    there = addends != 0
+    left, lost = there & (kept > 0), there & (kept == 0)
+    count = left.sum(1)
+    gone, come = (set(source[t].tolist()) for t in (lost, left))
+    if at_indices and come and min(gone) > max(come):
+        return "truncated_reduction", "the last updates never arrive", ("lost_update", "missing_term")
+    if bool((count == 0).any()):
+        return "missing_term", "none are left at some places", ("truncated_reduction", "wrong_mask")
+    place = torch.arange(addends.shape[1], device=addends.device).expand_as(addends)
+    last = bool((torch.where(lost, place, -1).amax(1) < torch.where(left, place, addends.shape[1]).amin(1)).all())
+    first = bool((torch.where(left, place, -1).amax(1) < torch.where(lost, place, addends.shape[1]).amin(1)).all())
+    if bool(there.all()) and bool((kept == kept[:1]).all()) and (first or last):  # one part of a whole axis
+        text = f"the {'last' if last else 'first'} {int(count[0])} of {addends.shape[1]} are left everywhere"
+        if last:
+            return "overwritten_accumulator", text, ("truncated_reduction", "lost_update")
+        return "truncated_reduction", text, ("off_by_one", "missing_term")
+    if last:
+        how = "the last one is left" if bool((count == 1).all()) else "the last ones are left"
+        also: tuple[str, ...] = ("overwritten_accumulator", "truncated_reduction")
+        return "lost_update", f"{how} at each place: a store stands where an addition should", also
+    if not at_indices and not gone & come:
+        return "missing_term", f"{len(gone)} never arrive, wherever they belong", ("truncated_reduction", "wrong_mask")
+    also = ("overwritten_accumulator", "missing_term")
+    return "lost_update", "some are left at each place, not the same ones everywhere", also

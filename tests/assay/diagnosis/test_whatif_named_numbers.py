@@ -1,0 +1,148 @@
+"""Indices that point from the end, a first step with another weight, axes in another order; names of numbers."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from goldsmith import assay
+from goldsmith.assay.diagnosis import numbers
+from goldsmith.assay.diagnosis.patterns import factors, patterns
+
+
+def diagnosed(kernel, golden, cases, **more):
+    diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **more))
+    return diagnosis.causes[0], " ".join(diagnosis.causes[0].evidence), diagnosis
+
+
+@assay.case(N=[20], K=[6])
+def scatter(make, N, K):
+    return {"i": make.integers(-1, K, N), "x": make.normal(N, 3), "K": K}
+
+
+def clamped(i, x, K):
+    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, i.clamp_min(0), x * (i >= 0)[:, None])
+
+
+def chosen(i, x, K):
+    valid = i != -1
+    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_add(0, torch.where(valid, i, 0), x * valid[:, None])
+
+
+def from_the_end(i, x, K):
+    return torch.zeros(K, x.shape[1], dtype=x.dtype).index_put((i,), x, accumulate=True)
+
+
+@pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
+def test_an_unguarded_index_of_minus_one_points_from_the_end(golden, asked):
+    best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
+    assert best.id == "invalid_index" and f"nothing checks whether {asked}" in sentence, str(diagnosis)
+    assert "point from the end" in sentence
+
+
+@assay.case(B=[3], L=[10])
+def series(make, B, L):
+    return {"x": make.normal(B, L), "a": 0.9}
+
+
+def averages(x, a, *, from_zero=False):
+    h = torch.zeros_like(x[:, 0]) if from_zero else x[:, 0]
+    out = [] if from_zero else [h]
+    for t in range(len(out), x.shape[1]):
+        h = a * h + (1 - a) * x[:, t]
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def test_a_recursion_that_begins_from_zero():
+    best, sentence, diagnosis = diagnosed(
+        lambda x, a: averages(x, a, from_zero=True),
+        averages,
+        series,
+    )
+    assert best.id == "wrong_factor" and best.params["factor"] == "1 - a", str(diagnosis)
+    assert "the first place of x along axis 1 is multiplied by 1 - a = 0.1" in sentence
+
+
+@assay.case(C=[8], H=[3], W=[5])
+def pixels(make, C, H, W):
+    return {"x": make.normal(1, C, H, W)}
+
+
+def exchanged(x):
+    B, C, H, W = x.shape
+    return x.view(B, C // 4, 2, 2, H, W).permute(0, 1, 4, 3, 5, 2).reshape(B, C // 4, H * 2, W * 2)
+
+
+def test_two_factors_of_a_shuffle_that_are_exchanged():
+    best, sentence, diagnosis = diagnosed(exchanged, lambda x: F.pixel_shuffle(x, 2), pixels)
+    assert best.id in ("permuted", "transposed") and "bit for bit, 60 of 120 at other places" in sentence, str(
+        diagnosis
+    )
+    assert {"permuted", "transposed"} <= {c.id for c in diagnosis.causes[:2]}, str(diagnosis)
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0)])
+def test_the_axes_of_a_rearrangement_are_found(order):
+    index = torch.arange(2 * 3 * 5).view(2, 3, 5).permute(order).flatten()
+    shape, order_back = factors(index)
+    assert torch.equal(torch.arange(30).view(shape).permute(order_back).flatten(), index)
+
+
+def test_an_index_without_a_rearrangement_of_axes():
+    assert factors(torch.tensor([0, 2, 1, 5, 4, 3])) is None
+    assert factors(torch.tensor([3, 2, 1, 0])) is None
+
+
+def test_repeated_numbers_identify_no_places():
+    golden = torch.tensor([[1.0, 2.0, 2.0], [3.0, 4.0, 5.0]], dtype=torch.float64)
+    got = golden.flatten()[torch.tensor([3, 0, 4, 2, 1, 5])].view(2, 3).float()
+    assert not [p for p in patterns("y", got, golden) if "bit for bit" in p.text]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (math.sqrt(11 / 12), "sqrt((N-1)/N)"),
+        (12 / 11, "N/(N-1)"),
+        (1 / math.log(2), "1/ln 2"),
+        (math.log(2), "ln 2"),
+        (1 / 0.3, "1/(1-a)"),
+        (math.sqrt(0.3), "sqrt(1-a)"),
+    ],
+)
+def test_a_number_has_a_name(value, text):
+    assert numbers.name(value, 1e-6, {"N": 12.0, "a": 0.7}).name == text
+
+
+def test_lengths_of_axes_have_names_where_no_size_is_known():
+    known = numbers.known({}, {}, {"x": torch.ones(12, 7)})
+    assert numbers.name(math.sqrt(11 / 12), 1e-9, known).name == "sqrt((x.shape[0]-1)/x.shape[0])"
+    assert not [n for n in numbers.known({}, {"N": 12}, {"x": torch.ones(12, 7)}) if "shape" in n]
+
+
+def test_a_standard_deviation_divided_by_n():
+    @assay.case(N=[12], D=[7])
+    def rows(make, N, D):
+        return {"x": make.normal(N, D)}
+
+    best, sentence, diagnosis = diagnosed(
+        lambda x: x / assay.stage("s", x.std(0, keepdim=True, unbiased=False)),
+        lambda x: x / assay.stage("s", x.std(0, keepdim=True)),
+        rows,
+    )
+    assert best.id == "wrong_factor" and "s is sqrt((N-1)/N) times the golden's" in sentence, str(diagnosis)
+
+
+def test_a_divergence_in_bits():
+    @assay.case(N=[5], D=[8])
+    def rows(make, N, D):
+        return {"p": make.normal(N, D), "q": make.normal(N, D)}
+
+    def golden(p, q):
+        return (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
+
+    best, sentence, diagnosis = diagnosed(lambda p, q: golden(p, q) / math.log(2), golden, rows)
+    assert best.id == "wrong_factor" and "y is 1/ln 2 times the golden's" in sentence, str(diagnosis)
+    assert "and so 2 times" not in sentence

@@ -1,0 +1,202 @@
+"""Changed goldens: sums of several lengths, choices, ignored lengths; which explanation wins, and on which draw."""
+
+import math
+
+import pytest
+import torch
+
+from assay.diagnosis.targets import best, session_of
+from goldsmith import assay
+from goldsmith.assay.diagnosis.influence import influence
+from goldsmith.assay.diagnosis.whatif.judge import Judge
+
+
+@assay.case(N=[63])
+def packed(make, N):
+    return {"x": make.normal(N), "u": make.normal(N), "ends": torch.tensor([0, 13, 32, 49, N])}
+
+
+def norms(x, u, ends, *, whole=1):
+    ratios = []
+    for lo, hi in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        ratios.append(x[lo : lo + (hi - lo) // whole * whole].square().sum() / u[lo:hi].square().sum())
+    return torch.stack(ratios)
+
+
+def test_remainders_left_out_of_sums_of_every_length():
+    change = best(lambda x, u, ends: norms(x, u, ends, whole=4), norms, packed)
+    assert (change.cause, change.exact, change.params["block"]) == ("truncated_reduction", True, 4)
+
+
+@assay.case(N=[7], E=[6], k=[2])
+def scores(make, N, E, k):
+    return {"s": make.normal(N, E), "k": k}
+
+
+@pytest.mark.parametrize("all_first, text", [(True, "runs over all"), (False, "is divided by its sum")])
+def test_shares_of_the_chosen_or_of_all(all_first, text):
+    def chosen(s, k):
+        return torch.softmax(s.topk(k, -1).values, -1) * 2
+
+    def shares(s, k):
+        return torch.softmax(s, -1).topk(k, -1).values * 2
+
+    kernel, golden = (shares, chosen) if all_first else (chosen, shares)
+    change = best(kernel, golden, scores)
+    assert (change.cause, change.exact) == ("wrong_factor", True) and text in change.text
+
+
+@assay.case(M=[3], K=[6])
+def square(make, M, K):
+    return {"x": make.normal(M, K), "w": make.normal(K, K), "s": make.uniform(K) + 0.5}
+
+
+def test_a_vector_stands_along_the_other_axis():
+    change = best(lambda x, w, s: x @ (w * s[None]), lambda x, w, s: x @ (w * s[:, None]), square)
+    assert (change.cause, change.exact) == ("wrong_axis", True) and "stands along axis 1 instead of 0" in change.text
+
+
+@assay.case(T=[7], D=[4])
+def padded(make, T, D):
+    return {"q": make.normal(T, D), "k": make.normal(T, D), "n": 4}
+
+
+def test_an_ignored_length():
+    def attention(q, k, n):
+        return torch.softmax(q @ k[:n].mT, -1) @ k[:n]
+
+    change = best(lambda q, k, n: attention(q, k, len(k)), attention, padded)
+    assert (change.cause, change.exact) == ("wrong_mask", True) and "all 7 places count, and not 4" in change.text
+
+
+@assay.case(T=[7], C=[3])
+def recurrent(make, T, C):
+    return {"k": make.normal(T, C) * 2, "v": make.normal(T, C)}
+
+
+def test_a_recurrent_softmax_rescaled_only_where_it_is_read():
+    def golden(k, v):
+        later = torch.ones(len(k), len(k), dtype=torch.bool).triu(1)[:, :, None]
+        return (torch.softmax(k[None].expand(len(k), -1, -1).masked_fill(later, -math.inf), 1) * v).sum(1)
+
+    def kernel(k, v):
+        num, den, top = torch.zeros_like(k[0]), torch.zeros_like(k[0]), torch.full_like(k[0], -math.inf)
+        rows = []
+        for key, value in zip(k, v, strict=True):
+            higher = torch.maximum(top, key)
+            past, own = torch.exp(top - higher), torch.exp(key - higher)
+            rows.append((past * num + own * value) / (past * den + own))
+            num, den, top = past * num + own * value, den + own, higher
+        return torch.stack(rows)
+
+    change = best(kernel, golden, recurrent)
+    assert (change.cause, change.exact) == ("missing_rescale", True) and "only where it is read" in change.text
+
+
+class Mistaken(torch.autograd.Function):
+    """p masked and normalised again, with a backward that reads p in place of the result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        p = torch.softmax(x, -1)
+        kept = p * (p > 0.1)
+        ctx.save_for_backward(p)
+        return kept / kept.sum(-1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return y * (g - (g * y).sum(-1, keepdim=True))
+
+
+@assay.case(T=[6], V=[9])
+def rows(make, T, V):
+    return {"x": make.normal(T, V)}
+
+
+def test_a_mask_missing_only_in_the_backward_is_a_wrong_tensor():
+    def golden(x):
+        p = assay.stage("p", torch.softmax(x, -1))
+        kept = p * (p > 0.1)
+        return kept / kept.sum(-1, keepdim=True)
+
+    change = best(Mistaken.apply, golden, rows, "x.grad", backward="auto")
+    assert (change.cause, change.text) == ("wrong_saved_tensor", "the backward reads p in place of y")
+    assert "wrong_mask" in change.also
+
+
+def test_an_error_where_no_bound_is_known():
+    golden = torch.linspace(1, 2, 20, dtype=torch.float64)
+    got = golden.clone()
+    got[:8] *= 1.5
+    judge = Judge(got.float(), golden, torch.full_like(golden, math.inf))
+    assert judge.wrong_at.tolist() == [True] * 8 + [False] * 12
+    assert judge.explained_where_wrong(golden * 1.5)[1]
+
+
+@assay.case(B=[3], L=[9])
+def steered(make, B, L):
+    return {"x": make.normal(B, L), "lengths": make.integers(2, L + 1, B)}
+
+
+def test_a_golden_that_loops_over_lengths_is_checked_on_draws_of_the_same_lengths():
+    def golden(x, lengths, *, alone=False):
+        rows = []
+        for row, n in zip(x, lengths.tolist(), strict=True):
+            total = row[0]
+            for t in range(1, n):
+                total = torch.tanh(total) + row[t]
+            rows.append(total if alone else torch.logsumexp(torch.stack([total, row[0]]), 0))
+        return torch.stack(rows)
+
+    change = best(lambda x, lengths: golden(x, lengths, alone=True), golden, steered)
+    assert (change.cause, change.exact) == ("off_by_one", True) and "in 3 places" in change.text
+
+
+def test_a_single_index_reaches_part_of_the_wrong_rows():
+    """The first query sees one key, without influence: a wrong influence there says nothing about other rows."""
+
+    def attention(q, k, *, beyond=False):
+        later = torch.ones(len(q), len(k), dtype=torch.bool).triu(1)
+        if beyond:
+            later = later & (torch.arange(len(q))[:, None] // 2 == torch.arange(len(k)) // 2)
+        return torch.softmax((q @ k.mT).masked_fill(later, -math.inf), -1) @ k
+
+    @assay.case(T=[6], D=[3])
+    def tokens(make, T, D):
+        return {"q": make.normal(T, D), "k": make.normal(T, D)}
+
+    target = assay.Target(lambda q, k: attention(q, k, beyond=True), attention, cases=tokens, backward=None)
+    examination = session_of(target, ("values",))
+    influences = influence(examination, {"y"}, only=("q[0]",))["q[0]"]
+    assert influences.extra == ((0, 0),) and influences.reached <= 0.5
+
+
+@assay.case(N=[5], M=[9])
+def meeting(make, N, M):
+    return {"x": make.normal(N), "at": torch.randint(0, M, (N,), generator=make.generator)}
+
+
+def test_a_tensor_right_on_the_first_draw_is_examined_on_another():
+    def golden(x, at):
+        return torch.zeros(9, dtype=x.dtype).index_add(0, at, x)
+
+    def kernel(x, at):
+        y = torch.zeros(9)
+        y[at] = x
+        return y
+
+    target = assay.Target(kernel, golden, cases=meeting, backward=None)
+    seed = next(s for s in range(60) if _meets(target, s) == (False, True))
+    diagnosis = assay.diagnose(target, seed=seed)
+    assert (diagnosis.verdict, diagnosis.causes[0].id) == ("fail", "lost_update")
+    assert any("stores where it should add" in s or "a store stands" in s for s in diagnosis.causes[0].evidence)
+
+
+def _meets(target, seed):
+    """Whether indices meet at that seed, and at the other draw that a check makes of it."""
+    repeats = []
+    for case in (target.cases[0], target.cases[0].variant(1)):
+        at = case.build(torch.float32, "cpu", seed)["at"]
+        repeats.append(len(at.unique()) < len(at))
+    return tuple(repeats)
