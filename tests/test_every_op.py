@@ -253,7 +253,7 @@ def test_the_declaration_is_complete(op):
 def test_a_backend_that_cannot_run_says_why():
     op = OPS["mhc.post"]
     values = op.cases[1].build(torch.float64, DEVICE)
-    with pytest.raises(BackendUnavailable, match="mhc.post: triton: x is float64, which only the reference takes"):
+    with pytest.raises(BackendUnavailable, match="mhc.post: triton: x is float64, which only the reference supports"):
         op(*(values[n] for n in op.inputs), orientation="in_out", backend="triton")
     with pytest.raises(ValueError, match="unknown backend 'cuda'; known: auto, triton, reference"):
         op(*(values[n] for n in op.inputs), orientation="in_out", backend="cuda")

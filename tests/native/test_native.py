@@ -16,7 +16,7 @@ from native.variants import library
 from repo.tree import ROOT
 
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="the native library is for Linux on x86-64"
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the native library needs Linux on x86-64"
 )
 HEADER = "".join((ROOT / "csrc" / name).read_text() for name in ("goldsmith.h", "experts/abi.h"))
 LEVELS = native.LEVELS
@@ -156,12 +156,12 @@ def test_the_environment_variable_lowers_the_level_and_never_raises_it(level, fr
         assert (native.isa(), caught) == (level, [])
     else:
         assert native.isa() == highest
-        words = f"GOLDSMITH_ISA={level} is above this machine's level, {highest}, which is used: {why}"
+        words = f"GOLDSMITH_ISA={level} is above this machine's level, {highest}, which is used instead: {why}"
         assert {str(warning.message) for warning in caught} == {words}
 
 
 def test_the_error_for_an_unknown_level_lists_the_known_ones(fresh):
-    with pytest.raises(ValueError, match="^GOLDSMITH_ISA='avx1024' is no level; choose one of: scalar, avx2, avx512, "):
+    with pytest.raises(ValueError, match="^GOLDSMITH_ISA='avx1024' is not a level; choose one of: scalar, avx2, avx512, "):
         fresh(GOLDSMITH_ISA="avx1024")
 
 
@@ -179,7 +179,7 @@ def test_the_command_line_reports_an_unknown_level_without_a_traceback(monkeypat
     monkeypatch.setenv("GOLDSMITH_ISA", "sse9")
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 2
-    assert "GOLDSMITH_ISA='sse9' is no level" in " ".join(result.output.split())
+    assert "GOLDSMITH_ISA='sse9' is not a level" in " ".join(result.output.split())
 
 
 def test_below_the_highest_level_there_is_a_reason():
@@ -222,9 +222,9 @@ def test_the_amx_product_probes_check_their_arguments():
 
 def test_the_reason_for_a_missing_library_says_how_to_get_it(fresh, tmp_path):
     reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "none.so"))
-    where = f"the native library is not there ({tmp_path}/none.so); "
-    assert reason == where + "in a checkout `make` builds it, in a wheel it is included"
-    with pytest.raises(BackendUnavailable, match="^native: the native library is not there"):
+    where = f"the native library was not built ({tmp_path}/none.so is missing); "
+    assert reason == where + "in a checkout `make` builds it, a wheel includes it"
+    with pytest.raises(BackendUnavailable, match="^native: the native library was not built"):
         native.library()
     assert native.unavailable({"x": torch.zeros(3)}) == reason
 
@@ -236,18 +236,18 @@ def test_the_reason_for_a_broken_library_has_the_loaders_message(fresh, tmp_path
 
 
 def test_another_library_is_refused(fresh):
-    assert "is not this version's" in fresh(GOLDSMITH_LIBRARY=torch._C.__file__)
+    assert "belongs to another version" in fresh(GOLDSMITH_LIBRARY=torch._C.__file__)
 
 
 def test_another_architecture_is_refused(fresh, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert fresh() == "the native library is for Linux on x86-64; this is Linux on aarch64"
+    assert fresh() == "the native library needs Linux on x86-64; this is Linux on aarch64"
 
 
 def test_the_reason_for_unsupported_tensors_names_the_tensor():
     assert native.unavailable({"a": None, "x": torch.zeros(3)}) is None
     double = native.unavailable({"x": torch.zeros(3, dtype=torch.float64)})
-    assert double == "x is float64, which only the reference takes"
+    assert double == "x is float64, which only the reference supports"
     assert native.unavailable({"x": torch.zeros(3, device="meta")}) == "x is on meta; the native kernels are the CPU's"
 
 
