@@ -248,7 +248,7 @@ def test_the_reason_for_unsupported_tensors_names_the_tensor():
     assert native.unavailable({"a": None, "x": torch.zeros(3)}) is None
     double = native.unavailable({"x": torch.zeros(3, dtype=torch.float64)})
     assert double == "x is float64, which only the reference supports"
-    assert native.unavailable({"x": torch.zeros(3, device="meta")}) == "x is on meta; the native kernels are the CPU's"
+    assert native.unavailable({"x": torch.zeros(3, device="meta")}) == "x is on meta; the native kernels run on the CPU"
 
 
 def test_importing_goldsmith_does_not_load_it():
