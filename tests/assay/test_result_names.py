@@ -28,7 +28,7 @@ def make(kernel, cases=None, **more):
     return assay.Target(kernel, kernel, cases=cases or X, **more)
 
 
-IN_USE = "is also the name of a case value; there are: "
+IN_USE = "is also the name of a case value; case values: "
 WRONG = [
     (make(named("x")), f"'x' {IN_USE}x, y; "),
     (make(named("x.grad")), "'x.grad' is also the name of the gradient of x; "),

@@ -227,7 +227,9 @@ def test_check_names_its_wrong_argument():
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
     with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 result, declared are 2: y, z$"):
         assay.check(made(outputs=("y", "z")))
-    with pytest.raises(assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor$"):
+    with pytest.raises(
+        assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor or number$"
+    ):
         assay.check(made(candidate=lambda x, w: "three"))
     with pytest.raises(
         assay.TargetError, match="^outputs: the candidate returns 'z', the golden has no output or stage"
@@ -348,7 +350,7 @@ RESULTS = [
     ({"golden": lambda x, w: None}, "^golden: returned None; it must return a tensor, or a tuple or dict of tensors$"),
     ({"golden": lambda x, w: ()}, "^outputs: the golden returned 0 results, the candidate 1: y$"),
     ({"candidate": lambda x, w: (x, x)}, "^outputs: the golden returned 1 result, the candidate 2: y0, y1$"),
-    ({"golden": lambda x, w: x.numpy()}, "^outputs: the golden's 'y' is of type ndarray, not a tensor$"),
+    ({"golden": lambda x, w: x.numpy()}, "^outputs: the golden's 'y' is of type ndarray, not a tensor or number$"),
 ]
 
 

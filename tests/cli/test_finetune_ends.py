@@ -298,7 +298,9 @@ def test_before_a_run_the_advice_names_what_needs_the_memory(place, tmp_path, mo
         monkeypatch.setattr("goldsmith.hf.training.model.accounting.memory_free", lambda free=free: free)
         result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
         assert (
-            result.exit_code == 0 and said in text and ("trained parameters leave no free memory" in text) == (rank > 8)
+            result.exit_code == 0
+            and said in text
+            and ("trained parameters leave too little memory" in text) == (rank > 8)
         )
 
 

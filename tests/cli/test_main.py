@@ -58,7 +58,7 @@ def test_the_version_option_prints_the_version():
         (["bench", "mhc.connection"], "modules of several operators: python -m benchmarks.bench"),
         (["bench", "--against", "liger"], "an installed goldsmith has no peers"),
         (["bench", "--device", "tpu"], "'tpu' is no device"),
-        (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; there are: decode[T=1,D=4096]"),
+        (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; available: decode[T=1,D=4096]"),
     ],
 )
 def test_a_mistake_is_one_readable_paragraph_and_status_2(arguments, said, monkeypatch):

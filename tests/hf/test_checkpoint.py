@@ -110,7 +110,7 @@ def settings(folder, **changes):
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up weight .plain weights, 5"),
+        (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up weight .plain weights; the config says 5"),
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensors .* first model.layers.0.mlp.down"),
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: t[:3]), r"weight is \[3, 40\], but .*config"),
         (lambda f: change(f, "experts.2.gate_proj", lambda t: t * float("nan")), "gate.*expert 2|expert 2.*gate"),
@@ -167,7 +167,7 @@ def test_incomplete_codes_are_refused_by_name(kind, family, spoil, message, tmp_
         ("k2", "deepseek_v3", {"format": "bf16"}, "format is .bf16., but .* holds int4 codes"),
         ("k2", "deepseek_v3", {"group_size": 32}, "group_size is 32, but the codes of .* have 16: leave it out"),
         ("fp8", "deepseek_v3", {"group_size": 32}, "blocks of 128 x 128: leave it out"),
-        ("mxfp4", "gpt_oss", {"group_size": 16}, "mxfp4 has groups of 32"),
+        ("mxfp4", "gpt_oss", {"group_size": 16}, "mxfp4 fixes it at 32"),
     ],
 )  # fmt: skip
 def test_codes_are_never_requantised(kind, family, options, message, tmp_path):

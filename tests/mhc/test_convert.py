@@ -257,7 +257,7 @@ def without(state, name):
         ),
         (
             lambda: mhc.from_liger(LIGER | {"b": torch.zeros(M - 1)}),
-            "mhc.from_liger: b is [23], wanted 24 elements",
+            "mhc.from_liger: b has shape [23], wanted 24 elements",
         ),
         (
             lambda: mhc.from_te(without(TE, "alpha")),
@@ -269,7 +269,7 @@ def without(state, name):
         ),
         (
             lambda: mhc.from_te(TE | {"norm_weight": torch.ones(5)}),
-            "mhc.from_te: norm_weight is [5], wanted 24 elements",
+            "mhc.from_te: norm_weight has shape [5], wanted 24 elements",
         ),
         (
             lambda: mhc.from_hf({"a.fn": torch.ones(1)}, "a"),
@@ -279,7 +279,7 @@ def without(state, name):
             lambda: mhc.from_hf({"weight": torch.ones(1)}),
             f"mhc.from_hf: no {AND} under prefix '' (tried fn, hc_fn); keys: weight",
         ),
-        (lambda: mhc.from_hf(HF | {"scale": torch.ones(4)}), "mhc.from_hf: scale is [4], wanted 3 elements"),
+        (lambda: mhc.from_hf(HF | {"scale": torch.ones(4)}), "mhc.from_hf: scale has shape [4], wanted 3 elements"),
         (
             lambda: mhc.from_hf(HF, config=CONFIG | {"hc_mult": 2}),
             "mhc.from_hf: fn has n=4, but the config says hc_mult=2",
@@ -306,7 +306,7 @@ def without(state, name):
         (lambda: mhc.from_hf(HF | {"fn": torch.ones(M, 0)}), f"mhc.from_hf: fn is [24, 0], wanted {FN}"),
         (
             lambda: mhc.from_liger(LIGER | {"alpha_pre": torch.ones(3)}),
-            "mhc.from_liger: alpha_pre is [3], wanted 1 elements",
+            "mhc.from_liger: alpha_pre has shape [3], wanted 1 elements",
         ),
         (
             lambda: mhc.from_liger(LIGER | {"phi": torch.ones(())}),
@@ -314,10 +314,10 @@ def without(state, name):
         ),
         (lambda: mhc.from_te(TE, n="4"), "mhc.from_te: n='4', wanted a whole number of at least 1"),
         (lambda: mhc.to_hf(HF | {"fn": torch.ones(M)}), "mhc.to_hf: fn is [24], wanted fn [n*(n+2), n*dim]"),
-        (lambda: mhc.to_liger(HF | {"scale": torch.ones(4)}), "mhc.to_liger: scale is [4], wanted 3 elements"),
+        (lambda: mhc.to_liger(HF | {"scale": torch.ones(4)}), "mhc.to_liger: scale has shape [4], wanted 3 elements"),
         (
             lambda: mhc.to_te(HF | {"norm_weight": torch.ones(5)}),
-            "mhc.to_te: norm_weight is [5], wanted 24 elements",
+            "mhc.to_te: norm_weight has shape [5], wanted 24 elements",
         ),
     ],
 )

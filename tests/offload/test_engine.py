@@ -64,7 +64,7 @@ def test_invalid_budgets_are_refused(store, value):
     ({"exact": "no"}, TypeError, "exact='no', wanted True or False"),
     ({"cache": "static", "profile": "/nowhere.json"}, ValueError, "profile='/nowhere.json' cannot be read"),
     ({"lanes": "copied", "gpu_budget": 0}, ValueError, "lanes='copied' cannot run: gpu_budget=0: everything is"),
-    ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers besides 2"),
+    ({"lanes": "cached", "gpu_budget": "30kB"}, ValueError, "needs a slot in each of 2 layers and 2 for copies"),
     ({"lanes": "mixed", "gpu_budget": "20kB"}, ValueError, "20000 bytes are too little for two slots"),
 ])  # fmt: skip
 def test_invalid_keywords_are_refused(store, options, error, text):

@@ -74,8 +74,8 @@ def padded(x, w, length, *, state_to_the_end=False, last_of_all=False):
 @pytest.mark.parametrize(
     "mistake, cause, text",
     [
-        ({"state_to_the_end": True}, "wrong_mask", "goes on behind the end"),
-        ({"last_of_all": True}, "invalid_index", "is that of the padded end"),
+        ({"state_to_the_end": True}, "wrong_mask", "continues past the sequence's end"),
+        ({"last_of_all": True}, "invalid_index", "is taken at the padded end"),
     ],
 )
 def test_one_line_that_takes_every_sequence_as_full(mistake, cause, text):

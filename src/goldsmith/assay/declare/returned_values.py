@@ -78,7 +78,9 @@ def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]
             continue
         if not isinstance(value, Tensor):
             if not _is_number(value):
-                raise TargetError(f"outputs: the {who}'s {name!r} is a {type(value).__name__}, not a tensor or number")
+                raise TargetError(
+                    f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor or number"
+                )
             value = torch.tensor(value)
         _judgeable(value, f"outputs: the {who}'s {name!r}")
         _holds_numbers(value, name, who)
