@@ -16,9 +16,9 @@ BENCH_ARGS ?=
 verify: setup
 	@mkdir -p "$$(dirname "$(REPORT)")"
 	@.venv/bin/goldsmith verify --html "$(REPORT)"
-	@printf '\nNext: activate the environment in this shell, then use the command.\n\n'
-	@printf "  . '%s/.venv/bin/activate'\n" "$(CURDIR)"
-	@printf '  %-23s%s\n' 'goldsmith doctor' 'what runs on this machine' \
+	@printf '\nNext: activate the environment in this shell, then use the command.\n\n'; \
+	printf "  . '%s/.venv/bin/activate'\n" "$(CURDIR)"; \
+	printf '  %-24s%s\n' 'goldsmith doctor' 'what runs on this machine' \
 	    'goldsmith verify --help' 'prove an operator, or a kernel of your own: docs/verify-your-own-kernel.md'
 
 test: setup

@@ -1,8 +1,8 @@
 """The build backend: scikit-build-core, which also builds the native library for an editable install.
 
-pip and uv call these functions (pyproject.toml names this file). An editable install runs the checkout's own files, so its library is
-the one that scripts/native.py builds in the checkout. Without a compiler the install succeeds; goldsmith then warns when it would
-have used the library.
+pip and uv call these functions (pyproject.toml names this file). An editable install runs the checkout's own files, so
+its library is the one that scripts/native.py builds in the checkout. Without a compiler the install succeeds; goldsmith
+then warns when it would have used the library.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import native
+from scikit_build_core.build import build_editable as _build_editable
 from scikit_build_core.build import (
     build_sdist,
     build_wheel,
@@ -21,8 +21,9 @@ from scikit_build_core.build import (
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
-from scikit_build_core.build import build_editable as _build_editable
 from scikit_build_core.build import get_requires_for_build_editable as _get_requires_for_build_editable
+
+import native
 
 __all__ = [
     "build_editable",

@@ -11,7 +11,7 @@ README = Path("README.md")
 
 
 def without_local_links(text: str) -> str:
-    """`text` without images and links to files of the checkout; the words of links stay, and code blocks do not change."""
+    """`text` without comments, images and links to files of the checkout; the words of links and code blocks stay."""
     pieces = re.split(r"(```.*?```)", text, flags=re.S)
     for i in range(0, len(pieces), 2):
         pieces[i] = re.sub(r"<img\b[^>]*\bsrc=\"(?!https?:)[^>]*>", "", pieces[i])

