@@ -250,7 +250,7 @@ def test_an_interrupted_installation_says_so_in_a_sentence(checkout):
     done = set_up(checkout)
     assert (done.returncode, done.stderr.strip()) == (
         130,
-        "goldsmith: interrupted; run make again, and it goes on from here.",
+        "goldsmith: interrupted; run make again, and it continues from here.",
     )
 
 

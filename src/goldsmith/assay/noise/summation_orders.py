@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -75,6 +74,8 @@ def pairwise(rows: Tensor, product: bool = False) -> Tensor:
 def sequential(x: Tensor, dim: int, product: bool = False) -> Tensor:
     """((x_0 + x_1) + x_2) + ... along dim"""
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        import numpy
+
         a = x.contiguous().numpy()
         f = numpy.multiply if product else numpy.add
         with numpy.errstate(invalid="ignore", over="ignore"):
@@ -106,6 +107,8 @@ def scan(x: Tensor, dim: int, order: Order) -> Tensor:
 def _running(rows: Tensor) -> Tensor:
     """Sequential running sums over axis 0; numpy on the CPU, where torch.cumsum keeps partial sums in float64."""
     if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+        import numpy
+
         with numpy.errstate(invalid="ignore", over="ignore"):
             return torch.from_numpy(numpy.add.accumulate(rows.contiguous().numpy(), axis=0))
     acc = [rows[0]] if rows.shape[0] else []
