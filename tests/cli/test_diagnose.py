@@ -330,7 +330,7 @@ def test_ctrl_c_prints_partial_results(tmp_path):
 
 def test_a_run_that_ignores_ctrl_c_is_killed_after_a_while(monkeypatch):
     monkeypatch.setattr("goldsmith.cli.workers.pool.PATIENCE", 0.1)
-    pool = Pool(1, passes_on=True)
+    pool = Pool(1, forward_ctrl_c=True)
     pool.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         pool._next()
