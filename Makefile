@@ -2,6 +2,7 @@
 # make test    set up likewise and pass the test suite
 # make check   format, lint, types, import floors, exports, documentation
 # make bench   verify, then time beside peers (needs a GPU for most rows)
+# make wheel   a wheel for every Linux with glibc 2.28 or newer, and the sdist, into dist/
 #
 # Works from anywhere with `make -C`; the checkout's path may hold spaces.
 
@@ -10,11 +11,15 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: verify test check bench setup
+.PHONY: verify test check bench wheel setup
 
 verify: setup
 	@mkdir -p "$$(dirname "$(REPORT)")"
 	@.venv/bin/goldsmith verify --html "$(REPORT)"
+	@printf '\nNext: activate the environment in this shell, then use the command.\n\n'; \
+	printf "  . '%s/.venv/bin/activate'\n" "$(CURDIR)"; \
+	printf '  %-24s%s\n' 'goldsmith doctor' 'what runs on this machine' \
+	    'goldsmith verify --help' 'prove an operator, or a kernel of your own: docs/verify-your-own-kernel.md'
 
 test: setup
 	@.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
@@ -28,6 +33,9 @@ check: setup
 
 bench: setup
 	@.venv/bin/python -m benchmarks.bench $(BENCH_ARGS)
+
+wheel: setup
+	@.venv/bin/python scripts/wheel.py
 
 # Decides by content, not by date, whether anything is to be installed; half a second when not.
 setup:

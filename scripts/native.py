@@ -75,21 +75,30 @@ def build(variant: str = "release") -> Path:
         for name, content in now.items():
             if name and before.get(name) != content:  # ninja compares dates, so changed files get a new one
                 os.utime(ROOT / name)
-        run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", *VARIANTS[variant])
+        ninja = tool_path("ninja")  # given each time: the one of the last build may have been a temporary one of pip's
+        run("cmake", "-S", ROOT, "-B", build_folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *VARIANTS[variant])
         run("cmake", "--build", build_folder)
         run("cmake", "--install", build_folder, "--prefix", at.parents[2])
         (build_folder / "sources.json").write_text(json.dumps(now))
     return at
 
 
+def search_path() -> str:
+    return os.pathsep.join([str(ROOT / ".venv/bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def tool_path(tool: str) -> str:
+    """The path of a tool in .venv or the system."""
+    path = shutil.which(tool, path=search_path())
+    if path is None:
+        raise Failed(f"{tool} is missing. It builds the native library: pip install cmake ninja.")
+    return path
+
+
 def run(tool: str, *arguments: object) -> None:
     """Run a tool from .venv or the system, and show its output where it fails."""
-    path = os.pathsep.join([str(ROOT / ".venv/bin"), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    found = shutil.which(tool, path=path)
-    if found is None:
-        raise Failed(f"{tool} is missing. It builds the native library: pip install cmake ninja.")
-    command = [found, *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    command = [tool_path(tool), *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | {"PATH": search_path()}, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
         raise Failed(

@@ -196,4 +196,4 @@ def _check(request: OffloadRequest) -> None:
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        raise Problem(f"benchmarks.offload needs transformers: {error}. pip install goldsmith[hf]") from None
+        raise Problem(f"benchmarks.offload needs transformers: {error}. pip install 'transformers>=5' peft") from None

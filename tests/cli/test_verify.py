@@ -196,6 +196,20 @@ def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monke
     assert "breaks_on_import.py, line 2" in problem
 
 
+def test_a_missing_module_that_a_golden_needs_is_no_fault_of_the_golden(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("needs_a_module.py").write_text(
+        "import torch\nfrom goldsmith import assay\n"
+        "def golden(x):\n    import no_such_module\n    return x\n"
+        "target = assay.Target(lambda x: x, golden, cases={'x': torch.ones(3)})\n"
+    )
+    result = run("needs_a_module:target")
+    assert result.exit_code == 2
+    text = words(result.output)
+    assert "No module named 'no_such_module'. Nothing was judged" in text
+    assert "golden raised" not in text
+
+
 def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     result = run("mhc.expand")

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install goldsmith[hf]")
-peft = pytest.importorskip("peft", reason="needs peft: pip install goldsmith[hf]")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install '.[hf]'")
+peft = pytest.importorskip("peft", reason="needs peft: pip install '.[hf]'")
 
 COMMON = {
     "vocab_size": 48,

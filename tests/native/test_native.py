@@ -3,6 +3,7 @@
 import ctypes
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import warnings
@@ -10,6 +11,7 @@ import warnings
 import pytest
 import torch
 
+from goldsmith import experts
 from goldsmith.core import BackendUnavailable, native
 from goldsmith.experts import _native_abi
 from native.variants import library
@@ -224,11 +226,27 @@ def test_the_amx_product_probes_check_their_arguments():
 
 def test_the_reason_for_a_missing_library_says_how_to_get_it(fresh, tmp_path):
     reason = fresh(GOLDSMITH_LIBRARY=str(tmp_path / "none.so"))
-    where = f"the native library was not built ({tmp_path}/none.so is missing); "
-    assert reason == where + "in a checkout `make` builds it, a wheel includes it"
+    where = f"the native library was not built ({tmp_path}/none.so is missing); to build it, run: "
+    assert reason == where + shlex.join([sys.executable, str(ROOT / "scripts/native.py")])
     with pytest.raises(BackendUnavailable, match="^native: the native library was not built"):
         native.library()
     assert native.unavailable({"x": torch.zeros(3)}) == reason
+
+
+def test_auto_warns_once_that_the_library_was_not_built(fresh, tmp_path, monkeypatch):
+    fresh(GOLDSMITH_LIBRARY=str(tmp_path / "none.so"))
+    monkeypatch.setattr(native, "_warned", False)
+    base = experts.pack(torch.randn(2, 8, 4), torch.randn(2, 4, 4), format="bf16")
+    x, ids, weights = torch.randn(3, 4), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        experts.moe(x.double(), ids, weights.double(), base, backend="reference")
+        assert caught == []  # asked for by name
+        for _ in range(2):
+            experts.moe(x, ids, weights, base)
+    (warning,) = caught
+    assert warning.category is RuntimeWarning
+    assert f"to build it, run: {sys.executable} {ROOT}/scripts/native.py" in str(warning.message)
 
 
 def test_the_reason_for_a_broken_library_has_the_loaders_message(fresh, tmp_path):

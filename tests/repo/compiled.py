@@ -9,6 +9,7 @@ compiler. Whatever is not there is compiled without optimisation: how fast this 
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -24,8 +25,8 @@ def option(arguments: list[str], name: str) -> str:
 
 
 def plain(arguments: list[str], root: Path) -> list[str]:
-    """A command without its place and without what only writes down dependencies."""
-    kept = [word for word in arguments if word != "-MD"]
+    """A command without its place and the options for dependency files; c++ is the compiler that it links to."""
+    kept = [os.path.realpath(arguments[0]), *(word for word in arguments[1:] if word != "-MD")]
     for name in ("-MT", "-MF"):
         if name in kept:
             del kept[kept.index(name) : kept.index(name) + 2]

@@ -144,6 +144,10 @@ def test_the_report_goes_to_the_checkout_from_wherever_make_is_called(checkout, 
     done = make(checkout, machine("git", "g++", python3=f'#!/bin/sh\nexec {sys.executable} "$@"\n'), "verify")
     assert done.returncode == 0, done.stderr
     assert f"<{checkout}/build/verify.html>" in done.stdout
+    # what to do next is a line that a shell runs, wherever it stands
+    (activation,) = (line.strip() for line in done.stdout.splitlines() if "bin/activate" in line)
+    assert activation == f". '{checkout}/.venv/bin/activate'"
+    assert done.stdout.index("<verify>") < done.stdout.index(activation) < done.stdout.index("goldsmith doctor")
     assert (checkout / "build").is_dir()
 
 
@@ -246,7 +250,7 @@ def test_an_interrupted_installation_says_so_in_a_sentence(checkout):
     done = set_up(checkout)
     assert (done.returncode, done.stderr.strip()) == (
         130,
-        "goldsmith: interrupted; run make again, and it goes on from here.",
+        "goldsmith: interrupted; run make again, and it continues from here.",
     )
 
 

@@ -1,7 +1,10 @@
 """The wheel and the sdist are whole: what they hold, and that the wheel works where nothing else of ours is."""
 
 import ast
+import email
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,8 @@ import pytest
 
 import goldsmith
 from repo.tree import SOURCE, files, shown
+from scripts import wheel
+from scripts.native import place, supported
 
 # What the checkout has compiled of the same sources is taken from there.
 COMPILED = Path(__file__).with_name("compiled.py")
@@ -51,32 +56,58 @@ def built(tmp_path_factory) -> tuple[Path, Path]:
     for path in files():
         (copy / shown(path)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy / shown(path))
-    run(sys.executable, "-m", "build", "--no-isolation", LAUNCHED, "--outdir", out, copy)
-    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
-    return wheel, sdist
+    return wheel.build(out, [LAUNCHED], copy)[:2]
+
+
+def environment(folder: Path) -> Path:
+    """The Python of a new environment, which borrows goldsmith's dependencies from this one."""
+    venv.create(folder, symlinks=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    # on the path, but its own .pth files are not followed: an editable goldsmith stays out
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin" / "python"
+
+
+def install(python: Path, package: Path, *options: str) -> None:
+    # not in this folder: `pip --python` is started again with that Python, and borrows its build tools as well
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed", *options)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, package, cwd=package.parent)
 
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
-    """The Python of an environment that holds the wheel; goldsmith's dependencies are lent to it by this one."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True)
-    (site,) = (folder / "lib").glob("python*/site-packages")
-    python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[0])
-    # on the path, but its own .pth files are not followed: an editable goldsmith stays out
-    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    """The Python of an environment that holds the wheel."""
+    python = environment(tmp_path_factory.mktemp("environment"))
+    install(python, built[0])
     return python
 
 
-def members(wheel):
-    with zipfile.ZipFile(wheel) as archive:
+def members(path):
+    with zipfile.ZipFile(path) as archive:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
-def test_the_wheel_is_for_every_python_of_this_platform_and_carries_the_version(built):
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert built[0].name == f"goldsmith-{goldsmith.__version__}-py3-none-{platform}.whl"
+def test_the_wheel_is_for_every_python_on_every_linux_with_glibc_2_28_and_carries_the_version(built):
+    name, version, python, abi, platforms = built[0].name.removesuffix(".whl").split("-")
+    assert (name, version, python, abi) == ("goldsmith", goldsmith.__version__, "py3", "none")
+    assert "manylinux_2_28_x86_64" in platforms.split(".")
+
+
+def required_versions(library: Path) -> dict[str, set[tuple[int, ...]]]:
+    """The symbol versions that a library needs, by family: {"GLIBC": {(2, 14), ...}, "GCC": ...}."""
+    versions: dict[str, set[tuple[int, ...]]] = {}
+    text = run("objdump", "-p", library).partition("Version References:")[2]
+    for family, number in re.findall(r"\b([A-Z]+)_(\d[\d.]*)$", text, re.M):
+        versions.setdefault(family, set()).add(tuple(int(part) for part in number.split(".")))
+    return versions
+
+
+@pytest.mark.skipif(not supported(), reason="the native library is for Linux on x86-64")
+def test_the_librarys_symbols_are_no_newer_than_those_of_manylinux_2_28():
+    versions = required_versions(place("release"))
+    assert set(versions) <= {"GLIBC", "GCC"}  # its libstdc++ is inside
+    assert max(versions["GLIBC"]) <= (2, 28)
+    assert max(versions["GCC"]) <= (8,)
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_the_library_and_nothing_else(built):
@@ -105,11 +136,11 @@ def test_the_package_imports_nothing_that_is_outside_the_wheel():
                 assert not {name.partition(".")[0] for name in names} & set(outside), f"{shown(path)}: {names}"
 
 
-def test_the_library_depends_on_the_c_library_only(built, tmp_path):
+def test_the_library_depends_on_the_c_library_and_libgcc_only(built, tmp_path):
     with zipfile.ZipFile(built[0]) as archive:
         library = archive.extract(LIBRARY, tmp_path)
     wanted = [line.split()[-1] for line in run("objdump", "-p", library).splitlines() if "NEEDED" in line]
-    assert set(wanted) <= {"libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
+    assert set(wanted) <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 
 
 def test_the_sdist_holds_what_is_needed_to_build_and_test(built):
@@ -130,3 +161,58 @@ def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
 
 def test_the_wheel_brings_the_command(installed, tmp_path):
     assert goldsmith.__version__ in run(installed.parent / "goldsmith", "--version", cwd=tmp_path)
+
+
+def test_the_sdist_works_in_an_empty_environment(built, tmp_path):
+    python = environment(tmp_path / "environment")
+    install(python, built[1], LAUNCHED)
+    page = tmp_path / "page.html"
+    assert run(python, "-c", USE, page, cwd=tmp_path).split("\n")[0] == f"pass (5, 4, 8) {goldsmith.__version__} None"
+
+
+def test_the_index_page_has_keywords_versions_and_a_readme_without_links_into_the_checkout(built):
+    with zipfile.ZipFile(built[0]) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+    assert "mixture-of-experts" in metadata["Keywords"].split(",")
+    classifiers = metadata.get_all("Classifier")
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12)} <= set(classifiers)
+    readme = metadata.get_payload()
+    assert readme.startswith("# goldsmith")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link] == []
+    assert "<!--" not in readme
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A copy of the project's files, without a built library; cmake and ninja are on the path, as in pip's builds."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    folder = tmp_path / "a checkout"
+    for path in files():
+        (folder / shown(path)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / shown(path))
+    return folder
+
+
+REASON = "import goldsmith; from goldsmith.core import native; print(goldsmith.__file__, native.reason(), sep='\\n')"
+
+
+@pytest.mark.skipif(not supported(), reason="the native library is for Linux on x86-64")
+def test_an_editable_install_builds_the_native_library(checkout, tmp_path, monkeypatch):
+    monkeypatch.setenv("CMAKE_CXX_COMPILER_LAUNCHER", f"{sys.executable};{COMPILED}")
+    python = environment(tmp_path / "environment")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e", checkout)
+    place, reason = run(python, "-c", REASON, cwd=tmp_path).splitlines()
+    assert (Path(place).parent, reason) == (checkout / "src/goldsmith", "None")
+
+
+@pytest.mark.skipif(not supported(), reason="the native library is for Linux on x86-64")
+def test_an_editable_install_without_a_compiler_succeeds_and_says_how_to_build_the_library(
+    checkout, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    python = environment(tmp_path / "environment")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e", checkout)
+    _, reason = run(python, "-c", REASON, cwd=tmp_path).splitlines()
+    command = reason.partition("to build it, run: ")[2]
+    assert shlex.split(command) == [str(python), str(checkout / "scripts/native.py")]

@@ -1,7 +1,7 @@
 """The command line: `goldsmith verify | diagnose | bench | finetune | generate | doctor`.
 
 Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
-here, which needs torch only.
+here, which needs torch but none of these.
 """
 
 from __future__ import annotations

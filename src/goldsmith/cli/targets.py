@@ -240,6 +240,14 @@ _LIBRARY_PATHS = (
 )
 
 
+def missing_module(error: ModuleNotFoundError) -> str:
+    """What to say where a check needs a module that is not installed, be it goldsmith's or the user's."""
+    return (
+        f"{error}. Nothing was judged: install it in the environment of this Python ({sys.executable}), or import it "
+        "from a folder on its path."
+    )
+
+
 def _import_failed(name: str, module_name: str, error: BaseException) -> str:
     root = module_name.partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and error.name in (root, module_name):

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import platform
+import shlex
 import struct
 import sys
 import warnings
@@ -33,6 +34,8 @@ _DTYPES = {
     torch.int32: 6,
     torch.int64: 7,
 }
+_NOT_BUILT = "the native library was not built"
+_warned = False  # whether this process has warned that the library was not built
 # the TensorView structure of each rank
 _VIEWS = [struct.Struct(f"Pii{rank}q{8 * (4 - rank)}x{rank}q{8 * (4 - rank)}x") for rank in range(5)]
 _RAISES = {1: ValueError, 2: BackendUnavailable, 3: MemoryError, 4: RuntimeError}
@@ -110,6 +113,24 @@ def reason() -> str | None:
     """Why the native backends cannot run here, as a sentence; None if they can."""
     found = _load()
     return found if isinstance(found, str) else None
+
+
+def warn_if_not_built(why_not: str | None) -> None:
+    """Warn once in a process if `why_not` says that the library was not built, which the user can mend."""
+    global _warned
+    if _warned or why_not is None or not why_not.startswith(_NOT_BUILT):
+        return
+    _warned = True
+    text = f"goldsmith: {why_not}. The reference in plain torch runs instead, several times slower."
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _how_to_build() -> str:
+    root = Path(__file__).parents[3]
+    script = root / "scripts" / "native.py"
+    if script.exists() and (root / "CMakeLists.txt").exists():
+        return f"to build it, run: {shlex.join([sys.executable, str(script)])}"
+    return "the wheel that `make wheel` builds in a checkout of goldsmith includes it"
 
 
 def unavailable(tensors: Mapping[str, torch.Tensor | None]) -> str | None:
@@ -192,9 +213,7 @@ def _load() -> ctypes.CDLL | str:
         return f"the native library needs Linux on x86-64; this is {platform.system()} on {platform.machine()}"
     path = Path(os.environ.get("GOLDSMITH_LIBRARY") or Path(__file__).parents[1] / "lib/libgoldsmith.so")
     if not path.exists():
-        return (
-            f"the native library was not built ({path} is missing); in a checkout `make` builds it, a wheel includes it"
-        )
+        return f"{_NOT_BUILT} ({path} is missing); {_how_to_build()}"
     try:
         loaded = _declare(ctypes.CDLL(str(path)))
     except OSError as error:

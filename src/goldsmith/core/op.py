@@ -185,6 +185,7 @@ class Op:
             for name in self.backends:
                 reasons[name] = self.why_not(name, *tensors, **options)
                 if reasons[name] is None:
+                    native.warn_if_not_built(reasons.get("native"))
                     return name
             raise UnsupportedCall(f"{self.name}: no backend: " + "; ".join(f"{n}: {why}" for n, why in reasons.items()))
         named = self._named(backend, tensors)

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 # peft is imported only inside the functions that use it, because its import takes seconds
 if _missing := [name for name in ("transformers", "peft") if find_spec(name) is None]:
     raise ImportError(
-        f"goldsmith.hf needs transformers 5 and peft, and {_missing[0]} is not installed: pip install goldsmith[hf]"
+        f"goldsmith.hf needs transformers 5 and peft, and {_missing[0]} is not installed: "
+        "pip install 'transformers>=5' peft"
     )
 
 from .adapter.loading import load_adapter

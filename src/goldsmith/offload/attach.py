@@ -165,5 +165,5 @@ def _adapter() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"goldsmith.offload computes experts without transformers, but models of transformers need it: {error}. "
-            "Install it with pip install goldsmith[hf]; ExpertStore and Engine work without it."
+            "Install it with pip install 'transformers>=5' peft; ExpertStore and Engine work without it."
         ) from error

@@ -110,7 +110,7 @@ class Case:
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
         try:
             drawn = self.draw(make(dtype, device, mixed), **self.sizes)
-        except TargetError:
+        except (TargetError, ImportError):
             raise
         except Exception as error:
             if memory_errors.out_of_memory(error):

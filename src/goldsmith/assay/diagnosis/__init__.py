@@ -1,6 +1,6 @@
 """Diagnosis of a failing case: collects evidence, isolates the first wrong stage, and ranks the causes that fit.
 
-Imports only torch and the assay.
+Imports only torch, numpy and the assay.
 """
 
 from .bundle import Bundle, load_bundle

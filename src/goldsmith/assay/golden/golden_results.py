@@ -225,7 +225,7 @@ class GoldenResults:
                     partial(self.evaluate, early=True), self.leaves, compute=self.compute, stores=self.stores,
                     dot=self.material.target.dot, read_back=self.read_back,
                 )  # fmt: skip
-            except (GoldenError, TargetError):
+            except (GoldenError, TargetError, ImportError):
                 raise
             except Exception as error:
                 if memory_errors.out_of_memory(error):

@@ -126,7 +126,7 @@ def _attempt(
         else:
             with watch:
                 results = call(own)
-    except TargetError:  # a mistake in the declaration, not in arithmetic
+    except (TargetError, ImportError):  # a mistake in the declaration or a missing module, not in arithmetic
         raise
     except Exception as error:
         if memory_errors.out_of_memory(error):

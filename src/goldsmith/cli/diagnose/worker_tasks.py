@@ -23,7 +23,7 @@ from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
 from ..placement import device_of, place
-from ..targets import UnknownName, find, load_targets, op_target
+from ..targets import UnknownName, find, load_targets, missing_module, op_target
 from ..verify.selection import choose
 from . import deadlines
 from .output_files import write_or_explain
@@ -55,6 +55,8 @@ def diagnose(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
             lost = _write_bundle(diagnosis, request["out"])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
+    except ModuleNotFoundError as error:
+        return {"problem": missing_module(error)}
     command = (
         f"goldsmith diagnose {subject.words} --replay {shlex.quote(str(diagnosis.bundle))}" if diagnosis.bundle else ""
     )
@@ -104,6 +106,8 @@ def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
                 report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
         return {"problem": str(error)}
+    except ModuleNotFoundError as error:
+        return {"problem": missing_module(error)}
     html = request["html"]
     lost = write_or_explain(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
     answer = report.environment["replay"]["answer"]

@@ -19,7 +19,7 @@ from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
 from ..placement import device_of, place
-from ..targets import ResolvedName, UnknownName, find, load_targets, op_target
+from ..targets import ResolvedName, UnknownName, find, load_targets, missing_module, op_target
 from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ class VerifyTasks:
             report = check(target, case, dtype=dtype, device=device, seed=request["seed"], probes=probes, raises=False)
         except TargetError as error:
             return {"problem": f"{request['name']}: {error}"}
+        except ModuleNotFoundError as error:
+            return {"problem": f"{request['name']}: {missing_module(error)}"}
         except Exception as error:
             if not memory_errors.out_of_memory(error):
                 raise

@@ -149,7 +149,7 @@ class CheckpointSource(Mapping[int, dict[str, Any]]):
     def _unknown_name(self, key: str) -> ValueError:
         return ValueError(
             f"{_OP}: {self.folder}: {key} is not a known name of plain expert weights; "
-            "goldsmith.offload.from_pretrained reads more kinds of checkpoints (pip install goldsmith[hf])"
+            "goldsmith.offload.from_pretrained reads more kinds of checkpoints (pip install 'transformers>=5' peft)"
         )
 
 
