@@ -275,9 +275,7 @@ def test_a_candidate_that_raises_systemexit_is_blamed_and_not_the_user():
     )
     last = {"case": "rows[T=5]", "probe": "values", "run": "values"}
     assert "the candidate raised SystemExit not today, in f" in command._ended(request, left, last)["text"]
-    assert command._ended(request, left, {})["problem"].startswith(
-        "Importing own_kernels:leaving raised SystemExit"
-    )
+    assert command._ended(request, left, {})["problem"].startswith("Importing own_kernels:leaving raised SystemExit")
 
 
 def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):

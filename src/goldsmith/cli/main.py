@@ -77,8 +77,8 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="Operators (mhc.post), families (mhc), or targets of your own (package.module:target). Default: every "
-            "operator.",
+            help="Operators (mhc.post), families (mhc), or targets of your own: path/to/file.py:target, module:target, "
+            "or a file or module alone for all of its targets. Default: every operator.",
             show_default=False,
         ),
     ] = None,
@@ -130,7 +130,9 @@ def diagnose(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="An operator (mhc.post) or a target of your own (package.module:target)."
+            metavar="TARGET",
+            help="An operator (mhc.post), or a target of your own: path/to/file.py:target or module:target. A file or "
+            "module alone will do if it has one target.",
         ),
     ],
     backend: Annotated[
@@ -185,7 +187,7 @@ def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test saved.")],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that the bundle names."),
+        typer.Argument(metavar="TARGET", help="As diagnose has it. Default: the operator that the bundle names."),
     ] = None,
     device: Device = None,
     budget: Annotated[
@@ -211,6 +213,26 @@ def replay(
         json=json is not None,
     )
     raise typer.Exit(run(request, json))
+
+
+@app.command()
+@in_a_paragraph
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the kernel, and of its file; may begin with a folder.")
+    ],
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Write the kernel in plain torch. Default: in Triton, if it is installed.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
+) -> None:
+    """Write NAME.py with a kernel, its golden and its cases, and test_NAME.py for pytest. Both pass as written.
+
+    It overwrites nothing.
+    """
+    from .new.command import run
+
+    raise typer.Exit(run(name, plain=torch, as_json=json))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""interpreted_kernels: runs compiled Triton kernels in Triton's interpreter while the candidate's tensors are on the CPU.
+"""interpreted_kernels: runs compiled Triton kernels in Triton's interpreter while a candidate is checked on the CPU.
 
 Triton decides when a kernel is defined whether it is compiled, and a user's module has been imported long before the
 check. So the launch is redirected instead: the interpreter gets the same Python function, and `TRITON_INTERPRET` need
@@ -105,7 +105,7 @@ def _interpreter() -> ModuleType | None:
 @contextmanager
 def _interpreting() -> Iterator[None]:
     """Context in which Triton's own functions see TRITON_INTERPRET=1."""
-    values = vars(getattr(sys.modules["triton"].knobs, "runtime"))
+    values = vars(sys.modules["triton"].knobs.runtime)
     before = dict(values)
     values["interpret"] = True
     try:

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..signals import terminate_like_ctrl_c
-from ..terminal import INTERRUPTED, USAGE, Interruption, Problem, console, duration, print_paragraph, visible, write_json
+from ..terminal import (
+    INTERRUPTED,
+    USAGE,
+    Interruption,
+    Problem,
+    console,
+    duration,
+    print_paragraph,
+    visible,
+    write_json,
+)
 from ..verify.command import writable
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import deadlines
