@@ -101,7 +101,7 @@ def verify(
 ) -> None:
     """Prove operators and backends against their float64 references.
 
-    Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     if quick and thorough:
         raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
@@ -159,7 +159,7 @@ def diagnose(
 ) -> None:
     """Find the first wrong stage of a kernel and why: ranked causes with evidence, and the smallest failing case.
 
-    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     from .diagnose.command import DiagnoseRequest, run
 
@@ -199,7 +199,7 @@ def replay(
 ) -> None:
     """Run a bundle's inputs again and report whether they still fail. A run that hangs is stopped.
 
-    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     from .diagnose.command import DiagnoseRequest, run
 

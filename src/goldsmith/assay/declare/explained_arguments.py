@@ -13,7 +13,7 @@ from ...core.tracing import TargetError
 T = TypeVar("T")
 TOLERANCES = ("tolerance", "tolerances", "tol", "atol", "rtol", "abs_tol", "rel_tol", "threshold")
 NO_TOLERANCE = (
-    "there is no tolerance to choose, because the assay computes a bound for every element from the golden and from the "
+    "there is no tolerance to choose, because the assay computes a bound for every element from the golden and the "
     "dtypes; leave it out. A kernel that rounds more on purpose declares it with `stored`, `compute` or `dot`"
 )
 

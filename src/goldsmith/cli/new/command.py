@@ -17,7 +17,7 @@ TEMPLATES = files(__package__) / "templates"
 
 
 def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
-    """Write NAME.py and test_NAME.py, and return the exit status; raises Problem if a file exists or NAME is no name."""
+    """Write NAME.py and test_NAME.py, and return the exit status; raises Problem if a file exists."""
     kernel = Path(name.removesuffix(".py") + ".py")
     _check_name(name, kernel.stem)
     test = kernel.with_name(f"test_{kernel.name}")
