@@ -33,10 +33,11 @@ def is_file(name: str) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name can be imported, from the current directory or installed."""
+    """Whether a dotted name can be imported, from the current directory or installed; a mere folder is no module."""
     _import_from_here()
     try:
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin is not None
     except Exception:  # noqa: BLE001  a parent package may raise anything on import; load_targets reports it
         parent = name.rpartition(".")[0]
         return bool(parent) and is_module(parent)

@@ -7,77 +7,81 @@ not be set.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
-JIT, INTERPRETER, VARIABLE = "triton.runtime.jit", "triton.runtime.interpreter", "TRITON_INTERPRET"
+JIT, INTERPRETER, LANGUAGE = "triton.runtime.jit", "triton.runtime.interpreter", "triton.language"
 TWIN = "_goldsmith_interpreted"  # attribute of a compiled kernel: the same function for the interpreter
-USED = ("InterpretedFunction", "GridExecutor", "tl")
 
 
 @contextmanager
 def interpreted_kernels() -> Iterator[None]:
-    """Context in which a compiled kernel runs in the interpreter, unless one of its arguments is on a GPU.
-
-    If Triton is imported only inside the context, and there is no GPU, its kernels are defined for the interpreter.
-    """
-    jit = sys.modules.get(JIT)
-    if jit is None:
-        with _variable_set():
-            yield
-        return
-    kernel = getattr(jit, "JITFunction", None)
-    interpreter = _interpreter()
-    if kernel is None or interpreter is None or getattr(kernel.run, "func", None) is _run:
-        yield
-        return
-    changes = {
-        "run": _Method(_run, interpreter, kernel.run),
-        "__call__": _Method(_call, interpreter, kernel.__call__),
-        "__get__": _Method(_bound, interpreter, None),
-    }
-    before = {name: vars(kernel)[name] for name in changes if name in vars(kernel)}
-    for name, change in changes.items():
-        setattr(kernel, name, change)
+    """Context in which a compiled kernel runs in the interpreter, unless one of its arguments is on a GPU."""
+    undo: list[Callable[[], None]] = []
+    finder = _JitFinder(lambda jit: undo.append(_redirect(jit)))
+    if JIT in sys.modules:
+        _load_interpreter()
+        undo.append(_redirect(sys.modules[JIT]))
+    else:
+        sys.meta_path.insert(0, finder)  # the candidate may import Triton when it runs
     try:
         yield
     finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+        while undo:
+            undo.pop()()
+
+
+class _JitFinder:
+    """Finds no module by itself, but calls `imported` once after Triton's module of compiled kernels is imported."""
+
+    def __init__(self, imported: Callable[[ModuleType], None]) -> None:
+        self.imported = imported
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != JIT:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self.imported(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _redirect(jit: ModuleType) -> Callable[[], None]:
+    """Redirects launches and returns a function that undoes it; leaves an unknown Triton, or a nested run's, alone."""
+    kernel = getattr(jit, "JITFunction", None)
+    if kernel is None or getattr(kernel.run, "func", None) is _run:
+        return lambda: None
+    changes = {"run": _Method(_run, kernel.run), "__call__": _Method(_call), "__get__": _Method(_bound)}
+    before = {name: vars(kernel)[name] for name in changes if name in vars(kernel)}
+    for name, change in changes.items():
+        setattr(kernel, name, change)
+
+    def undo() -> None:
         for name in changes:
             if name in before:
                 setattr(kernel, name, before[name])
             else:
                 delattr(kernel, name)
 
-
-def _run(
-    interpreter: ModuleType, compiled: Any, kernel: Any, *args: object, grid: object, warmup: bool, **options: object
-) -> Any:
-    """A launch, in place of `JITFunction.run`."""
-    if warmup or kernel.is_gluon() or any(map(_on_a_gpu, (*args, *options.values()))):
-        return compiled(kernel, *args, grid=grid, warmup=warmup, **options)
-    twin = _twin(interpreter, kernel)
-    twin.pre_run_hooks = kernel.pre_run_hooks
-    with _interpreting():
-        return twin.run(*args, grid=grid, warmup=False, **options)
-
-
-def _call(interpreter: ModuleType, compiled: Any, kernel: Any, *args: object, **named: object) -> Any:
-    """A call of a device function from a kernel, in place of `JITFunction.__call__`, which raises."""
-    return _twin(interpreter, kernel)(*args, **named)
-
-
-def _bound(interpreter: ModuleType, compiled: None, kernel: Any, owner: Any, kind: type | None = None) -> Any:
-    """`x.sum` of a tensor in a kernel: Triton stores its device functions as attributes of the class."""
-    return partial(kernel, owner) if isinstance(owner, interpreter.tl.tensor) else kernel
+    return undo
 
 
 class _Method(partial):
@@ -87,19 +91,39 @@ class _Method(partial):
         return self if owner is None else partial(self, owner)
 
 
-def _twin(interpreter: ModuleType, kernel: Any) -> Any:
+def _run(
+    compiled: Callable[..., Any], kernel: Any, *args: object, grid: object, warmup: bool, **options: object
+) -> Any:
+    """A launch, in place of `JITFunction.run`."""
+    if warmup or kernel.is_gluon() or any(map(_on_a_gpu, (*args, *options.values()))):
+        return compiled(kernel, *args, grid=grid, warmup=warmup, **options)
+    twin = _twin(kernel)
+    twin.pre_run_hooks = kernel.pre_run_hooks
+    with _interpreting():
+        return twin.run(*args, grid=grid, warmup=False, **options)
+
+
+def _call(kernel: Any, *args: object, **named: object) -> Any:
+    """A call of a device function from a kernel, in place of `JITFunction.__call__`, which raises."""
+    return _twin(kernel)(*args, **named)
+
+
+def _bound(kernel: Any, owner: Any, kind: type | None = None) -> Any:
+    """`x.sum` of a tensor in a kernel: Triton stores its device functions as attributes of the class."""
+    return partial(kernel, owner) if isinstance(owner, sys.modules[LANGUAGE].tensor) else kernel
+
+
+def _twin(kernel: Any) -> Any:
     attributes = vars(kernel)
     if TWIN not in attributes:
-        attributes[TWIN] = interpreter.InterpretedFunction(kernel.fn)
+        attributes[TWIN] = importlib.import_module(INTERPRETER).InterpretedFunction(kernel.fn)
     return attributes[TWIN]
 
 
-def _interpreter() -> ModuleType | None:
-    try:
-        module = importlib.import_module(INTERPRETER)
-    except ImportError:  # a Triton without an interpreter, or without numpy
-        return None
-    return module if all(hasattr(module, name) for name in USED) else None
+def _load_interpreter() -> None:
+    """Import the interpreter before the run, so that the run's launches are counted and sped up."""
+    with contextlib.suppress(ImportError):  # a launch says what is missing
+        importlib.import_module(INTERPRETER)
 
 
 @contextmanager
@@ -113,19 +137,6 @@ def _interpreting() -> Iterator[None]:
     finally:
         values.clear()
         values.update(before)
-
-
-@contextmanager
-def _variable_set() -> Iterator[None]:
-    """Context with TRITON_INTERPRET=1, if it is not set and there is no GPU."""
-    if VARIABLE in os.environ or torch.cuda.is_available():
-        yield
-        return
-    os.environ[VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
 
 
 def _on_a_gpu(argument: Any) -> bool:
