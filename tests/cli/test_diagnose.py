@@ -18,6 +18,7 @@ import goldsmith
 from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
 from goldsmith.cli.diagnose import command, worker_tasks
+from goldsmith.cli.user_targets import one_target
 from goldsmith.cli.workers.pool import Pool
 
 HERE = Path(__file__).resolve().parent
@@ -141,7 +142,7 @@ def test_a_wrong_request_is_answered_with_what_exists(asked, said):
 
 
 def test_a_target_of_a_list_is_chosen_by_its_number():
-    assert worker_tasks._users_target("own_kernels:several#2").name == "prints"
+    assert one_target("own_kernels:several#2").name == "prints"
 
 
 @pytest.mark.parametrize(
