@@ -69,17 +69,14 @@ def _redirect(jit: ModuleType) -> Callable[[], None]:
     kernel = getattr(jit, "JITFunction", None)
     if kernel is None or getattr(kernel.run, "func", None) is _run:
         return lambda: None
-    changes = {"run": _Method(_run, kernel.run), "__call__": _Method(_call), "__get__": _Method(_bound)}
-    before = {name: vars(kernel)[name] for name in changes if name in vars(kernel)}
+    changes = {"run": _Method(_run, kernel.run), "__call__": _call}
+    before = {name: vars(kernel)[name] for name in changes}
     for name, change in changes.items():
         setattr(kernel, name, change)
 
     def undo() -> None:
-        for name in changes:
-            if name in before:
-                setattr(kernel, name, before[name])
-            else:
-                delattr(kernel, name)
+        for name, method in before.items():
+            setattr(kernel, name, method)
 
     return undo
 
@@ -99,7 +96,7 @@ def _run(
         return compiled(kernel, *args, grid=grid, warmup=warmup, **options)
     twin = _twin(kernel)
     twin.pre_run_hooks = kernel.pre_run_hooks
-    with _interpreting():
+    with _interpreting(sys.modules[JIT].JITFunction):
         return twin.run(*args, grid=grid, warmup=False, **options)
 
 
@@ -127,14 +124,22 @@ def _load_interpreter() -> None:
 
 
 @contextmanager
-def _interpreting() -> Iterator[None]:
-    """Context in which Triton's own functions see TRITON_INTERPRET=1."""
+def _interpreting(kind: Any) -> Iterator[None]:
+    """Context of a launch: Triton's own functions see TRITON_INTERPRET=1, and those of a tensor are its methods.
+
+    Elsewhere they must not be: Python would take a class with `__get__` for one without a signature.
+    """
     values = vars(sys.modules["triton"].knobs.runtime)
     before = dict(values)
     values["interpret"] = True
+    outermost = "__get__" not in vars(kind)
+    if outermost:
+        kind.__get__ = _bound
     try:
         yield
     finally:
+        if outermost:
+            del kind.__get__
         values.clear()
         values.update(before)
 
