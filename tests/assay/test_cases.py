@@ -1,5 +1,9 @@
 """Cases: every combination of the sizes, drawn from a seed, equal in every dtype and on every device up to rounding."""
 
+import copy
+import random
+
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +35,40 @@ def test_a_case_without_sizes_has_the_name_of_its_function():
         return {"x": make.ones(D)}
 
     assert [str(c) for c in (*plain, *one)] == ["plain", "one[D=8]"]
+
+
+@assay.case()
+def from_every_generator(make):
+    numbers = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+    return {"x": torch.tensor(numbers, dtype=torch.float64), "k": numbers}
+
+
+def test_the_seed_fixes_what_a_case_draws_from_global_generators_and_leaves_them_as_they_were():
+    (case,) = from_every_generator
+
+    def after():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    undisturbed = after()
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(5)
+    first = case.build(seed=1)["k"]
+    assert after() == undisturbed, "a draw does not change the caller's generators"
+    assert case.build(seed=1)["k"] == first
+    assert all(a != b for a, b in zip(case.build(seed=2)["k"], first, strict=True))
+    assert case.variant(1).build(seed=1)["k"] != first
+
+
+def test_every_method_of_make_is_documented():
+    methods = [value for name, value in vars(Make).items() if callable(value) and not name.startswith("_")]
+    assert len(methods) >= 8 and all(method.__doc__ for method in methods)
+
+
+def test_a_target_can_be_copied():
+    target = assay.Target(lambda x: x, lambda x: x, cases={"x": torch.ones(2)})
+    assert copy.copy(target).cases == target.cases
 
 
 def test_equal_seeds_draw_equal_values_and_another_seed_or_case_draws_others():

@@ -108,11 +108,29 @@ def test_a_name_after_a_gap_in_positions_is_an_error():
 
 ERRORS = [
     ({"candidate": 3}, TypeError, "candidate: expected a callable, got int 3"),
-    ({"golden": None}, TypeError, "golden: expected a callable, got NoneType None"),
+    ({"golden": None}, ValueError, "golden: missing; give it second: a function in plain torch"),
+    ({"golden": "x * w"}, TypeError, "golden: expected a callable, got str 'x * w'"),
+    (
+        {"cases": None},
+        ValueError,
+        "cases: missing; give the inputs to try: a function decorated with @assay.case",
+    ),
+    ({"tolerance": 1e-3}, ValueError, "tolerance: there is no tolerance to choose, because the assay computes a bound"),
+    ({"rtol": 1e-3}, ValueError, "rtol: there is no tolerance to choose"),
+    (
+        {"output": "y"},
+        ValueError,
+        "output: Target has no such argument; did you mean 'outputs'? There are: ",
+    ),
     ({"backward": "none"}, TypeError, "backward: expected 'auto', None or a callable, got str 'none'"),
     ({"golden_backward": 1}, TypeError, "golden_backward: expected a callable, got int 1"),
     ({"reset": 1}, TypeError, "reset: expected a callable, got int 1"),
     ({"cases": 5}, TypeError, "cases: expected @assay.case functions, a list of them or a dict of tensors, got int"),
+    (
+        {"cases": lambda make: {}},
+        TypeError,
+        "cases: expected @assay.case functions, a list of them or a dict of tensors, got function; put @assay.case",
+    ),
     ({"cases": []}, ValueError, "cases: the list is empty; pass at least one case"),
     ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs its own name"),
     (

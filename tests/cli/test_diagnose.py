@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,10 @@ from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 import goldsmith
+from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
 from goldsmith.cli.diagnose import command, worker_tasks
+from goldsmith.cli.user_targets import one_target
 from goldsmith.cli.workers.pool import Pool
 
 HERE = Path(__file__).resolve().parent
@@ -138,7 +142,7 @@ def test_a_wrong_request_is_answered_with_what_exists(asked, said):
 
 
 def test_a_target_of_a_list_is_chosen_by_its_number():
-    assert worker_tasks._users_target("own_kernels:several#2").name == "prints"
+    assert one_target("own_kernels:several#2").name == "prints"
 
 
 @pytest.mark.parametrize(
@@ -271,12 +275,8 @@ def test_a_candidate_that_raises_systemexit_is_blamed_and_not_the_user():
         {"ended": "SystemExit not today", "where": "in f"},
     )
     last = {"case": "rows[T=5]", "probe": "values", "run": "values"}
-    assert "the candidate raised SystemExit not today, in f" in command._ended(request, left, last, False)["text"]
-    assert command._ended(request, left, {}, False)["problem"].startswith(
-        "Importing own_kernels:leaving raised SystemExit"
-    )
-    with pytest.raises(command.Problem, match="Interrupted before there was any result"):
-        command._ended(request, left, last, True)
+    assert "the candidate raised SystemExit not today, in f" in command._ended(request, left, last)["text"]
+    assert command._ended(request, left, {})["problem"].startswith("Importing own_kernels:leaving raised SystemExit")
 
 
 def test_the_json_is_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
@@ -334,8 +334,40 @@ def test_a_run_that_ignores_ctrl_c_is_killed_after_a_while(monkeypatch):
     pool.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         pool._next()
-    last = {"case": "rows[T=5]", "run": "values", "probe": "values"}
-    watcher = type("Watcher", (), {"last": last, "update": None, "deadline": command.deadlines.RunDeadline(None)})
+    request = command.DiagnoseRequest("diagnose", "own_kernels:hanging")
+    progress = command._RunProgress(Console(stderr=True), request)
+    progress.update({"case": "rows[T=5]", "run": "values", "probe": "values", "runs": 1, "seed": 0})
     monkeypatch.setattr(command.Pool, "run", lambda pool, jobs: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(command.Problem, match="values was running and did not stop"):
-        command._ask_worker(command.DiagnoseRequest("diagnose", "own_kernels:hanging"), watcher)
+    with pytest.raises(command.Interruption, match="values was running and did not stop"):
+        command._ask_worker(request, progress)
+    finding = Finding("CERTAIN", "values", "y", None, 2.0, 1.0, "y is off", "rows[T=5]")
+    progress.findings = [asdict(finding)]
+    reply = command._ask_worker(request, progress)
+    assert reply["verdict"] == "fail" and "y is off" in reply["text"] and "interrupted" in reply["text"]
+
+
+@pytest.mark.parametrize("command_line", [["diagnose", "imports_slowly:target"], ["verify", "imports_slowly:target"]])
+@pytest.mark.parametrize("moment", ["started", "importing"])
+def test_ctrl_c_before_the_first_result_ends_with_130(tmp_path, command_line, moment):
+    (tmp_path / "imports_slowly.py").write_text(
+        "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(100)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "goldsmith.cli", *command_line], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)}, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            while moment == "importing" and not (tmp_path / moment).exists() and process.poll() is None:
+                time.sleep(0.02)
+            while moment == "started" and not children(process.pid) and process.poll() is None:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, err
+    assert "Interrupted before" in err and "Traceback" not in err
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

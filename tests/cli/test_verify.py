@@ -169,8 +169,8 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said
     [
         ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
-        ({"names": ["nosuch"]}, ". Name a target of your own as package.module:target."),
-        ({"names": ["own_kernels.py"]}, "the module's dotted name, not its file"),
+        ({"names": ["nosuch"]}, ". Name a target of your own as module:target, path/to/file.py:target, or a module"),
+        ({"names": ["no_such_file.py"]}, "there is no file no_such_file.py."),
         ({"names": ["no_such_module:target"]}, "no module 'no_such_module' is in the current directory or installed"),
         (
             {"names": ["own_kernels:nosuch"]},

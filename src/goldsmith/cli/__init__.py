@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | diagnose | bench | finetune | generate | doctor`.
+"""The command line: `goldsmith verify | diagnose | new | bench | finetune | generate | doctor`.
 
 Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
 here, which needs torch but none of these.

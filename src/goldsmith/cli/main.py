@@ -77,8 +77,8 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="Operators (mhc.post), families (mhc), or targets of your own (package.module:target). Default: every "
-            "operator.",
+            help="Operators (mhc.post), families (mhc), or targets of your own: path/to/file.py:target, module:target, "
+            "or a file or module alone for all of its targets. Default: every operator.",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def verify(
 ) -> None:
     """Prove operators and backends against their float64 references.
 
-    Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     if quick and thorough:
         raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
@@ -130,7 +130,9 @@ def diagnose(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="An operator (mhc.post) or a target of your own (package.module:target)."
+            metavar="TARGET",
+            help="An operator (mhc.post), or a target of your own: path/to/file.py:target or module:target. A file or "
+            "module alone will do if it has one target.",
         ),
     ],
     backend: Annotated[
@@ -157,7 +159,7 @@ def diagnose(
 ) -> None:
     """Find the first wrong stage of a kernel and why: ranked causes with evidence, and the smallest failing case.
 
-    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     from .diagnose.command import DiagnoseRequest, run
 
@@ -185,7 +187,7 @@ def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test saved.")],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="package.module:target. Default: the operator that the bundle names."),
+        typer.Argument(metavar="TARGET", help="As diagnose has it. Default: the operator that the bundle names."),
     ] = None,
     device: Device = None,
     budget: Annotated[
@@ -197,7 +199,7 @@ def replay(
 ) -> None:
     """Run a bundle's inputs again and report whether they still fail. A run that hangs is stopped.
 
-    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run.
+    Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     from .diagnose.command import DiagnoseRequest, run
 
@@ -211,6 +213,26 @@ def replay(
         json=json is not None,
     )
     raise typer.Exit(run(request, json))
+
+
+@app.command()
+@in_a_paragraph
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the kernel, and of its file; may begin with a folder.")
+    ],
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Write the kernel in plain torch. Default: in Triton, if it is installed.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
+) -> None:
+    """Write NAME.py with a kernel, its golden and its cases, and test_NAME.py for pytest. Both pass as written.
+
+    It overwrites nothing.
+    """
+    from .new.command import run
+
+    raise typer.Exit(run(name, plain=torch, as_json=json))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.op import Op
-from .targets import UnknownName
+from .user_targets import UnknownName
 
 if TYPE_CHECKING:
     from .workers.messages import PlacementRequest

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from ..assay.declare.target import Target
 from ..core.op import Op
-from ..core.tracing import TargetError
+from .user_targets import FORMS, UnknownName, all_targets, is_file, is_module, load_targets
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-class UnknownName(ValueError):
-    """A name that is neither an operator, a family nor a target; the text lists what exists."""
 
 
 def op_target(op: Op, backend: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
@@ -148,18 +141,22 @@ class ResolvedName:
 
 
 def find(names: Iterable[str]) -> list[ResolvedName]:
-    """What `names` stand for (operators, families, `package.module:target`); without names, all operators."""
+    """What `names` stand for; without names, all operators.
+
+    A name is an operator, a family, `module:target` or `file.py:target`, or a module or file, for all of its targets.
+    """
     ops = dict(sorted(Op.all().items()))
     resolved: dict[str, ResolvedName] = {}
     names = list(names) or list(ops)
     for name in names:
-        if ":" in name:
-            for index, target in enumerate(load_targets(name)):
-                taken = [n.name for n in resolved.values()]
-                own = next(n for n in _names(str(target.name), name, index) if n not in taken)
-                resolved.setdefault(f"{name}#{index}", ResolvedName(own, name, target=target, index=index))
-            continue
         members = [o for o in ops if o == name or o.startswith(name + ".")]
+        if ":" in name or (not members and (is_file(name) or is_module(name))):
+            for source in [name] if ":" in name else all_targets(name):
+                for index, target in enumerate(load_targets(source)):
+                    taken = [n.name for n in resolved.values()]
+                    own = next(n for n in _names(str(target.name), source, index) if n not in taken)
+                    resolved.setdefault(f"{source}#{index}", ResolvedName(own, source, target=target, index=index))
+            continue
         if not members:
             raise UnknownName(_unknown(name))
         for member in members:
@@ -180,87 +177,4 @@ def operators() -> str:
 
 
 def _unknown(name: str) -> str:
-    text = f"unknown operator {name!r}; known: {operators()}."
-    if name.endswith(".py") or "." in name:
-        return text + " Name a target of your own as package.module:target (the module's dotted name, not its file)."
-    return text + " Name a target of your own as package.module:target."
-
-
-def load_targets(name: str) -> list[Target]:
-    """The targets that `package.module:attribute` names; modules in the current directory can be imported."""
-    module_name, _, attribute = name.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    if not module_name or module_name.endswith(".py") or "/" in module_name or not attribute:
-        raise UnknownName(
-            f"{name!r}: name a target as package.module:target, with the module's dotted name, not its file."
-        )
-    try:
-        module = importlib.import_module(module_name)
-    except TargetError as error:
-        raise UnknownName(f"{name}: a target declaration is wrong{_declaration_place(error)}: {error}") from error
-    except Exception as error:  # a user's module may raise anything on import, and its author needs to see what
-        raise UnknownName(_import_failed(name, module_name, error)) from error
-    try:
-        value: object = module
-        for part in attribute.split("."):
-            value = getattr(value, part)
-    except AttributeError:
-        known = sorted(k for k, v in vars(module).items() if isinstance(v, Target))
-        there = f"its targets are: {', '.join(known)}" if known else "it defines no assay.Target"
-        raise UnknownName(f"{module_name} has no {attribute!r}; {there}.") from None
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    targets = [v for v in values if isinstance(v, Target)]
-    if len(targets) < len(values) or not values:
-        kind = next((type(v).__name__ for v in values if not isinstance(v, Target)), "an empty list")
-        raise UnknownName(f"{name} is {kind}; expected a goldsmith.assay.Target or a list of them.")
-    return [_named(target, name, number if len(targets) > 1 else 0) for number, target in enumerate(targets, 1)]
-
-
-def _named(target: Target, source: str, number: int) -> Target:
-    """`target`, named as the user typed it if neither it nor its candidate has a useful name."""
-    if not target.nameless:
-        return target
-    return replace(target, name=f"{source}#{number}" if number else source)
-
-
-def _declaration_place(error: TargetError) -> str:
-    """File and line of the declaration that raised, in parentheses: a module may declare several targets."""
-    lines = [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
-    own = [f"{file}, line {line}" for file, line in lines if not any(part in file for part in _LIBRARY_PATHS)]
-    return f" ({own[-1]})" if own else ""
-
-
-_LIBRARY_PATHS = (
-    "<",
-    "importlib",
-    f"{os.sep}goldsmith{os.sep}assay{os.sep}",
-    f"{os.sep}goldsmith{os.sep}cli{os.sep}",
-    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
-)
-
-
-def missing_module(error: ModuleNotFoundError) -> str:
-    """What to say where a check needs a module that is not installed, be it goldsmith's or the user's."""
-    return (
-        f"{error}. Nothing was judged: install it in the environment of this Python ({sys.executable}), or import it "
-        "from a folder on its path."
-    )
-
-
-def _import_failed(name: str, module_name: str, error: BaseException) -> str:
-    root = module_name.partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and error.name in (root, module_name):
-        return (
-            f"{name}: no module {error.name!r} is in the current directory or installed. Run the command from the "
-            "folder that contains it, or install it."
-        )
-    where = ""
-    trace = error.__traceback__
-    if isinstance(error, SyntaxError):  # its text already gives file and line
-        trace = None
-    while trace is not None:
-        if "importlib" not in trace.tb_frame.f_code.co_filename:
-            where = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
-        trace = trace.tb_next
-    return f"{name}: importing {module_name} failed with {type(error).__name__}: {error}{where}"
+    return f"unknown operator {name!r}; known: {operators()}. Name a target of your own as {FORMS}."

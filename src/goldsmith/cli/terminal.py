@@ -18,14 +18,23 @@ from rich.console import Console
 P = ParamSpec("P")
 T = TypeVar("T")
 USAGE = 2  # exit status: the command could not run
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 class Problem(Exception):
     """A mistake that the user can fix; the text is one paragraph for stderr."""
 
+    status = USAGE
+
+
+class Interruption(Problem):
+    """Ctrl-C, SIGTERM or SIGHUP before there was a result."""
+
+    status = INTERRUPTED
+
 
 def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of a command: prints a `Problem` as one paragraph, without a traceback, and exits with status 2."""
+    """Decorator of a command: prints a `Problem` as one paragraph, without a traceback, and exits with its status."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -33,7 +42,7 @@ def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
             return command(*args, **kwargs)
         except Problem as problem:
             print_paragraph(str(problem))
-            raise typer.Exit(USAGE) from None
+            raise typer.Exit(problem.status) from None
 
     return wrapped
 

@@ -22,12 +22,20 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..support import memory_errors
+from ..support.random_state import seeded_generators
 
 
 class Make:
-    """Draws tensors on the CPU from one seeded generator, rounds them to `dtype` and moves them to `device`.
+    """The first argument of a case's function: draws tensors on the CPU from one seeded generator, rounds them to
+    `dtype` and moves them to `device`.
 
     So the same seed gives the same values on every device, and float32 and bfloat16 cases differ only by rounding.
+
+    dtype      dtype in which the check wants floating-point inputs; the argument `dtype` of a method overrides it
+    device     device of the check
+    generator  the seeded torch.Generator, for draws that no method makes: torch.randn(3, generator=make.generator)
+
+    Sizes are given as numbers or as one list: `make.normal(3, 4)`, `make.normal([3, 4])`.
     """
 
     def __init__(self, dtype: torch.dtype, device: str | torch.device, seed: int):
@@ -35,24 +43,27 @@ class Make:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        """std * N(0, 1)"""
+        """std * N(0, 1): normally distributed values with mean 0."""
         return self._float(torch.randn(_shape(shape), generator=self.generator) * std, dtype)
 
     def uniform(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """U[0, 1), even after rounding to a 16-bit dtype"""
+        """U[0, 1): evenly distributed values, below 1 even after rounding to a 16-bit dtype."""
         drawn = self._float(torch.rand(_shape(shape), generator=self.generator), dtype)
         return torch.where(drawn < 1, drawn, torch.zeros_like(drawn))
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """Whole numbers in [low, high)"""
+        """Random whole numbers in [low, high), for indices and labels; int64 unless `dtype` says otherwise."""
         return torch.randint(low, high, _shape(shape), generator=self.generator).to(self.device, dtype)
 
     def permutation(self, n: int) -> Tensor:
-        """0..n-1 in random order"""
+        """The numbers 0 to n-1 in random order, int64."""
         return torch.randperm(n, generator=self.generator).to(self.device)
 
     def offsets(self, parts: int, total: int, empty: int = 1) -> Tensor:
-        """[parts + 1] boundaries from 0 to total of random parts; `empty` of them (if possible) have length 0"""
+        """The parts + 1 boundaries of random segments of 0..total, int64; `empty` of them (if possible) have length 0.
+
+        For grouped kernels: segment i is `offsets[i]` to `offsets[i + 1]`.
+        """
         full = max(parts - empty, min(parts, 1))
         owner = torch.randperm(parts, generator=self.generator)[:full]
         sizes = torch.zeros(parts, dtype=torch.int64)
@@ -62,14 +73,16 @@ class Make:
         return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).to(self.device)
 
     def tied(self, *shape: int, levels: int = 8, dtype: torch.dtype | None = None) -> Tensor:
-        """Values from `levels` evenly spaced levels in [-1, 1), with many ties in every dtype"""
+        """Values from `levels` evenly spaced numbers in [-1, 1), so that many are equal in every dtype; for top-k."""
         drawn = torch.randint(0, levels, _shape(shape), generator=self.generator)
         return self._float(drawn.double() * (2.0 / levels) - 1.0, dtype)
 
     def ones(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """1 everywhere."""
         return self.full(*shape, value=1.0, dtype=dtype)
 
     def full(self, *shape: int, value: float, dtype: torch.dtype | None = None) -> Tensor:
+        """`value` everywhere, rounded to the dtype."""
         return self._float(torch.full(_shape(shape), value, dtype=torch.float64), dtype)
 
     def _float(self, drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -106,10 +119,14 @@ class Case:
         seed: int = 0,
         make: type[Make] = Make,
     ) -> dict:
-        """The dict of inputs and scalars, drawn by an object of class `make` (benchmarks draw on the device)."""
+        """The dict of inputs and scalars, drawn by an object of class `make` (benchmarks draw on the device).
+
+        The seed also fixes what the function draws from torch's, numpy's and Python's own generators.
+        """
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
         try:
-            drawn = self.draw(make(dtype, device, mixed), **self.sizes)
+            with seeded_generators(mixed, torch.device(device)):
+                drawn = self.draw(make(dtype, device, mixed), **self.sizes)
         except (TargetError, ImportError):
             raise
         except Exception as error:
@@ -231,6 +248,7 @@ def as_cases(cases: object) -> tuple[Case, ...]:
         if twice:
             raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs its own name")
         return tuple(flat)
+    hint = "; put @assay.case(...) with its sizes above the function" if inspect.isfunction(cases) else ""
     raise TypeError(
-        f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}"
+        f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}{hint}"
     )

@@ -18,6 +18,7 @@ from ...core.tracing import TargetError
 from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
 from .decisions import Decision, Given, Sign, TopK
+from .explained_arguments import explained_arguments
 from .returned_values import own_names
 
 UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -25,6 +26,16 @@ DOTS = {"ieee": None, "tf32": 2.0**-11}
 LAYOUTS = ("any", "contiguous")
 
 
+MISSING = {
+    "candidate": "give the kernel first: any callable, as in Target(kernel, golden, cases=...)",
+    "golden": "give it second: a function in plain torch with the kernel's parameter names that says what the kernel "
+    "should compute. The assay has no other way to know what is right",
+    "cases": "give the inputs to try: a function decorated with @assay.case, or a dict of tensors, "
+    "cases={'x': torch.randn(3, 4)}",
+}
+
+
+@explained_arguments(MISSING)
 @dataclass(frozen=True, eq=False)
 class Target:
     """A candidate to be proven against its golden.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
+from .interpreted_kernels import interpreted_kernels
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Overrun, Poison, aliases, band_read, overlap, poison_left
 from .torch_state import restored_settings, threads_set
@@ -165,6 +167,7 @@ def execute(material: Material, settings: RunSettings | None = None) -> Candidat
         threads_set(settings.threads),
         restored_settings(run.changed_settings),
         listening(tracer),
+        interpreted_kernels() if material.device.type == "cpu" else nullcontext(),
         watching() as run.interpreted,
     ):
         try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
+_INTERPRETER = r"triton\.runtime\.interpreter|goldsmith\.assay\.execute\.interpreter"  # modules, as warnings name them
 _TINY = 1e-310  # a subnormal; torch's flag is per thread and also affects Python floats
 
 
@@ -63,10 +65,15 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def neutral_state() -> Iterator[None]:
-    """Context with gradients enabled whatever the caller's mode, which preserves the caller's random state."""
+    """Context with gradients enabled whatever the caller's mode, which preserves the caller's random state.
+
+    In it Triton's interpreter does not warn: it reports each NaN and Inf that the probes feed to a kernel, and its own
+    conversions of arrays of one element, thousands of times in a check.
+    """
     state = torch.random.get_rng_state()
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=_INTERPRETER)
             yield
     finally:
         torch.random.set_rng_state(state)

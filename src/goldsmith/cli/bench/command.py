@@ -19,7 +19,7 @@ from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import operators
-from ..terminal import Problem, console, duration
+from ..terminal import INTERRUPTED, Problem, console, duration
 from . import proof_files, tables
 from .experts import MoeInt8Subject, MoeSubject, SlotsSubject
 from .moved import CHECKOUT, PEERS_ELSEWHERE
@@ -30,7 +30,6 @@ from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
 
 CPU_ELEMENTS = 2**20  # larger cases run on a CPU only when --case names them
-INTERRUPTED = 130
 NOBODY = "none"  # --against none
 SUBJECTS: dict[str, type[Subject]] = {
     "experts.moe": MoeSubject,

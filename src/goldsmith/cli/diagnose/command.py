@@ -13,9 +13,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..signals import terminate_like_ctrl_c
-from ..terminal import USAGE, Problem, console, duration, print_paragraph, visible, write_json
+from ..terminal import (
+    INTERRUPTED,
+    USAGE,
+    Interruption,
+    Problem,
+    console,
+    duration,
+    print_paragraph,
+    visible,
+    write_json,
+)
 from ..verify.command import writable
-from ..verify.outcome import INTERRUPTED
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import deadlines
 from .output_files import check_folder, write_or_explain
@@ -99,24 +108,38 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
         ):
             for _, reply in pool.run([cast("DiagnosisRequest", asdict(request))]):
                 if isinstance(reply, dict) and "ended" in reply:
-                    return _ended(request, reply, progress.last, pool.interrupted)
+                    if pool.interrupted:
+                        return _interrupted(request, progress)
+                    return _ended(request, reply, progress.last)
                 if isinstance(reply, dict) and reply.get("interrupted") and not pool.interrupted:
                     return _ended_by_candidate(request, "the candidate raised KeyboardInterrupt", progress.last, 0.0)
                 return reply
     except WorkersFailed as error:
         raise Problem(f"A worker process {error}") from error
     except KeyboardInterrupt:
-        place = (
-            f": {progress.last['case']}, {progress.last['run']} was running and did not stop" if progress.last else ""
-        )
-        raise Problem(f"Interrupted before there was any result{place}.") from None
+        return _interrupted(request, progress)
     raise Problem("No worker answered.")
 
 
-def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: RunMessage, interrupted: bool) -> DiagnosisReply:
-    """The diagnosis after KeyboardInterrupt or SystemExit in the worker: from the user, an import or the candidate."""
-    if interrupted:
-        raise Problem("Interrupted before there was any result.")
+def _interrupted(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply:
+    """The findings so far after a Ctrl-C that the worker could not answer; raises Interruption if there are none."""
+    from ...assay.diagnosis import Diagnosis
+    from ...assay.report.check_report import Report
+    from ...assay.report.results import FAIL, QUALITY
+
+    last, seconds = progress.last, time.monotonic() - progress.began
+    place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
+    if all(finding["rung"] == QUALITY for finding in progress.findings):
+        raise Interruption(f"Interrupted before there was any result{place}.")
+    report = Report(request.name, FAIL, cases=[last["case"]], seconds=seconds, partial="interrupted")
+    report = Report.from_json({**report.to_json(), "findings": progress.findings})
+    findings = [f"Found before that: {finding.text}." for finding in report.findings]
+    diagnosis = Diagnosis(FAIL, report, partial="interrupted", traced=[f"Interrupted{place}.", *findings])
+    return _reply(request, diagnosis)
+
+
+def _ended(request: DiagnoseRequest, reply: DiagnosisReply, last: RunMessage) -> DiagnosisReply:
+    """The diagnosis after KeyboardInterrupt or SystemExit in the worker: from an import or the candidate."""
     how = f"raised {reply['ended']}, {reply['where']}"
     if not last:
         return {"problem": f"Importing {request.name} {how}."}
@@ -224,6 +247,11 @@ class _RunProgress:
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
+
+    @property
+    def running(self) -> bool:
+        """Whether a run has begun that has not ended."""
+        return bool(self.last) and self.deadline.began is not None
 
     @property
     def stopped(self) -> bool:

@@ -23,7 +23,8 @@ from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
 from ..placement import device_of, place
-from ..targets import UnknownName, find, load_targets, missing_module, op_target
+from ..targets import find, op_target
+from ..user_targets import UnknownName, missing_module, names_a_target, numbered, one_target
 from ..verify.selection import choose
 from . import deadlines
 from .output_files import write_or_explain
@@ -141,15 +142,15 @@ class _Subject:
     def __init__(self, request: DiagnosisRequest) -> None:
         name, self.device = request["name"], device_of(request)
         dtype = getattr(torch, request["dtype"]) if request["dtype"] else None
-        if ":" in name:
+        named = [] if names_a_target(name) else find([numbered(name)[0]])
+        if not named or named[0].target is not None:
             if request["backend"]:
                 raise UnknownName(
                     f"--backend {request['backend']}: only operators have backends, not targets of your own."
                 )
-            self.target, self.dtype, self.how = _users_target(name), dtype, ""
+            self.target, self.dtype, self.how = one_target(name), dtype, ""
             self.words = shlex.quote(name)
             return
-        named = find([name])
         if len(named) > 1 or named[0].op is None:
             members = ", ".join(n.name for n in named)
             raise UnknownName(f"{name!r} is a family; name one of its operators: {members}.")
@@ -166,18 +167,6 @@ class _Subject:
         known = machine()
         where = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else known.cpu
         return [where, f"torch {known.torch}{self.how}", f"goldsmith {__version__}"]
-
-
-def _users_target(name: str) -> assay.Target:
-    """A user's target; `package.module:targets#2` is the second of a list."""
-    source, _, number = name.partition("#")
-    targets = load_targets(source)
-    if number.isdecimal() and 1 <= int(number) <= len(targets):
-        return targets[int(number) - 1]
-    if number or len(targets) > 1:
-        listed = ", ".join(f"{source}#{k} ({t.name})" for k, t in enumerate(targets, 1))
-        raise UnknownName(f"{name}: name one target; there are: {listed}.")
-    return targets[0]
 
 
 def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
@@ -233,7 +222,7 @@ def _operator_of(bundle: assay.Bundle) -> _OperatorOnBackend:
     if name not in Op.all() or backend not in Op.get(name).backends:
         raise UnknownName(
             f"the bundle is of {bundle.meta['target']!r}, which is not an operator of goldsmith. For safety, a target "
-            "that only the bundle names is not imported: goldsmith replay BUNDLE package.module:target."
+            "that only the bundle names is not imported: goldsmith replay BUNDLE module:target."
         )
     return {"name": name, "backend": backend}
 

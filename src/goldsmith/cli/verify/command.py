@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from ... import __version__
 from ..signals import terminate_like_ctrl_c
-from ..terminal import Problem, console, count, duration, write_json
+from ..terminal import Interruption, Problem, console, count, duration, write_json
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
@@ -32,12 +32,6 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     out = err if json_to == "-" else console()
     for path in (html, Path(json_to) if json_to not in (None, "-") else None):
         writable(path)
-    own = [name for name in request.names if ":" in name]
-    if request.backend and own:
-        raise Problem(
-            f"--backend {request.backend} selects a backend of goldsmith's operators, but {own[0]} is a target of your "
-            "own. Leave the option out."
-        )
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
@@ -86,11 +80,11 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     except WorkersFailed as error:
         raise Problem(f"A worker process {error}") from error
     except KeyboardInterrupt:
-        raise Problem("Interrupted before the first case ran.") from None
+        raise Interruption("Interrupted before the first case ran.") from None
     if outcome.broken and not any(p.reports for p in outcome.proofs):
         raise Problem(outcome.broken)
     problems = [p.problem for p in outcome.proofs if p.problem]
-    if problems and not any(p.reports for p in outcome.proofs):
+    if problems and not outcome.interrupted and not any(p.reports for p in outcome.proofs):
         raise Problem(problems[0])
     outcome.remarks += _remarks(outcome, request)
     outcome.seconds = time.monotonic() - began

@@ -9,12 +9,11 @@ from ... import __version__
 from ...core import native
 from ..json_types import JsonObject, MachineFacts
 from ..source import digest
+from ..terminal import INTERRUPTED
 
 if TYPE_CHECKING:
     from ...assay.report.html.view import Entry
     from .proof import Proof
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,10 @@ class VerifyOutcome:
         entries = self.entries
         if any(e.failed for e in entries):
             return 1
-        if self.broken or any(p.problem for p in self.proofs):
-            return 2
         if self.interrupted:
             return INTERRUPTED
+        if self.broken or any(p.problem for p in self.proofs):
+            return 2
         return 0 if any(e.report is not None for e in entries) else 2
 
     def to_json(self) -> JsonObject:

@@ -19,7 +19,8 @@ from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
 from ..placement import device_of, place
-from ..targets import ResolvedName, UnknownName, find, load_targets, missing_module, op_target
+from ..targets import ResolvedName, find, op_target
+from ..user_targets import UnknownName, load_targets, missing_module
 from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
+
+
+def no_backend(backend: str, name: str) -> str:
+    return (
+        f"--backend {backend} selects a backend of goldsmith's operators, but {name} is a target of your own. Leave "
+        "the option out."
+    )
 
 
 class VerifyTasks:
@@ -46,6 +54,9 @@ class VerifyTasks:
             proofs = [proof for named in resolved for proof in self._proofs(named, request)]
         except (UnknownName, TargetError) as error:
             return {"problem": str(error)}
+        own = next((named for named in resolved if named.target is not None), None)
+        if request["backend"] and own is not None:
+            return {"problem": no_backend(request["backend"], own.source)}
         known = sorted({b for named in resolved if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}

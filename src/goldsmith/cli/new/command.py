@@ -1,0 +1,75 @@
+"""`goldsmith new`: writes the files of a new kernel, and says what to run next."""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import os
+import shlex
+import sys
+from importlib.machinery import PathFinder
+from importlib.resources import files
+from pathlib import Path
+
+from ..terminal import Problem, write_json, write_stdout
+
+TEMPLATES = files(__package__) / "templates"
+
+
+def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
+    """Write NAME.py and test_NAME.py, and return the exit status; raises Problem if a file exists."""
+    kernel = Path(name.removesuffix(".py") + ".py")
+    _check_name(name, kernel.stem)
+    test = kernel.with_name(f"test_{kernel.name}")
+    for path in (kernel, test):
+        if os.path.lexists(path):
+            raise Problem(f"{path} exists already, and `goldsmith new` overwrites nothing. Choose another name.")
+    triton = not plain and importlib.util.find_spec("triton") is not None
+    template = "triton_kernel.py.txt" if triton else "torch_kernel.py.txt"
+    try:
+        kernel.parent.mkdir(parents=True, exist_ok=True)
+        _write(kernel, template)
+        _write(test, "test.py.txt", kernel.stem)
+    except OSError as error:
+        raise Problem(f"cannot write {error.filename or kernel}: {error.strerror or error}.") from error
+    kind = "a kernel in Triton" if triton else "a kernel in plain torch"
+    contents = {kernel: f"{kind}, its golden, its cases and its target", test: "a pytest test for each case"}
+    steps = {
+        f"goldsmith verify {_quoted(kernel)}": "prove the kernel",
+        f"python -m pytest {_quoted(test)}": "keep it right",
+        f"goldsmith diagnose {_quoted(kernel)}": "find out why it is wrong, once you have changed it",
+    }
+    if as_json:
+        write_json({"files": [str(path) for path in contents], "next": list(steps)})
+        return 0
+    text = _table({f"Wrote {path}": words for path, words in contents.items()}, "")
+    write_stdout(f"{text}\nNext:\n{_table(steps, '  ')}")
+    return 0
+
+
+def _check_name(name: str, stem: str) -> None:
+    if not stem.isidentifier() or keyword.iskeyword(stem):
+        raise Problem(f"{name!r}: {stem!r} cannot be imported; choose a Python name, such as my_norm.")
+    if stem in sys.stdlib_module_names or _installed(stem):
+        raise Problem(f"{name!r}: {stem}.py would hide the installed module {stem}. Choose another name.")
+
+
+def _installed(stem: str) -> bool:
+    here = os.path.realpath(os.curdir)
+    paths = [path for path in sys.path if path and os.path.realpath(path) != here]
+    return PathFinder.find_spec(stem, paths) is not None
+
+
+def _write(path: Path, template: str, name: str | None = None) -> None:
+    text = TEMPLATES.joinpath(template).read_text(encoding="utf-8").replace("NAME", name or path.stem)
+    with open(path, "x", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+def _table(rows: dict[str, str], indent: str) -> str:
+    width = max(map(len, rows))
+    return "".join(f"{indent}{left:<{width}}  {right}\n" for left, right in rows.items())

@@ -1,0 +1,69 @@
+"""`goldsmith new`: the files pass as written, nothing is overwritten, and the output says what to run next."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.cli import app
+
+SOURCE = str(Path(goldsmith.__file__).resolve().parents[1])
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [*arguments])
+
+
+@pytest.mark.parametrize("options", [[], ["--torch"]])
+def test_the_commands_that_it_names_pass(options):
+    written = run("new", "my_norm", *options, "--json")
+    assert written.exit_code == 0, written.output
+    said = json.loads(written.stdout)
+    assert said["files"] == ["my_norm.py", "test_my_norm.py"]
+    assert ("triton" in Path("my_norm.py").read_text()) == (not options)
+    verify, test, diagnose = (command.split() for command in said["next"])
+    assert verify[:2] == ["goldsmith", "verify"] and diagnose[:2] == ["goldsmith", "diagnose"]
+    result = run(*verify[1:], "--jobs", "1")
+    assert result.exit_code == 0 and "6/6" in result.stdout, result.output
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, *test[1:], "-q"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "6 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_output_says_what_was_written_and_what_to_run_next():
+    said = run("new", "kernels/my_norm").stdout
+    assert "Wrote kernels/my_norm.py " in said and "Wrote kernels/test_my_norm.py " in said
+    assert said.index("Next:") < said.index("goldsmith verify kernels/my_norm.py") < said.index("python -m pytest")
+
+
+@pytest.mark.parametrize("existing", ["my_norm.py", "test_my_norm.py"])
+def test_an_existing_file_is_kept(existing):
+    Path(existing).write_text("mine")
+    result = run("new", "my_norm")
+    assert result.exit_code == 2 and f"{existing} exists already" in result.stderr
+    assert [path.name for path in Path.cwd().iterdir()] == [existing] and Path(existing).read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("my-norm", "'my-norm' cannot be imported; choose a Python name"),
+        ("class", "cannot be imported"),
+        ("torch", "torch.py would hide the installed module torch"),
+        ("random", "random.py would hide the installed module random"),
+    ],
+)
+def test_a_name_that_python_cannot_use_is_refused(name, said):
+    result = run("new", name)
+    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+    assert not list(Path.cwd().iterdir())
