@@ -22,11 +22,11 @@ from ...assay.support.printable import visible
 from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
+from ..output_files import write_or_explain
 from ..placement import device_of, place
 from ..targets import UnknownName, find, load_targets, op_target
 from ..verify.selection import choose
 from . import deadlines
-from .output_files import write_or_explain
 
 if TYPE_CHECKING:
     from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage

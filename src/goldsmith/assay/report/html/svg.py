@@ -32,9 +32,7 @@ class Square:
 
 def seal(verdict: str) -> Markup:
     """A hallmark: an octagonal punch with a tick, a cross, or a question mark."""
-    title = {"pass": "certified", "fail": "rejected", "partial": "not finished"}.get(
-        verdict, "the reference is at fault"
-    )
+    title = {"pass": "holds", "fail": "rejected", "partial": "not finished"}.get(verdict, "the reference is at fault")
     outer = _octagon(36, 34)
     inner = _octagon(36, 28.5)
     mark = {
