@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from ...support.printable import visible
 from ..ranking import severity
@@ -202,11 +204,17 @@ def template(name: str) -> jinja2.Template:
     environment.filters |= {
         "num": view.number,
         "secs": view.seconds,
+        "breakable": breakable,
         "sentence": view.sentence,
         "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
     }
     environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
     return environment.get_template(name)
+
+
+def breakable(name: str) -> Markup:
+    """A name that may be broken after its separators, and so not within its words."""
+    return Markup(re.sub(r"(::|[/_.])(?=\w)", r"\1<wbr>", str(escape(visible(name)))))
 
 
 def _shown(value: Any) -> Any:
