@@ -51,9 +51,6 @@ def test_the_title_says_likely_and_the_score_if_the_cause_is_a_guess(score, para
     cause = Cause("wrong_factor", score, "y", ["y / g is 1.7"], params, "y is wrong: a factor is wrong", "")
     diagnosis = samples.diagnosis(causes=[cause])
     assert f"<h1>{title}</h1>" in diagnosis_page.render(diagnosis)
-    assert (
-        str(diagnosis).replace("\n      ", " ").startswith(f"FAIL  {title.partition(' (score')[0].rstrip('.')} (wrong_")
-    )
 
 
 def test_the_cases_are_a_table_of_pass_and_fail():
