@@ -364,7 +364,11 @@ def test_the_page_shows_the_events_step_beside_the_one_before(tmp_path):
     visible = Reader(text).visible_text()
     assert "Norms of step 2, the first event's, beside step 1" in visible
     assert re.search(r"\d\d? [A-Z][a-z]+ 20\d\d, \d\d:\d\d", visible), "the date"
-    assert "steps 0 to 3" in visible and "Step 2, forward: aten::div" in visible and "its cause is not known" in visible
+    assert (
+        "norms of 4 steps (0 to 3)" in visible
+        and "Step 2, forward: aten::div" in visible
+        and "its cause is not known" in visible
+    )
 
 
 def test_wrong_arguments_are_named():

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from ..report.html.page import now, style, template
-from ..report.html.view import count
 from . import events as facts
 from .events import Event
 from .interfaces import WatchRecord
@@ -28,6 +26,8 @@ def write(watch: WatchRecord, path: str) -> None:
 
 def page(watch: WatchRecord) -> str:
     """The page as text."""
+    from ..report.html.page import now, style, template  # jinja2 takes 30 ms to load
+
     rows = watch.rows
     first = watch.first
     steps = sorted({row.step for row in rows})
@@ -52,10 +52,12 @@ def page(watch: WatchRecord) -> str:
 
 
 def _facts(watch: WatchRecord, steps: Sequence[int]) -> list[str]:
-    lines = [count(len(watch.events) + watch.more, "event")]
-    if steps:
-        span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-        lines.append(f"norms of {count(len(steps), 'step')} ({span})")
+    events = len(watch.events) + watch.more
+    lines = [f"{events:,} event{'' if events == 1 else 's'}"]
+    if len(steps) == 1:
+        lines.append(f"norms of step {steps[0]}")
+    elif steps:
+        lines.append(f"norms of {len(steps):,} steps ({steps[0]} to {steps[-1]})")
     return lines
 
 
