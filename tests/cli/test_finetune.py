@@ -29,7 +29,6 @@ from goldsmith.hf.training.data.attention_masks import masks, no_masks
 from goldsmith.hf.training.data.documents import cut, read
 from goldsmith.hf.training.data.packing import RowStream
 from goldsmith.hf.training.model import accounting
-from goldsmith.hf.training.records import loss_page
 from goldsmith.hf.training.records.journal import rows
 from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.hf.training.run.trainer import Trainer
@@ -388,24 +387,6 @@ def test_the_page_stands_alone_and_shows_the_curves(whole):
     assert "<script" not in text and "http" not in re.sub(r"http-equiv", "", text)
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
     assert "in 6 steps." in text and "expert LoRA, gate" in text
-
-
-def test_the_page_leads_with_the_held_out_loss_and_its_axes_have_units():
-    loss = [(k, 2.0 - k / 10) for k in range(1, 6)]
-    training = "The training loss fell from 1.900 to 1.500"
-    assert loss_page.headline(loss, 9) == f"{training} nats per token in 5 of 9 steps."
-    held = [(1, 2.5), (3, 2.0), (5, 2.25)]
-    first = "The held-out loss fell from 2.500 to 2.250 nats per token in 5 of 9 steps."
-    assert loss_page.headline(loss, 9, held) == first
-    rows = [{"step": k, "loss": v, "lr": 1e-4, "seconds": 1.0, "tokens": 9, "tokens_per_s": 9.0} for k, v in loss]
-    rows += [{"step": k, "eval_loss": v} for k, v in held]
-    text = loss_page.page(rows, 9, title="m", trained=[], run=[])
-    assert f"<h1>{first}</h1>" in text and f"The lowest held-out loss, 2.000, was at step 3. {training}." in text
-    assert text.count('<span class="unit-x">step</span>') == 4
-    for unit in ("nats per token", "tokens per second"):
-        assert f'<span class="unit">{unit}</span>' in text
-    alone = loss_page.page(rows[:5], 9, title="m", trained=[], run=[])
-    assert "No held-out text was given (--eval-data)" in alone and "held-out text</span>" not in alone
 
 
 def test_every_option_explains_itself():
