@@ -15,6 +15,7 @@ Exits with 1 where anything is listed under "changed".
 
 import argparse
 import ast
+import builtins
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -23,6 +24,7 @@ from pathlib import Path
 
 IDENTIFIERS = {"id", "attr", "arg", "name", "asname", "rest"}  # the fields of ast nodes that hold one
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BUILTINS = frozenset(dir(builtins))
 
 
 def sources(revision: str | None, folder: str) -> dict[str, str]:
@@ -99,6 +101,13 @@ def shape(tree: ast.AST, blank_strings: bool) -> tuple[str, tuple[str, ...]]:
     return visit(tree), tuple(words)
 
 
+def renamed_consistently(old: tuple[str, ...], new: tuple[str, ...]) -> bool:
+    """Whether one renaming explains all differences: each name keeps one new name, and no built-in is replaced."""
+    pairs = set(zip(old, new))
+    one_to_one = len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+    return one_to_one and not any(a != b and (a in BUILTINS or b in BUILTINS) for a, b in pairs)
+
+
 def compare(old: dict[str, str], new: dict[str, str], blank_strings: bool) -> tuple[Counter, list[str], list[str]]:
     """(pairs of names that differ, places only in old, places only in new)"""
 
@@ -120,9 +129,13 @@ def compare(old: dict[str, str], new: dict[str, str], blank_strings: bool) -> tu
             if twin:
                 left.remove(entry)
                 right.remove(twin)
-        while left and right:  # then those that share most names
+        while left and right:  # then those that a renaming makes equal, those that share most names first
             entry = left.pop()
-            twin = max(right, key=lambda other: sum(a == b for a, b in zip(entry[1], other[1])))
+            twins = [other for other in right if renamed_consistently(entry[1], other[1])]
+            if not twins:
+                gone.append(entry[0])
+                continue
+            twin = max(twins, key=lambda other: sum(a == b for a, b in zip(entry[1], other[1])))
             right.remove(twin)
             names.update((a, b) for a, b in zip(entry[1], twin[1]) if a != b)
         gone += [place for place, _ in left]
@@ -137,9 +150,10 @@ def main() -> int:
     parser.add_argument("--strings", action="store_true", help="the text of strings may differ")
     parser.add_argument("--folder", default="src/goldsmith")
     options = parser.parse_args()
-    names, gone, added = compare(
-        sources(options.old, options.folder), sources(options.new, options.folder), options.strings
-    )
+    old, new = sources(options.old, options.folder), sources(options.new, options.folder)
+    if not old or not new:
+        parser.error(f"--folder {options.folder}: no Python files in {options.new if old else options.old}")
+    names, gone, added = compare(old, new, options.strings)
     print(f"names: {len(names)} renamed")
     for (a, b), count in names.most_common():
         print(f"  {a} -> {b}  ({count})")

@@ -187,7 +187,7 @@ def test_a_second_derivative_raises_instead_of_being_zero(op, case):
     outputs = floating(op(*tensors, **options, backend="reference"))
     total = sum(o.float().square().sum() for o in outputs)
     first = torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True)
-    with pytest.raises(NotImplementedError, match=f"{op.name}: second derivatives are not offered"):
+    with pytest.raises(NotImplementedError, match=f"{op.name}: second derivatives are not supported"):
         sum(g.float().square().sum() for g in first if g is not None).backward()
 
 
@@ -198,7 +198,7 @@ def test_an_operator_without_gradients_says_so(op, case):
     tensors, options = drawn(op, case)
     tensors = [t if t is None else t.requires_grad_(t.is_floating_point()) for t in tensors]
     results = as_tuple(op(*tensors, **options))
-    with pytest.raises(NotImplementedError, match=f"{op.name}: second derivatives are not offered"):
+    with pytest.raises(NotImplementedError, match=f"{op.name}: second derivatives are not supported"):
         results[0].sum().backward()
 
 

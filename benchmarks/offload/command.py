@@ -52,7 +52,7 @@ def offload(
         int | None, typer.Option(help="Threads of the CPU lane. Default: the engine's own.", min=1, max=1024)
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
-    limit: Annotated[float | None, typer.Option(help="Begin no further case after this many seconds.")] = None,
+    limit: Annotated[float | None, typer.Option(help="Start no new case after this many seconds.")] = None,
     no_peers: Annotated[
         bool, typer.Option("--no-peers", help="Time our engine alone, by its own plan and by other rules.")
     ] = False,
@@ -63,7 +63,7 @@ def offload(
         str | None, typer.Option("--json", "--out", help="Append the rows as JSON lines; - is stdout.", metavar="FILE")
     ] = None,
     commit: Annotated[
-        str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
+        str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
     ] = "",
 ) -> None:
     """Time experts that are split over CPU and GPU, at the sizes of real layers, with random weights.

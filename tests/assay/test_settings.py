@@ -45,7 +45,10 @@ def test_a_changed_setting_is_reported_and_undone(verb, what):
     assert state() == before
     (note,) = [n for n in getattr(found, "report", found).notes if n.id == "settings"]
     was, now = SETS[what][1:] if what != "number of threads" else (threads, threads + 1)
-    assert note.text == f"torch's {what}, which was {was}, is {now} after a run (values), for all that runs later"
+    assert (
+        note.text
+        == f"torch's {what}, which was {was}, is {now} after a run (values), which affects everything that runs later"
+    )
 
 
 @pytest.mark.parametrize("verb", [partial(assay.check, raises=False), lambda t: assay.diagnose(t)])

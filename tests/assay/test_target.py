@@ -294,7 +294,7 @@ def test_a_missing_gradient_is_a_failure():
         probes="values",
         raises=False,
     )
-    assert texts(report) == ["w.grad: there is no tensor, expected shape [40]"]
+    assert texts(report) == ["w.grad: no tensor came, expected shape [40]"]
 
 
 def test_an_own_golden_backward_may_name_the_same_stages_as_a_candidate():
@@ -361,7 +361,7 @@ def test_wrong_return_types_are_errors_of_the_declaration(changes, text):
 def test_a_missing_result_is_named_by_its_position():
     both = made(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
     report = assay.check(both, raises=False)
-    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: there is no tensor, expected shape [3, 4]"]
+    assert [f.text for f in report.findings if f.probe == "values"] == ["y1: no tensor came, expected shape [3, 4]"]
 
 
 def test_a_golden_that_returns_a_number_leaves_it_unproven():

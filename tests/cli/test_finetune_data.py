@@ -124,7 +124,7 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected_if_answers_must_be_l
         ('{"text": 3}', "'text' is an int; expected text"),
         ('{"text": ""}', "'text' is empty"),
         ('{"prompt": "b", "completion": ""}', "'completion' is empty"),
-        (r'{"text": "a\ud800"}', r"'text' contains half of a character \(U\+D800 alone\)"),
+        (r'{"text": "a\ud800"}', r"'text' contains an unpaired surrogate, U\+D800"),
         ('{"messages": "hello"}', "'messages' is not a list"),
         ('{"messages": [{"role": "user"}]}', "message 1 lacks 'role' or 'content'"),
         ('{"messages": [{"role": "user", "content": ["a"]}]}', "'content' of message 1 is a list"),

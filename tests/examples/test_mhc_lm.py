@@ -234,7 +234,7 @@ def test_the_page_shows_the_differences_per_seed(tmp_path, monkeypatch):
     page = language_model.losses(table)
     assert "mhc (small) minus plain, seed by seed: -0.1000, -0.2000, -0.3000. Lower with every one of 3 seeds." in page
     assert "+0.1000, +0.2000, +0.3000. Higher with every one of 3 seeds." in page
-    assert "+0.1000, -0.2000, +0.0000. The seeds do not agree in sign: no difference is shown." in page
+    assert "+0.1000, -0.2000, +0.0000. The seeds do not agree in sign: this shows no difference." in page
     assert "| plain | 4.0000 | 3.0000 to 5.0000 | 4.0000 | 9 | 7 | 1,024 |" in page
     assert "images/language-model-card.svg" in page
 

@@ -91,7 +91,9 @@ def test_rows_for_a_result_with_the_negative_bit_are_copied(call):
 def test_a_tensor_that_kernels_cannot_use_is_refused_before_its_address_is_passed():
     args = _native_abi.MoeArgs()
     for tensor in (torch.empty(3, device="meta"), torch.empty(3, dtype=torch.float64)):
-        with pytest.raises(RuntimeError, match=r"the kernels take no torch\.float(32|64) tensor on (meta|cpu)"):
+        with pytest.raises(
+            RuntimeError, match=r"the kernels do not support a torch\.float(32|64) tensor on (meta|cpu)"
+        ):
             native.put(tensor, args, 0)
 
 

@@ -38,7 +38,8 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<text>.*?) -->\s*$")
 LANGUAGES = ("python", "console", "text", "json", "toml")
 SECONDS = 300
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+SHOWN = ("examples", "benchmarks")  # folders of the checkout that a reader's commands use
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,9 @@ def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
     runner = Runner(has_gpu)
     sys.path.insert(0, os.getcwd())
     os.environ.setdefault("GOLDSMITH_CACHE", os.path.abspath("cache"))  # a reader's own is left alone
-    if EXAMPLES.is_dir() and not os.path.lexists(EXAMPLES.name):  # a reader stands in the checkout
-        os.symlink(EXAMPLES, EXAMPLES.name)
+    for name in SHOWN:  # a reader stands in the checkout
+        if (ROOT / name).is_dir() and not os.path.lexists(name):
+            os.symlink(ROOT / name, name)
     text = path.read_text()
     for block in blocks(text):
         try:

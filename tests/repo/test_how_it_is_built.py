@@ -60,7 +60,7 @@ MOE = """
 import torch
 from goldsmith import experts
 E, H, I, T, k = 4, 64, 32, 3, 2
-base = experts.PackedExperts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="bf16")
+base = experts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="bf16")
 weights = torch.rand(T, k)
 experts.moe(torch.randn(T, H), torch.randint(0, E, (T, k)), weights, base, backend="native")
 """

@@ -69,11 +69,11 @@ def test_norms_none_and_layer_differ(text, tmp_path):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ("--experts 60", "--experts 60: wanted a square; the nearest are 49 and 64"),
+        ("--experts 60", "--experts 60: expected a square; the nearest are 49 and 64"),
         ("--k 40 --experts 16", "--k 40: there are only 16 experts"),
         ("--layer peer --k 9", "--k 9: --layer peer has heads of four experts"),
         ("--threads 0", "--threads 0: at least 1 is needed"),
-        ("--lr nan", "--lr nan: wanted a finite number"),
+        ("--lr nan", "--lr nan: expected a finite number"),
         ("--device nothing", "'nothing' cannot be used here"),
         ("--seq 4096", "omnimoe_lm: --data has 3520 bytes of text; --seq 4096 needs at least 81940"),
     ],

@@ -192,7 +192,7 @@ def test_masses_of_weights_add_up_within_rounding(seed):
          lambda: router.usage(torch.arange(4), 3)),
         (ShapeError, r"router.usage: weights is \[3\], wanted the shape of indices, \[2\]",
          lambda: router.usage(torch.arange(2), 3, weights=torch.ones(3))),
-        (ValueError, "router.Usage: one counts 3 experts, the other 4",
+        (ValueError, "router.Usage: cannot add usages of 3 and of 4 experts",
          lambda: router.usage(torch.arange(2), 3) + router.usage(torch.arange(2), 4)),
         (ValueError, "kind='both' is unknown; choose one of: 'marginal', 'joint'",
          lambda: router.load_balance_loss(torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, 1).int(), kind="both")),

@@ -266,7 +266,7 @@ def test_any_leading_dimensions_are_accepted(batch):
 @pytest.mark.parametrize(
     "error, text, call",
     [
-        (ValueError, "router.OmniMoE: num_experts=50 .* nearest are 49 and 64, or give a pair",
+        (ValueError, "router.OmniMoE: num_experts=50 .* use 49 or 64, or pass a pair",
          lambda: layer("omnimoe", num_experts=50)),
         (ValueError, r"num_experts=\(2, 3, 4\), wanted two sizes", lambda: layer("omnimoe", num_experts=(2, 3, 4))),
         (ValueError, r"router.PEER: num_experts=\(4, 5\), wanted a square", lambda: layer("peer", num_experts=(4, 5))),

@@ -64,7 +64,7 @@ def check(
     device    where the candidate runs; the golden runs there too, in float64
     seed      of inputs, output gradients and ensembles: the same seed gives the same report. None: 0, or under pytest
               one that belongs to the test
-    probes    a level or a list of levels and probes: "default" is every probe, some forty runs of the candidate;
+    probes    a level or a list of levels and probes: "default" is every probe, 24 candidate runs + 3 per axis;
               "quick" leaves out the costly ones (layouts, scaling, taint), some eight runs; or names such as "taint"
     budget_s  seconds after which no further probe or case starts. The report names what was skipped, and the verdict
               is "unjudged" where a case did not run and nothing was found

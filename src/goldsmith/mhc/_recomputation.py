@@ -150,8 +150,8 @@ class Region:
             alike = len(saved) == self._count and [_layout(t) for t in outputs] == [o.layout for o in self._outputs]
             if not alike or not (self._sample is None or same(sample(outputs[1]), self._sample)):
                 raise RuntimeError(
-                    "recomputing a connection gave different tensors than the first run: its norm must compute the "
-                    "same on every call; otherwise use recompute=False"
+                    "recomputing a connection gave different tensors than the first run: a norm must compute the "
+                    "same on every call; if yours cannot, use recompute=False"
                 )
             self._again = [_Kept(t, t._version) for t in saved], [_Kept(t, t._version) for t in outputs]
         return self._again

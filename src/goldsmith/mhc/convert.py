@@ -236,7 +236,7 @@ def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueE
 
 def _size(function: str, name: str, value: Tensor, size: int) -> None:
     if value.numel() != size:
-        raise ValueError(f"mhc.{function}: {name} is {list(value.shape)}, wanted {size} elements")
+        raise ValueError(f"mhc.{function}: {name} has shape {list(value.shape)}, wanted {size} elements")
 
 
 def _config(config: object, name: str) -> object:

@@ -108,8 +108,8 @@ def _axis_sizes(name: str, num_experts: int | tuple[int, int]) -> tuple[int, int
     root = math.isqrt(num_experts)
     if root * root != num_experts:
         raise ValueError(
-            f"{name}: num_experts={num_experts} is not a square; the nearest are {root * root} and {(root + 1) ** 2}, "
-            "or give a pair (sx, sy)"
+            f"{name}: num_experts={num_experts} is not a square; use {root * root} or {(root + 1) ** 2}, "
+            "or pass a pair (sx, sy)"
         )
     return root, root
 

@@ -55,8 +55,8 @@ class Usage:
             return NotImplemented
         if len(self.counts) != len(other.counts):
             raise ValueError(
-                f"router.Usage: one counts {len(self.counts)} experts, the other {len(other.counts)}; "
-                "only usages with the same num_experts can be added"
+                f"router.Usage: cannot add usages of {len(self.counts)} and of {len(other.counts)} experts; "
+                "both need the same num_experts"
             )
         return Usage(self.counts + other.counts, self.mass + other.mass)
 

@@ -1,6 +1,6 @@
-"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: rules for sums, products, norms, softmax and matrix products, in any order.
+"""e = sum_i e_i + gamma_n sum_i |a_i b_i|: error bounds of sums, products, norms, softmax and matrix products.
 
-They use gamma_n for n terms although a sum has n - 1 additions: a dot also has n products, which may be fused.
+They hold for any order of the additions. n terms get gamma_n, not gamma_(n-1), because a dot also rounds n products.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _mean(
 def _prod(
     m: RuleContext, y: Tensor, x: Tensor, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Error:
-    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e): every factor at its largest"""
+    """prod(|a| + e) - prod|a| + gamma_n prod(|a| + e), where every factor has its largest magnitude."""
     v, e = m(x)
     dims = () if dim is None else (dim, keepdim)
     far = torch.prod(v.abs() + e, *dims)
@@ -60,7 +60,7 @@ def _prod(
 
 
 def _cumulative(m: RuleContext, y: Tensor, x: Tensor, dim: int, **_: object) -> Error:
-    """cumsum: the i-th partial sum has i additions."""
+    """Error of cumsum: sum_{j<=i} e_j + gamma_i sum_{j<=i} (|a_j| + e_j); partial sum i has i additions."""
     v, e = m(x)
     if v.dim() == 0:
         return e
@@ -79,7 +79,7 @@ def _cumprod(m: RuleContext, y: Tensor, x: Tensor, dim: int, **_: object) -> Err
 
 
 def _ramp(m: RuleContext, v: Tensor, dim: int) -> Tensor:
-    """gamma_0, gamma_1, ... along dim; inf where n u >= 1."""
+    """gamma_0, gamma_1, ..., gamma_i = i u / (1 - i u), along dim; inf where i u >= 1."""
     steps = torch.arange(v.shape[dim], dtype=torch.float64, device=v.device) * m.u
     ramp = torch.where(steps < 1, steps / (1 - steps), torch.inf)
     return ramp.view([-1 if i == dim % v.dim() else 1 for i in range(v.dim())])
@@ -95,7 +95,7 @@ def _norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Error:
-    """| ||x + d|| - ||x|| | <= ||e||, and the sum of n squares rounds by gamma_(n+1)."""
+    """| ||x + d|| - ||x|| | <= ||e|| for |d| <= e; the sum of n squares adds gamma_(n+1)."""
     v, e = m(x)
     norm = lambda t: torch.linalg.vector_norm(t, ord, dim, keepdim)  # noqa: E731
     moved = 0.0 if exact(e) else norm(e + 0 * v)
@@ -105,7 +105,7 @@ def _norm(
 
 
 def _extremum(name: str) -> Rule:
-    """amax or amin: the results for x + e and for x - e bracket every legal one."""
+    """Error rule of amax or amin: every legal result lies between those for x - e and x + e."""
 
     def rule(
         m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, dim: Dim | Tensor = None, keepdim: bool = False
@@ -135,9 +135,9 @@ def _extremum(name: str) -> Rule:
 
 
 def _select(takes_k: bool) -> Rule:
-    """topk, sort, kthvalue, median: no order statistic moves by more than the largest error along the axis.
+    """Rule of topk, sort, kthvalue and median: no order statistic moves by more than the largest error along the axis.
 
-    Its index is uncertain where another element lies within their errors.
+    The error of an index is 1 where another element lies within the errors of the chosen one.
     """
 
     def rule(m: RuleContext, y: Tensor | tuple[Tensor, Tensor], x: Tensor, *args: object, **kwargs: int) -> Errors:
@@ -156,7 +156,7 @@ def _select(takes_k: bool) -> Rule:
 
 
 def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
-    """1 where an unchosen element lies within the errors of a chosen one, else 0; exact copies are certain."""
+    """1 where an element of another value lies within twice the largest error of a chosen one, else 0."""
     keep = values.dim() == v.dim()
     chosen = values if keep else values.unsqueeze(dim)
     ordered = torch.nan_to_num(v).sort(dim).values.movedim(dim, -1).contiguous()
@@ -171,7 +171,7 @@ def _unsure_choice(v: Tensor, values: Tensor, worst: Tensor, dim: int) -> Error:
 
 
 def _dim_of(takes_k: bool, args: Sequence[object], kwargs: Mapping[str, int]) -> int:
-    """sort(x, dim), median(x, dim), topk(x, k, dim), kthvalue(x, k, dim); default -1."""
+    """The dim argument of sort(x, dim), median(x, dim), topk(x, k, dim) or kthvalue(x, k, dim); default -1."""
     if "dim" in kwargs:
         return kwargs["dim"]
     ints = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
@@ -182,7 +182,7 @@ def _dim_of(takes_k: bool, args: Sequence[object], kwargs: Mapping[str, int]) ->
 
 
 def _shifted(m: RuleContext, v: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """max, x - max, relative rounding of exp(x - max): 3 |x - max| + 4 units (subtraction, exponent, function)."""
+    """(max, x - max, relative rounding error of exp(x - max)), the last (3 |x - max| + 4) u: subtraction and exp."""
     peak = v.amax(dim, keepdim=True)
     d = torch.where(torch.isfinite(v), v - peak, 0.0)
     return peak, d, (3 * d.abs() + 4) * m.u
@@ -199,7 +199,7 @@ def _softmax(m: RuleContext, y: Tensor, x: Tensor, dim: int, *rest: object) -> E
 
 
 def _lse(m: RuleContext, v: Tensor, e: Error, y: Tensor, p: Tensor, dim: int) -> Tensor:
-    """Error of log(sum(exp(x))): relative error of the sum, rounding of the logarithm and of the last addition."""
+    """Error of log(sum(exp(x))): relative error of the sum, plus rounding of the logarithm and of the last addition."""
     peak, _, relative = _shifted(m, v, dim)
     inside = (p * total(relative, e)).sum(dim, keepdim=True) + m.gamma(v.shape[dim] if isinstance(dim, int) else 1)
     return torch.expm1(inside.clamp(max=700.0)) + 4 * m.u * (y - peak).abs() + m.u * (y.abs() + peak.abs())
@@ -229,7 +229,7 @@ def _logsumexp(m: RuleContext, y: Tensor, x: Tensor, dim: int | Sequence[int], k
 
 
 def _softmax_backward(m: RuleContext, y: Tensor, grad: Tensor, p: Tensor, dim: int, *_: object) -> Error:
-    """p (g - s), s = sum(g p). p g - p s is as legal, hence the roundings of both products.
+    """Error of p (g - s), s = sum(g p). A kernel may also compute p g - p s, so both products are rounded.
 
     In attention g = dy v^T and y = p v, so s = sum(dy y). If y is read back in 16 bits, as in FlashAttention's
     backward, each term is off by u |y|, and s by at most u sum(p |dy| |v|^T).
@@ -251,7 +251,7 @@ def _softmax_backward(m: RuleContext, y: Tensor, grad: Tensor, p: Tensor, dim: i
 
 
 def bilinear(f: Callable[[Tensor, Tensor], Tensor], m: RuleContext, a: Tensor, b: Tensor, n: int) -> Tensor:
-    """|a| and |b| through the same product: f(e_a + gamma |a|, |b|) + f(|a| + e_a, e_b)."""
+    """Error of a product f(a, b), bilinear in a and b: f(e_a + gamma_n (|a| + e_a), |b|) + f(|a| + e_a, e_b)."""
     (va, ea), (vb, eb) = m(a), m(b)
     va, vb = va.abs(), vb.abs()
     if m.operand_unit:
@@ -314,7 +314,7 @@ def _convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> Errors:
-    """The two products of convolution_backward, each through its own slot, and the sum for the bias."""
+    """Errors of the gradients of x, w (a product each) and the bias (a sum); 0 where `mask` asks for none."""
     rest = (None, stride, padding, dilation, transposed, output_padding, groups)
     call = torch.ops.aten.convolution_backward
     outputs = grad.numel() // max(grad.shape[1], 1)
@@ -347,7 +347,7 @@ RULES: dict[str, Rule] = {
 
 
 def _product_size(m: RuleContext, a: Tensor, b: Tensor) -> Tensor:
-    """|a| @ |b|; numbers below the smallest normal one round as that does"""
+    """|a| @ |b|; numbers below the smallest normal one count as that one, because they round as it does."""
     return a.abs() @ b.abs() + m.least_back * a.abs().sum(-1, keepdim=True)
 
 
@@ -364,12 +364,12 @@ def _size_or_number(m: RuleContext, x: Operand) -> Operand:
 
 
 def _terms_with(m: RuleContext, a: Operand, b: Operand, *_: object) -> int:
-    """Number of terms of a sum plus another operand; 0 if neither operand is a sum."""
+    """Number of terms of a + b if one of them is a sum, counting the other as one term; 0 if neither is a sum."""
     n = max(m.terms_of(a), m.terms_of(b))
     return n + 1 if n else 0
 
 
-# number of terms of a result that is a sum: an accumulator may start from whatever is added to it
+# number of terms of a result that is a sum, including an operand added to it: an accumulator may start from it
 TERMS: dict[str, Callable[..., int]] = {
     "sum": lambda m, x, dim=None, *_: _terms(x, dim),
     "mm": lambda m, a, b: a.shape[1], "bmm": lambda m, a, b: a.shape[2], "mv": lambda m, a, b: a.shape[1],

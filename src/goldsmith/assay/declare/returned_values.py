@@ -45,7 +45,7 @@ def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collect
     advice = f"choose other names, outputs=({example})"
     for name in names:
         if name in supply:
-            there = f"there are: {', '.join(supply)}"
+            there = f"case values: {', '.join(supply)}"
             raise TargetError(f"{who} {name!r} is also the name of a case value; {there}; {advice}")
         if name.endswith(".grad"):
             of = name.removesuffix(".grad")
@@ -78,7 +78,7 @@ def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]
             continue
         if not isinstance(value, Tensor):
             if not _is_number(value):
-                raise TargetError(f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor")
+                raise TargetError(f"outputs: the {who}'s {name!r} is a {type(value).__name__}, not a tensor or number")
             value = torch.tensor(value)
         _judgeable(value, f"outputs: the {who}'s {name!r}")
         _holds_numbers(value, name, who)
@@ -88,7 +88,7 @@ def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]
 
 def _holds_numbers(value: Tensor, name: str, who: str) -> None:
     if value.is_meta and who == "golden":
-        raise TargetError(f"outputs: the golden's {name!r} is on the meta device, whose tensors hold no numbers")
+        raise TargetError(f"outputs: the golden's {name!r} is on the meta device and has no values; use cpu or cuda")
     if value.is_meta:
         raise UnusableResult(f"{name} is on the meta device, whose tensors hold no numbers")
 

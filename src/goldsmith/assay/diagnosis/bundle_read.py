@@ -79,7 +79,7 @@ def _meta(path: Path) -> dict[str, Any]:
         )
         raise ValueError(f"{JSON}: seed {seed} or threads {threads} out of range")
     if any(part not in ("golden", "outputs") for part in meta["left_out"]):
-        raise ValueError(f"{JSON}: left_out {str(meta['left_out'])[:80]}; only golden and outputs can be left out")
+        raise ValueError(f"{JSON}: left_out is {str(meta['left_out'])[:80]}; it may name only golden and outputs")
     for name in ("layouts", "versions"):
         if not all(isinstance(value, str) for value in meta[name].values()):
             raise ValueError(f"{JSON}: {name!r} holds something other than text")

@@ -17,14 +17,7 @@ from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
-from ..report.results import (
-    CERTAIN,
-    QUALITY,
-    REFERENCE_FAULT,
-    RUNGS,
-    Finding,
-    Location,
-)
+from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
 from .cotangents import carried
 from .decision_check import explain_decision

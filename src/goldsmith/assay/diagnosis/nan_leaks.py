@@ -1,4 +1,4 @@
-"""Finds the first stage that NaN of an input reaches and should not, for a kernel whose plain run is right."""
+"""Finds the first stage to which a kernel, right on ordinary inputs, wrongly passes a NaN of an input."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..probes import slices as parts
 from .isolate import named, order
 
 _LEAKS = ("reaches ", "is not finite where the golden is")
-_MOST = 4  # planted slices to try
+_MOST = 4  # slices to try, one run of the candidate for each
 
 
 def first_nan_leak(examination: Examination) -> str:
-    """The first stage or result in the golden's order that holds NaN where the golden has none; "" if there is none.
+    """The name of the first stage or result, in the golden's order, with a NaN that the golden lacks; "" if none.
 
-    Plants NaN in the slices that findings of `taint` name, otherwise in the first slices of the inputs.
+    Puts NaN into up to four input slices: those that findings of `taint` name, or else the first ones.
     """
     probes = (parts.NAME, scaling.NAME)
     leaks = [f.text for f in examination.findings if f.probe in probes and any(words in f.text for words in _LEAKS)]
@@ -35,7 +35,7 @@ def first_nan_leak(examination: Examination) -> str:
             continue
         try:
             golden = examination.references(material, done, parts.own_decisions(examination, done))
-            values = golden.values  # must come before order(), which uses the order in which they were computed
+            values = golden.values  # computed before order(), which reads the order of their computation
         except GoldenError:
             continue
         mine = named(done)

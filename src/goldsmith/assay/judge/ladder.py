@@ -1,11 +1,11 @@
-"""The verdict ladder for one tensor: masks and bound, then the noise floor, then patterns, then quality.
+"""Judges one tensor y against its golden g by four rungs: bound e, noise, patterns, quality.
 
-1 CERTAIN      |y - g| > 1.02 e, or NaN, Inf and zeros where they cannot be
+1 CERTAIN      |y - g| > 1.02 e, or a NaN, Inf or finite number where no rounding can produce it
 2 STATISTICAL  |y - g| / e beyond the noise of eight legal orders (noise/noise_floor.py)
-3 SYSTEMATIC   a slope, a sign, a row, a tile, a tail, a segment (noise/patterns.py)
-4 QUALITY      within the above, but more than twice the noisiest honest implementation, in maximum and in rms
+3 SYSTEMATIC   errors with a common slope or sign, or a pattern by row, tile, tail or segment (noise/patterns.py)
+4 QUALITY      passes rungs 1 to 3, but maximum and rms error exceed twice those of the noisiest honest implementation
 
-Rungs 2 to 4 are alarms until a fresh seed with a fresh ensemble repeats them.
+Rungs 2 to 4 raise alarms, which become findings only if a fresh seed with a fresh ensemble repeats them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Confirm = Callable[[int], "tuple[Tensor, GoldenTensor]"]
 
 @dataclass
 class Judgement:
-    """The result for one tensor: a table row, findings (none when it is right), and notes (flushes_subnormals,
-    not_proven).
+    """The result for one tensor: a table row, findings (QUALITY does not make it wrong), and notes (flushes_subnormals,
+    cancels, not_proven).
     """
 
     row: Row
@@ -57,11 +57,11 @@ def judge(
     probe: str = "values",
     confirm: Confirm | None = None,
 ) -> Judgement:
-    """Compare `got` with `ref`, rung by rung; the first rung that finds something ends it.
+    """Compare `got` with `ref` rung by rung, and stop at the first rung that has a finding.
 
-    got: the candidate's tensor as it was stored (None: missing, CERTAIN).
+    got: the candidate's tensor as stored; None, if the candidate returned none, gives a CERTAIN finding.
     confirm(attempt) -> (candidate's tensor, golden tensor) on a fresh seed with a fresh ensemble, attempt = 1, 2, ...
-    Statistical, systematic and quality alarms count only when it repeats them; without `confirm` they are never raised.
+    Alarms of rungs 2 to 4 become findings only if this run repeats them; without `confirm`, rungs 2 to 4 are skipped.
     """
     g = ref.bounded.value
     shape = tuple(g.shape)
@@ -79,7 +79,7 @@ def judge(
 
 
 def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
-    """Whether one element is beyond the noise of the ensemble: an alarm, before a fresh seed confirms it."""
+    """Whether any element exceeds the noise limit of the ensemble, without confirmation by a fresh seed."""
     return ref.noise.usable and _beyond(_Comparison(name, got, ref))
 
 
@@ -112,7 +112,7 @@ class _Comparison:
 
     @cached_property
     def beyond(self) -> Tensor:
-        """Elements beyond the noise that the rounding of another formula does not explain."""
+        """Mask of elements beyond the noise limit, except those that the rounding of an equal formula explains."""
         out = self.ref.noise.excess(self.r) > self.ref.noise.limit()
         return out & ~self.cancels if self.ref.store.is_floating_point and bool(out.any()) else out
 
@@ -121,7 +121,7 @@ class _Comparison:
         return self.ref.noise.relative(torch.where(self.cancelled, self.ref.bounded.value, self.y))
 
     def _special(self) -> dict[str, Tensor]:
-        """NaN and Inf that differ from the golden's, by kind."""
+        """Masks of NaN and Inf that differ from the golden's, by description."""
         y, b = self.y, self.ref.bounded
         fits: dict[str, Tensor] = {}
         if bool(self.y_finite.all()) and bool(self.g_finite.all()):
@@ -142,7 +142,7 @@ class _Comparison:
         return {text: mask for text, mask in fits.items() if bool(mask.any())}
 
     def _members_overflow(self) -> Tensor:
-        """Where the golden's own arithmetic gives NaN or Inf in the compute precision, which is no fault."""
+        """Mask of elements where an honest run in the compute precision is NaN or Inf; the candidate may be too."""
         out = torch.zeros_like(self.y_finite)
         for member in (*self.ref.ensemble, *self.ref.honest):
             out = out | ~torch.isfinite(member)
@@ -187,9 +187,9 @@ class _Comparison:
         if bool(self.cancelled.any()):
             off, most = float(self.error[self.cancelled].max()), float(b.value[self.g_finite].abs().max())
             text = (
-                f"{self.name}: {int(self.cancelled.sum())} elements are off by up to {off:.2g} where the golden is 0 or"
+                f"{self.name}: {int(self.cancelled.sum())} elements differ by up to {off:.2g} where the golden is 0 or"
             )
-            text += f" tiny beside {most:.2g}: the rounding of another formula, whose sums cancel there"
+            text += f" small next to {most:.2g}: another formula, whose sums cancel there, may round so"
             out.append(Note("cancels", self.name, text, case))
         share = float(b.open.double().mean()) if b.open.numel() else 0.0
         if b.notes and share:
@@ -197,7 +197,7 @@ class _Comparison:
             out.append(Note("not_proven", self.name, text, case))
         elif share:
             text = (
-                f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned, so rung 1 is skipped"
+                f"{self.name}: not proven at {100 * share:.3g} % of the elements: ill-conditioned, so rung 1 skips them"
             )
             out.append(Note("not_proven", self.name, text, case))
         return out
@@ -269,7 +269,7 @@ def _statistical(held: _Comparison, repeats: Callable[[], _Comparison], probe: s
 
 
 def _truncated_products(held: _Comparison) -> bool:
-    """A slope toward zero explains the whole alarm: without it nothing exceeds the limit."""
+    """Whether a slope toward zero explains the whole alarm: without the slope, no element exceeds the limit."""
     noise = held.ref.noise
     bias = patterns.slope(held.r, noise)
     rest = noise.excess(held.r - bias.value * noise.signal)
@@ -295,7 +295,7 @@ def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: st
 
 def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     def ratios(h: _Comparison) -> tuple[float, float]:
-        """Maximum and rms as multiples of the noisiest member's, both with the rounding of the store."""
+        """Maximum and rms error as multiples of the noisiest ensemble member's; includes the rounding of the store."""
         noise = h.ref.noise
         quantum = float(noise.quantum.double().square().sum() / max(noise.count, 1)) ** 0.5
         rms = float(h.r.double().square().sum() / max(noise.count, 1)) ** 0.5

@@ -176,7 +176,7 @@ def _subjects(
         why = " that is small enough for a CPU"
         if request.cases:
             why = f" whose name contains {' or '.join(request.cases)}"
-        raise Problem(f"no benchmark case{why}; there are: {', '.join(cases) or 'none'}.")
+        raise Problem(f"no benchmark case{why}; available: {', '.join(cases) or 'none'}.")
 
 
 def _for_a_cpu(entry: BenchCase) -> bool:

@@ -63,9 +63,10 @@ def _forward(name: str) -> Callable[[typer.Context], None]:
 
 def _run(module: str, arguments: Sequence[str]) -> int:
     """The module's exit status. An interrupt reaches both processes, and the module ends by itself."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
     command = [sys.executable, "-m", module, *arguments]
-    child = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
+    child = subprocess.Popen(command, env=environment)
     while True:
         try:
             return child.wait()

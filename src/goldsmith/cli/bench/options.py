@@ -34,10 +34,10 @@ def register(app: typer.Typer) -> None:
 def bench_command(
     peers: "Mapping[str, Peer] | None" = None, modules: "Mapping[str, type[ModuleSubject]] | None" = None
 ) -> Callable[..., None]:
-    """The command for operators, and for these modules beside these peers."""
+    """The bench command; times operators, and also `modules` and `peers` if there are any."""
     more = f", and modules made of them: {', '.join(modules)}" if modules else ""
-    what_help = f"Operators or families, as verify has them{more}. Default: all that have benchmarks."
-    against_help = f"none; peers are compared by `{CHECKOUT}`, in a checkout of the repository."
+    what_help = f"Operators (mhc.post) or families (mhc){more}. Default: all that have benchmarks."
+    against_help = f"Only none: to time peers, run `{CHECKOUT}` in a checkout of the repository."
     if peers:
         against_help = (
             f"Peers to time in the same run: {', '.join(peers)}, none. PEER:TEXT times the peer only where 'OP CASE "
@@ -47,9 +47,9 @@ def bench_command(
     def bench(
         what: Annotated[list[str] | None, typer.Argument(metavar="WHAT", help=what_help, show_default=False)] = None,
         against: Annotated[list[str] | None, typer.Option(help=against_help)] = None,
-        case: Annotated[list[str] | None, typer.Option(help="Only benchmark cases whose name contains this.")] = None,
+        case: Annotated[list[str] | None, typer.Option(help="Time only cases whose name contains this.")] = None,
         backend: Annotated[
-            str | None, typer.Option(help="Time this backend only. Default: the one that auto takes.")
+            str | None, typer.Option(help="Time only this backend. Default: the one that auto takes.")
         ] = None,
         device: Device = None,
         json: Annotated[
@@ -60,7 +60,7 @@ def bench_command(
         threads: Annotated[
             list[str] | None,
             typer.Option(
-                help="CPU threads. Give it several times to time each count. 8:TEXT applies only where 'OP CASE' "
+                help="CPU threads. Repeat it to time several counts. 8:TEXT times only cases whose 'OP CASE' "
                 "contains the text. Default: torch's.",
                 metavar="N",
             ),
@@ -71,12 +71,12 @@ def bench_command(
         proof: Annotated[
             list[str] | None,
             typer.Option(
-                help="Take proofs that `goldsmith verify --json FILE` wrote for this code on this machine.",
+                help="Use results that `goldsmith verify --json FILE` wrote for this code on this machine.",
                 metavar="FILE",
             ),
         ] = None,
         commit: Annotated[
-            str, typer.Option(help="The commit that rows name, where there is no git to ask.", show_default=False)
+            str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
         ] = "",
     ) -> None:
         """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""

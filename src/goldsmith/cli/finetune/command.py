@@ -264,9 +264,7 @@ class FinetuneRun:
             try:
                 save_adapter(loaded, self.output)
             except OSError as error:
-                raise Problem(
-                    f"The adapter could not be written to {self.output}: {error.strerror or error}."
-                ) from error
+                raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
         self._page(record, rows)
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",

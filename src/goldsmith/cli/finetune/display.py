@@ -1,4 +1,4 @@
-"""Output of `goldsmith finetune`: the accounting before a run, its progress, and the files that it wrote."""
+"""Output of `goldsmith finetune`: parameters and memory before a run, progress, and the files written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .record import DataFacts, RunResult
 
 NOTHING = "Interrupted before the first step; nothing was trained."
-LINES = 10  # lines of progress in a log file, roughly
+LINES = 10  # progress lines without a terminal, roughly
 
 
 class FinetuneDisplay:
@@ -45,7 +45,7 @@ class FinetuneDisplay:
 
     @contextmanager
     def doing(self, task: str) -> Iterator[Callable[[int, int, str], None]]:
-        """Show on a terminal what takes long before the first step; yields a callback (done, total, name)."""
+        """On a terminal, show the status of a slow task before training; yields a callback (done, total, name)."""
         if not self.err.is_terminal:
             yield lambda done, total, name: None
             return
@@ -94,13 +94,13 @@ class FinetuneDisplay:
         now = (options.batch_size, options.grad_accum)
         if accounting.proposal is None and accounting.would_fit_alone(options.batch_size):
             self.note(
-                f"Gradients and optimizer of {accounting.trained['total']:,} trained parameters leave no free memory "
-                "for a row; a smaller --rank or fewer --targets need less."
+                f"Gradients and optimizer of {accounting.trained['total']:,} trained parameters leave too little "
+                "memory for one row; use a smaller --rank or fewer --targets."
             )
         elif accounting.proposal is None:
             self.note(
                 f"One row of {options.seq_len:,} tokens does not fit into the free memory; "
-                "--checkpointing, a smaller --seq-len or --format int4 need less."
+                "use --checkpointing, a smaller --seq-len or --format int4."
             )
         elif accounting.proposal[0] < now[0]:
             self.note(
@@ -110,7 +110,7 @@ class FinetuneDisplay:
             )
         elif accounting.proposal[0] > now[0]:
             text = (
-                f"Memory allows --batch-size {accounting.proposal[0]} --grad-accum {accounting.proposal[1]}: the same "
+                f"--batch-size {accounting.proposal[0]} --grad-accum {accounting.proposal[1]} would also fit: the same "
                 "rows per step, but each expert's weights are read less often."
             )
             self.out.print(f"[dim]{folded(text)}[/]", soft_wrap=True)
@@ -120,8 +120,8 @@ class FinetuneDisplay:
     def begins(self, steps: int, done: int) -> None:
         if done > steps:
             self.note(
-                f"{count(done, 'step')} are done already, and only {steps:,} were requested: nothing is left to train, "
-                f"and the adapter is that of step {done:,}."
+                f"{count(done, 'step')} are done already, and only {steps:,} were requested: no step is left, "
+                f"and the adapter stays that of step {done:,}."
             )
         elif done == steps:
             self.note(f"All {steps:,} steps are done already.")
@@ -152,7 +152,7 @@ class FinetuneDisplay:
             self._progress = None
 
     def row(self, row: LogRow) -> None:
-        """Show a row of the log; without a terminal about LINES rows in all."""
+        """Show a row of the log. Without a terminal, print only about LINES rows of the whole run."""
         if "loss" not in row:
             self._print(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}")
             return
@@ -166,7 +166,7 @@ class FinetuneDisplay:
             self._print(f"step {self._last:,} of {self._steps:,}: {text}")
 
     def stopped(self, again: str) -> None:
-        """Say that the run was interrupted in the middle of a step; `again` describes the command that resumes it."""
+        """Report that the run stopped in the middle of a step; `again` names the command that resumes it."""
         text = f"Stopped at once; {again} resumes from the last checkpoint." if self._steps else NOTHING
         self.note(text)
 
@@ -199,7 +199,7 @@ def size(number: int) -> str:
 
 
 def folded(text: str) -> str:
-    """`text` folded at the width of the terminal or of COLUMNS, at most 100; a path is never cut."""
+    """`text` wrapped at the width of the terminal (or COLUMNS), at most 100 columns; words are never broken."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 

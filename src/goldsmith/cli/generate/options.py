@@ -67,7 +67,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Wrap each prompt as a user message in the tokenizer's chat template.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens per prompt.", min=1)] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per prompt.", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="0: always the most likely token.", min=0.0)] = 0.0,
     top_p: Annotated[
         float | None,

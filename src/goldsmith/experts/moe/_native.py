@@ -1,8 +1,8 @@
-"""experts.moe on a CPU, by the native library (csrc/experts).
+"""The CPU backend of experts.moe: calls the native library (csrc/experts).
 
-Forward: 6 H I FLOP per route, and one read of the 3 H I weights of each active expert. Backward: the same again for dx.
-One worker computes each float32 sum in a fixed order, so the bits do not depend on the number of threads. Tensors are
-read and written in place through their strides; the base is never copied.
+Forward: 6 H I FLOP per route, and one read of the 3 H I weights of each active expert. Backward: the same cost again,
+for dx. One worker computes each float32 sum in a fixed order, so the bits do not depend on the number of threads.
+The library reads and writes tensors in place through their strides, and never copies the base.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .. import _page_pool
 from .._conventions import NAMES, TARGETS, MoeOptions, flat
 from .._native_abi import NativeCall
 
-# fields for the results of inputs; the field of any other input is "d" + its name
+# C fields of the gradients; for an input that is not listed the field is "d" + its name
 FIELDS = {"topk_weights": "dweights"} | {f"{t}_{ab}": f"{t}.d{ab}" for t in TARGETS for ab in "ab"}
 
 

@@ -67,7 +67,7 @@ def block_of(layout: Layout, gate_up: Tensor, down: Tensor, expert: int) -> Tens
         raise IndexError(f"PackedExperts.block: expert={expert}, wanted 0..{layout.num_experts - 1}")
     if layout.partitions > 1:
         raise ValueError(
-            f"PackedExperts.block: this base has {layout.partitions} slices; use base.partition(1), which has one"
+            f"PackedExperts.block: this base has {layout.partitions} slices; use base.partition(1), which has one slice"
         )
     matrices = []
     for which, blob in (("gate_up", gate_up), ("down", down)):

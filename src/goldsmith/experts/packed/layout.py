@@ -110,8 +110,8 @@ class Layout:
             least = self.expert_nbytes
             if self.partitions > 1 or self.block_bytes < least or self.block_bytes % ALIGNMENT:
                 raise ValueError(
-                    f"Layout: block_bytes={self.block_bytes} with {self.partitions} slices, wanted a multiple of "
-                    f"{ALIGNMENT} of at least {least} and one slice"
+                    f"Layout: block_bytes={self.block_bytes}, {self.partitions} slices; wanted 1 slice, a multiple of "
+                    f"{ALIGNMENT} of at least {least}"
                 )
 
     @property

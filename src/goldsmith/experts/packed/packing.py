@@ -1,4 +1,4 @@
-"""experts.pack: packs the float weights of a layer's experts, quantised or as they are."""
+"""experts.pack: packs the float weights of a layer's experts, quantised or unchanged."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def pack(
     partitions: int = 1,
     progress: Progress | None = None,
 ) -> PackedExperts:
-    """w = value(code) * scale: the weights of a layer's experts, in one packed copy for forward and backward
+    """Pack the weights of a layer's experts, w = value(code) * scale, into one copy for forward and backward
 
     gate_up [E, 2I, H] (rows 0..I-1 gate, then up), or a pair (gate, up) of [E, I, H]; down [E, H, I]; in float32,
-    bfloat16 or float16. Each is a stacked tensor, or an iterable of E tensors: then only one expert at a time is in
-    memory besides the result.
+    bfloat16 or float16. Each is a stacked tensor or an iterable of E tensors. With iterables, only one expert at a time
+    is in memory besides the result.
 
     transposed   gate_up is [E, H, 2I], down is [E, I, H]
     interleaved  the rows of gate_up (and the elements of its bias) are gate0, up0, gate1, ...
@@ -57,7 +57,7 @@ def pack(
 
     Scales are rounded to their dtype first; codes are the nearest to w / s, ties to even, clamped. Raises ShapeError,
     TypeError, and ValueError for a group size that does not divide (the message lists those that would) and for a
-    number that is not finite (with its index). The result is on the CPU, wherever the weights are.
+    number that is not finite (with its index). The result is always on the CPU.
     """
     check_choice(_OP, "format", format, list(FORMATS))
     check_flag(_OP, "transposed", transposed)
@@ -130,7 +130,7 @@ def _experts(
 def _matrices(
     row: tuple[Tensor, ...], stacks: list[Stack], e: int, transposed: bool, interleaved: bool
 ) -> tuple[Tensor, ...]:
-    """gate, up [I, H] and down [H, I] of an expert, from one row of arguments."""
+    """gate [I, H], up [I, H] and down [H, I] of expert e, from its tensors in `row`; checks that they are finite."""
     for tensor, stack in zip(row, stacks):
         check_finite(_OP, f"{stack.name} of expert {e}", tensor)
     turned = tuple(t.t() for t in row) if transposed else row
@@ -155,7 +155,7 @@ def _check_sizes(stacks: list[Stack], first: tuple[Tensor, ...]) -> None:
         transposed = stacks[-1].dims == ["I", "H"]
         if _fits(tuple(s if transposed else reversed(s)) for s in shapes.values()):
             hint = f"\n  these shapes fit with transposed={not transposed}"
-        raise ShapeError("\n".join([f"{_OP}: {problem}, in an expert:", *lines]) + hint)
+        raise ShapeError("\n".join([f"{_OP}: {problem}; shapes of expert 0:", *lines]) + hint)
 
     if 0 in gate.shape or 0 in down.shape:
         fail("a size is 0")
@@ -177,7 +177,7 @@ def _fits(shapes: Iterable[tuple[int, ...]]) -> bool:
 def check_biases(
     op: str, gate_up: Any, down: Any, count: int | None, hidden: int, intermediate: int, interleaved: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Checked copies of the biases, gate's elements before up's; copies, because the caller may change its tensors."""
+    """Checked copies of the biases, gate's elements before up's. The caller may later change its own tensors."""
     kept: list[Tensor | None] = []
     for name, bias, width in (("gate_up_bias", gate_up, 2 * intermediate), ("down_bias", down, hidden)):
         if bias is None:

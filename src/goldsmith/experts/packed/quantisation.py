@@ -106,8 +106,8 @@ def check_scale_dtype(op: str, fmt: Format, scale_dtype: torch.dtype | None) -> 
     if scale_dtype is None:
         return fmt.scales[0] if fmt.scales else None
     if scale_dtype not in fmt.scales:
-        wanted = ", ".join(str(d) for d in fmt.scales) or "none, it has no scales"
-        raise ValueError(f"{op}: format={fmt.name!r} has no scales in {scale_dtype!r}; it supports: {wanted}")
+        wanted = ", ".join(str(d) for d in fmt.scales) or "none (it has no scales)"
+        raise ValueError(f"{op}: format={fmt.name!r} does not allow scale_dtype={scale_dtype!r}; it supports: {wanted}")
     return scale_dtype
 
 

@@ -205,7 +205,7 @@ def _factors_in_file(
         if r != rank_in_config:
             raise ValueError(
                 f"{folder / WEIGHTS}: {stem}lora_A.weight {list(a.shape)} has rank {r} with {spec.num_experts} "
-                f"experts, but {CONFIG} says {rank_in_config}: the adapter is for another number of experts"
+                f"experts, but {CONFIG} says rank {rank_in_config}; the adapter may be for another number of experts"
             )
         for which, t in (("A", a), ("B", b)):
             if not t.is_floating_point() or not t.isfinite().all():

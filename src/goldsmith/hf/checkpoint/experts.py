@@ -103,8 +103,8 @@ def names_by_expert(
         for part, listed in by_part.items():
             if "" in listed:
                 raise ValueError(
-                    f"{source.folder}: {path}: expert {listed.index('')} has no {target} {part} ({kind}, "
-                    f"{spec.num_experts} experts by the config)"
+                    f"{source.folder}: {path}: expert {listed.index('')} has no {target} {part} ({kind}; "
+                    f"the config says {spec.num_experts} experts)"
                 )
     return tensor_names
 
@@ -136,7 +136,7 @@ def _mxfp4(
 ) -> PackedExperts:
     check_all_known(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
-        raise ValueError(f"goldsmith.hf.convert: group_size is {group_size}, but mxfp4 has groups of 32: leave it out")
+        raise ValueError(f"goldsmith.hf.convert: group_size is {group_size}, but mxfp4 fixes it at 32; leave it out")
     return from_mxfp4(
         *(source.get(f"{path}.{name}") for name in MXFP4),
         gate_up_bias=source.get(f"{path}.gate_up_proj_bias") if spec.biased else None,

@@ -53,8 +53,8 @@ def load_other_weights(
             missing.append(name)
     if missing:
         raise ValueError(
-            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are missing, also under the names "
-            f"that transformers renames, first {missing[0]}. Load it with from_pretrained and convert it in memory"
+            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
+            f"that transformers renames, first {missing[0]}. Load the model with from_pretrained, then convert it"
         )
     model.tie_weights()
     fill_transient_buffers(model)

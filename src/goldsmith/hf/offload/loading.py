@@ -176,7 +176,7 @@ def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
     if cpu_format not in allowed:
         raise ValueError(
             f'offload: cpu_format="{cpu_format}" does not hold these weights exactly ({" and ".join(allowed)} would): '
-            'give exact=False, which only permits quantisation, or cpu_format="auto"'
+            'pass exact=False to allow quantisation, or cpu_format="auto"'
         )
 
 

@@ -1,4 +1,4 @@
-"""mhc.expand on a GPU: one read and n writes; the backward has n reads and one write."""
+"""mhc.expand in Triton: y[t, i] = x[t], dx[t] = sum_i g[t, i] (T tokens, N streams, D dim); one pass each."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ def _share_slots(slots: int, experts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _at_least_one(cache: Mapping[int, int], slots: int, staging: int) -> dict[int, int]:
-    """Raises ValueError if a forced lane lacks a slot in some layer."""
+    """`cache` as a dict. Raises ValueError if some layer has no slot, because a forced lane needs one in each."""
     if all(cache.values()):
         return dict(cache)
     raise ValueError(
-        f"offload.Engine: the lane 'cached' needs a slot in each of {len(cache)} layers besides {staging} for copies, "
-        f"but gpu_budget leaves {slots}; raise gpu_budget"
+        f"offload.Engine: the lane 'cached' needs a slot in each of {len(cache)} layers and {staging} for copies, "
+        f"but gpu_budget leaves {slots} for layers; raise gpu_budget"
     )

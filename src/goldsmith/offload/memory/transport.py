@@ -1,10 +1,10 @@
 """Copies of a store's bytes to the device, in one of three modes.
 
-registered  the mapping itself is page-locked, read-only (cudaHostRegister with flag 8): copies run at the link's speed
-            and nothing is held twice. Drivers refuse a read-only mapping without that flag. A refusal leaves an error
-            behind, which the next CUDA call of any library would raise; it is cleared here
-ring        threads copy through a few page-locked buffers: used where registration is refused
-memory      plain copies: used where the device is the CPU, or where nothing can be page-locked
+registered  the store's mapping is page-locked as read-only (cudaHostRegister with flag 8). Copies run at link speed,
+            and memory holds the bytes once. Drivers refuse a read-only mapping without that flag. A refusal leaves a
+            CUDA error, which the next CUDA call of any library would raise; `register` clears it
+ring        threads copy the bytes into a few page-locked buffers; used if registration is refused
+memory      plain copies; used if the device is the CPU, or if no memory can be page-locked
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .streams import StreamEvent
 _READ_ONLY = 8  # cudaHostRegisterReadOnly
 _HOST_TO_DEVICE = 1  # cudaMemcpyHostToDevice
 _READ_ONLY_SUPPORTED = 113  # cudaDevAttrHostRegisterReadOnlySupported
-_BUFFERS, _PIECE = 8, 2 << 20  # buffers of a ring and bytes of each: half are filled while the others are being copied
-_FILLERS = 4  # threads: one alone reached 5.5 GB/s where a pageable copy has 7.9 (H100, 16 cores)
+_BUFFERS, _PIECE = 8, 2 << 20  # buffers of a ring, bytes of each; threads fill half of them while the rest is copied
+_FILLERS = 4  # threads: a single one reached 5.5 GB/s, a pageable copy 7.9 GB/s (H100, 16 cores)
 _SHARE = 0.8  # of free memory: locking more would evict what other programs need
 _OP = "offload.Transport"
 MODES = ("registered", "ring", "memory")
@@ -37,8 +37,8 @@ MODES = ("registered", "ring", "memory")
 class Transport:
     """Copies of a store's bytes to a device.
 
-    mode    "registered", "ring" or "memory"; force= demands one, and raises ValueError where it is impossible
-    why     a sentence with the reason for the mode
+    mode    "registered", "ring" or "memory"; force= requires one; ValueError if it is impossible
+    why     the reason for the mode, as text
     """
 
     def __init__(self, store: ExpertStore, device: torch.device | str, *, force: str | None = None) -> None:
@@ -69,10 +69,10 @@ class Transport:
         return "memory", "; ".join([*refusals, _SAID["memory"]])
 
     def _register(self, store: ExpertStore) -> str | None:
-        """Page-locks the mapping; returns None, or why that failed."""
+        """Page-locks the mapping; returns None, or the reason why that failed."""
         free = free_memory()
         if free is not None and store.nbytes > _SHARE * free:
-            return f"the store has {store.nbytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory are free"
+            return f"the store has {store.nbytes / 1e9:.1f} GB, but {free / 1e9:.1f} GB of memory is available"
         with torch.cuda.device(self.device):
             torch.cuda.current_stream().synchronize()  # creates the device's context
             cuda = runtime()
@@ -92,7 +92,7 @@ class Transport:
         return None
 
     def copy(self, source: Tensor, out: Tensor, stream: torch.cuda.Stream | None = None) -> None:
-        """Copies `source`, bytes of the store, to `out` on the device
+        """Copies the bytes `source` of the store to `out` on the device
 
         Ordered on `stream` (a torch.cuda.Stream; None: the current one) without waiting, except in mode "memory".
         Raises ValueError unless both are contiguous and of the same size.
@@ -116,7 +116,7 @@ class Transport:
                 out.copy_(source)
 
     def _copy_registered(self, source: Tensor, out: Tensor, stream: torch.cuda.Stream) -> None:
-        """cudaMemcpyAsync; torch's copy takes 10 us more of the caller's time."""
+        """Copy with cudaMemcpyAsync, because torch's copy takes 10 us more of the caller's time."""
         status = self._cuda.cudaMemcpyAsync(
             ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(source.data_ptr()), ctypes.c_size_t(source.numel()),
             ctypes.c_int(_HOST_TO_DEVICE), ctypes.c_void_p(stream.cuda_stream),
@@ -127,7 +127,7 @@ class Transport:
             raise RuntimeError(f"{_OP}: a copy of {source.numel()} bytes to {self.device} failed: {text}")
 
     def close(self) -> None:
-        """Releases page-locked memory; all copies must have arrived. May be called twice."""
+        """Releases page-locked memory. Call it after all copies have arrived; a second call does nothing."""
         if self._ring is not None:
             self._ring.close()
         self._registration = self._ring = self._cuda = None
@@ -135,13 +135,13 @@ class Transport:
 
 _SAID = {
     "registered": "the store's pages are page-locked where they are mapped",
-    "ring": f"copies go through {_BUFFERS} page-locked buffers",
-    "memory": "copies come from pageable memory, which is slow and blocks the caller",
+    "ring": f"the engine copies through {_BUFFERS} page-locked buffers",
+    "memory": "the engine copies from pageable memory, which is slow and blocks the caller",
 }
 
 
 class TransportRing:
-    """Page-locked buffers in rotation: each is refilled only after its copy has arrived
+    """Page-locked buffers used in turn: a buffer is refilled only after its copy has arrived
 
     Threads fill them, one buffer each; the calling thread launches the copies in order.
     """
@@ -193,9 +193,9 @@ def _event_of() -> torch.cuda.Event:
 
 
 def move(source: Tensor, out: Tensor) -> None:
-    """memmove in the calling thread, without the GIL
+    """Copies `source` to `out` with memmove, in the calling thread, without the GIL
 
-    torch's copy would wake its whole thread pool: 73 kB took 30 ms while another process had one of two cores.
+    torch's copy wakes its whole thread pool: 73 kB took 30 ms while another process used one of two cores.
     """
     if source.numel():
         ctypes.memmove(out.data_ptr(), source.data_ptr(), source.numel())
@@ -218,7 +218,7 @@ _LOCK = threading.Lock()
 
 
 def register(pages: Tensor, device: int, cuda: ctypes.CDLL | None) -> Registration | str:
-    """Page-locks these bytes for reading; returns the registration, or the reason for failure. Leaves no CUDA error."""
+    """Page-locks these bytes for reading. Returns the registration, or why it failed; clears any CUDA error."""
     if cuda is None:
         return "the CUDA runtime that torch uses was not found"
     with _LOCK:
@@ -238,7 +238,7 @@ def register(pages: Tensor, device: int, cuda: ctypes.CDLL | None) -> Registrati
         if status:
             cuda.cudaGetLastError()  # clears the error, which the next CUDA call of any library would raise
             text = cuda.cudaGetErrorString(ctypes.c_int(status)).decode(errors="replace")
-            return f"cudaHostRegister of {pages.numel() / 1e9:.1f} GB: {text} (error {status})"
+            return f"cudaHostRegister of {pages.numel() / 1e9:.1f} GB failed: {text} (error {status})"
         registration = Registration(pages, cuda)
         _REGISTERED[pages.data_ptr()] = registration
         return registration
@@ -250,7 +250,7 @@ def _unregister(pages: Tensor, cuda: ctypes.CDLL) -> None:
 
 
 def runtime() -> ctypes.CDLL | None:
-    """The CUDA runtime library that torch has loaded; None if it is linked statically."""
+    """The CUDA runtime library that this process has loaded; None if there is none, or it is linked statically."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -265,7 +265,7 @@ def runtime() -> ctypes.CDLL | None:
 
 
 def free_memory(root: Path = Path("/")) -> int | None:
-    """Bytes still available on the system or in this process's control group, whichever is less; None if unknown."""
+    """Available bytes of the system or of the cgroup (v2, at its root), whichever is less; None if unknown."""
     limits = []
     for line in _text(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

@@ -17,7 +17,7 @@ from ...experts import PackedExperts
 from ...experts.packed.layout import ALIGNMENT, Expert, Layout, up, write_expert
 
 PAGE = 4096
-PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # the layout of experts/layout.py; the header names it
+PACKING, PACKING_VERSION = "goldsmith.experts.panels", 1  # the layout of experts/packed/layout.py; the header names it
 _BIAS = torch.float32  # float32 holds the biases of every source exactly
 
 

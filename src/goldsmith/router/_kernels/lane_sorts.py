@@ -1,8 +1,8 @@
 """Sorts of lists of 32 numbers, one per lane, and the selection of the best pairs of two sorted lists.
 
-Only shuffles, minima and maxima are used. The pairs of ranks that can be among the first K, (a + 1)(b + 1) <= K, are
-arranged as hooks. Hook h is row h of the table of sums from column h on, followed by column h upwards from its end. It
-falls and then rises, so five steps sort it; six more keep the K best of two sorted lists.
+The lists stay in registers: lanes exchange numbers by shuffles. Only pairs of ranks with (a + 1)(b + 1) <= K can be
+among the K best. Hook h is row h of the table of their sums from column h on, then column h from its end upwards. It
+falls and then rises, so five steps sort it. Six more steps keep the K best of two sorted lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INFINITE = tl.constexpr(-(1 << 23))  # the bits of -inf
 
 @triton.jit
 def order_of(v):
-    """int32 in the order of float32; +0 equals -0, NaN is the largest."""
+    """int32 keys that compare as the float32 numbers do; +0 equals -0, a NaN without sign bit is the largest."""
     bits = bits_of(v + 0.0)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -31,7 +31,7 @@ def float_of(order):
 
 @triton.constexpr_function
 def steps(kind):
-    """Steps (mirror, half): lane and lane ^ mirror compare; the lane without the bit `half` keeps the better number.
+    """The network as steps (mirror, half): lanes l and l ^ mirror compare; the one without bit `half` keeps the better.
 
     "sort" sorts any list, "merge" a bitonic list, "runs" a list whose four parts of 8 lanes are bitonic.
     """
@@ -46,9 +46,9 @@ def steps(kind):
 
 @triton.constexpr_function
 def signs(turns):
-    """PTX: for each (first, second) a multiplier s<first>_<second>: -1 in lanes with exactly one of the bits, else 1.
+    """PTX that defines s<first>_<second> for each pair: -1 in lanes with exactly one of the two bits, else 1.
 
-    A second of 0 is no bit. Few multipliers are built from bits; the rest are products, which cost half.
+    If second is 0, only the first bit counts. Five are built from bits; the others are products, at half the cost.
     """
     lines = [".reg .b32 u, v; .reg .f32 s1_0;", "shl.b32 u, $2, 31;", "and.b32 u, u, 0x80000000;"]
     lines += ["or.b32 u, u, 0x3F800000;", "mov.b32 s1_0, u;"]
@@ -64,20 +64,20 @@ def signs(turns):
 
 @triton.constexpr_function
 def only_in_lanes():
-    """PTX: a trap if element $2 is not in lane $2, which would mean another layout of 32 elements over a warp.
+    """PTX that traps unless element $2 is in lane $2, as Triton lays out 32 elements over a warp today.
 
-    Shuffles would then be silently wrong. With Triton's current layout the assembler proves equality and removes the
-    trap; `tests/kernels` checks that.
+    With another layout, the shuffles would be silently wrong. With this layout the assembler removes the trap as dead
+    code; `tests/kernels` checks that.
     """
     return [".reg .b32 t; .reg .pred o;", "mov.u32 t, %tid.x; and.b32 t, t, 31;", "setp.ne.u32 o, t, $2; @o trap;"]
 
 
 @triton.constexpr_function
 def assembly_of_floats(kind, up):
-    """The steps as PTX, for the float32 $1 in lane $2.
+    """The network of `steps(kind)` as PTX, for the float32 number $1 in lane $2.
 
-    A lane that keeps the smaller number stores it negated. Every step is then one maximum, and between two steps a
-    product with 1 or -1, which runs at twice the rate of a minimum.
+    A lane that keeps the smaller number stores it negated. So every step is one maximum, followed by a product with 1
+    or -1, which runs at twice the rate of a minimum.
     """
     halves = [half for _, half in steps(kind)]
     turns = [tuple(sorted(pair, reverse=True)) for pair in zip(halves, halves[1:], strict=False)]
@@ -96,7 +96,7 @@ def assembly_of_floats(kind, up):
 
 @triton.constexpr_function
 def assembly_of_integers(kind, up, wide):
-    """The steps as PTX, for $1 in lane $2: a 64-bit integer if wide, otherwise two 16-bit integers."""
+    """The network of `steps(kind)` as PTX, for $1 in lane $2: a 64-bit integer if wide, otherwise two 16-bit ones."""
     bits = 64 if wide else 32
     lines = [*only_in_lanes(), ".reg .pred p<5>, q;", f".reg .b{bits} a, b;", ".reg .b32 l, m, h;"]
     for i in range(5):
@@ -115,9 +115,9 @@ def assembly_of_integers(kind, up, wide):
 
 @triton.jit
 def network(a, KIND: tl.constexpr, UP: tl.constexpr):
-    """Sorts a list of 32 float32 or int64 numbers, one per lane; KIND is one of `steps`.
+    """Runs the network `steps(KIND)` on 32 float32 or int64 numbers, one per lane; ascending if UP, else descending.
 
-    On a GPU it is one inline block, because a hundred Triton operations take the compiler seconds (Triton 3.6).
+    On a GPU the network is one inline block: as a hundred Triton operations it takes seconds to compile (Triton 3.6).
     """
     lane = tl.arange(0, LANES)
     if INTERPRET:
@@ -136,7 +136,7 @@ def network(a, KIND: tl.constexpr, UP: tl.constexpr):
 
 @triton.jit
 def bitonic_merge(a, UP: tl.constexpr):
-    """Sorts a bitonic list, descending or UP."""
+    """Sorts a bitonic list of 32, descending, or ascending if UP."""
     return network(a, "merge", UP)
 
 
@@ -147,7 +147,7 @@ def sorted_list(a, UP: tl.constexpr):
 
 @triton.jit
 def sorted_runs(a, UP: tl.constexpr):
-    """Sorts a list whose four parts of 8 are bitonic, descending or UP."""
+    """Sorts a list of 32 whose four parts of 8 are bitonic, descending, or ascending if UP."""
     return network(a, "runs", UP)
 
 
@@ -166,7 +166,7 @@ def sorted_pair(both):
 
 @triton.jit
 def bitonic_merge_lists(a, UP: tl.constexpr):
-    """Sorts a bitonic list of 32, or of 64 in two tensors."""
+    """Sorts a bitonic list of 32, or of 64 in two tensors, descending, or ascending if UP."""
     if len(a) == 1:
         out = (bitonic_merge(a[0], UP),)
     else:
@@ -188,7 +188,7 @@ def elementwise_max(a, b):
 
 @triton.jit
 def broadcast_lane(a, LANE: tl.constexpr):
-    """The number of one lane in every lane."""
+    """Copies the number in lane LANE to every lane."""
     return tl.gather(a, tl.full((LANES,), LANE, tl.int32), 0)
 
 
@@ -199,18 +199,18 @@ def broadcast_first(a):
 
 @triton.jit
 def hook_sums(x, y, words, FINITE: tl.constexpr):
-    """Sums of all candidate pairs in the layout of `words`; x and y are sorted values, descending.
+    """Sums x_a + y_b of all candidate pairs, in the layout of `words`; x and y are sorted, descending.
 
-    Row 0 and column 0 (upwards) come first, as long as x and y are; the other pairs have ranks below 32. The sum is
-    -inf where there is no pair. FINITE: correct only if no logit is NaN or +inf.
+    Row 0 (len(y) tensors) and column 0 upwards (len(x)) come first; the other pairs have ranks below 32. A place
+    without a pair gets -inf. With FINITE, no logit may be NaN or +inf.
     """
     lane = tl.arange(0, LANES)
     x_first, y_first = broadcast_first(x[0]), broadcast_first(y[0])
     sums = ()
     for i in tl.static_range(len(y)):
-        sums = sums + (pair_sums(x_first, y[i], 0, FINITE),)  # row 0 has all ranks
+        sums = sums + (pair_sums(x_first, y[i], 0, FINITE),)  # row 0 has no empty place
     for i in tl.static_range(len(x)):
-        back = tl.gather(x[len(x) - 1 - i], (32 - lane) & 31, 0)  # x[room - lane]
+        back = tl.gather(x[len(x) - 1 - i], (32 - lane) & 31, 0)  # x[32 * (len(x) - i) - lane]
         if i == 1:
             back = tl.where(lane == 0, broadcast_first(x[1]), back)
         sums = sums + (pair_sums(back, y_first, words[len(y) + i], FINITE),)
@@ -230,7 +230,7 @@ def pair_sums(x, y, word, FINITE: tl.constexpr):
 
 @triton.jit
 def best_pairs(keys):
-    """The 32 (64) largest of the keys of 119 (280) pairs, descending."""
+    """The 32 largest of the keys of 119 pairs, or the 64 largest of 280, descending."""
     if len(keys) == 4:
         best = (bitonic_merge(tl.maximum(keys[0], keys[1]), False),)
         best = (bitonic_merge(tl.maximum(best[0], bitonic_merge(keys[2], True)), False),)
@@ -251,9 +251,9 @@ def float_bits(bits):
 
 @triton.jit
 def short_keys(sums, words, BITS: tl.constexpr):
-    """(keys, unfit): float32 keys with a sum's high bits and the pair's number in its last bits; the largest unfit key.
+    """(keys, unfit): float32 keys of a sum's high bits and the pair's number in the last BITS; the largest bad key.
 
-    A key is unfit if its sum had nonzero last bits. -inf has no number. For negative sums the number is complemented,
+    A key is bad if its sum has nonzero last bits. A sum of -inf gets no number. For negative sums it is complemented,
     so that the first of equal sums has the larger key.
     """
     LAST: tl.constexpr = (1 << BITS) - 1
@@ -265,7 +265,7 @@ def short_keys(sums, words, BITS: tl.constexpr):
         if INTERPRET:
             key = tl.where(sums[i] == float("-inf"), float("-inf"), key)
         else:
-            key = tl.maximum(key, float("-inf"))  # for -inf the number's bits made a NaN
+            key = tl.maximum(key, float("-inf"))  # -inf with the number's bits is a NaN; max turns it back into -inf
         unfit = tl.where((bits & LAST) != 0, tl.maximum(unfit, key), unfit)
         keys = keys + (key,)
     return keys, unfit
@@ -282,7 +282,7 @@ def long_keys(sums, words, BITS: tl.constexpr):
 
 @triton.jit
 def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
-    """(numbers, sums, valid) as `select_pairs`; invalid if a sum that matters needs its last bits or is not finite."""
+    """(numbers, sums) as in `select_pairs`, and 0 if a selected sum may need its last bits or a sum is +inf or NaN."""
     LAST: tl.constexpr = (1 << BITS) - 1
     keys, unfit = short_keys(sums, words, BITS)
     best = best_pairs(keys)
@@ -293,7 +293,7 @@ def select_by_short_keys(sums, words, K: tl.constexpr, BITS: tl.constexpr):
         numbers = numbers + ((bits ^ (bits >> 31)) & LAST,)
         values = values + (float_bits(bits & (-1 - LAST)),)
     kth = broadcast_lane(best[len(best) - 1], (K - 1) % 32).to(tl.int32, bitcast=True)
-    least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # every key below it has a smaller sum
+    least = float_bits(tl.where(kth < 0, kth | LAST, kth & (-1 - LAST)))  # every key below `least` has a smaller sum
     least = tl.where(kth == INFINITE, float("-inf"), least)
     fit = ((unfit < least) | (unfit == float("-inf"))) & (broadcast_first(sums[0]) < float("inf"))
     return numbers, values, tl.min(fit.to(tl.int32), axis=0)
@@ -312,7 +312,7 @@ def select_by_long_keys(sums, words, BITS: tl.constexpr):
 
 @triton.jit
 def select_pairs(x, y, words, K: tl.constexpr, BITS: tl.constexpr, NARROW: tl.constexpr):
-    """(the selected pairs' reversed numbers, their sums), each as tensors of 32."""
+    """(numbers, sums) of the selected pairs, as tensors of 32; a number is the reversed position (see sort_keys.py)."""
     if NARROW:
         numbers, values, fit = select_by_short_keys(hook_sums(x, y, words, True), words, K, BITS)
         if fit == 0:

@@ -70,7 +70,7 @@ def check(x: Tensor, y: Tensor, *, k: int, log_softmax: bool, weights: str, sums
     sx, sy = x.shape[-1], y.shape[-1]
     check_count(op, "k", k, f" and at most sx * sy = {sx} * {sy}")
     if sx * sy > MOST_PAIRS:
-        raise ValueError(f"{op}: sx * sy = {sx} * {sy} pairs, wanted at most 2^31 - 1: indices are int32")
+        raise ValueError(f"{op}: sx * sy = {sx} * {sy} is more than 2^31 - 1 pairs, the limit of int32 indices")
     if k > sx * sy:
         raise ValueError(f"{op}: k={k}, but there are only sx * sy = {sx} * {sy} = {sx * sy} pairs")
     check_flag(op, "log_softmax", log_softmax)

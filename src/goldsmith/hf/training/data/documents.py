@@ -207,5 +207,5 @@ def text_field(row: dict[str, object], key: str, *, empty: bool = False) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{key!r} contains half of a character (U+{ord(value[error.start]):04X} alone)") from error
+        raise ValueError(f"{key!r} contains an unpaired surrogate, U+{ord(value[error.start]):04X}") from error
     return value

@@ -112,7 +112,7 @@ def _facts(path: Path) -> CheckpointFacts:
     if check != _check_of(facts) and (check is not None or format != WITHOUT_CHECK):
         raise damaged
     if format not in (FORMAT, WITHOUT_CHECK):
-        raise TrainingError(f"{path}: has format {format}; this goldsmith reads format {FORMAT}")
+        raise TrainingError(f"{path}: unknown format {format}; goldsmith reads formats {WITHOUT_CHECK} and {FORMAT}")
     for name, wanted in KINDS.items():
         if type(facts.get(name)) is not wanted:
             raise TrainingError(f"{path}: {FACTS} is damaged ({name} is missing or not of type {wanted.__name__})")

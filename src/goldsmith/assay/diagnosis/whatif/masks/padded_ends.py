@@ -1,8 +1,8 @@
-"""One line of a golden runs to the padded end instead of each sequence's end, while all other lines are right.
+"""Edits in which one line of the golden runs to the padded end, and all other lines stop at each sequence's end.
 
-A loop over each sequence's own steps has no mask that could be forgotten. The values after a sequence's end are what
-the golden makes with full lengths. So the golden runs with full lengths as well, and one line takes its value from that
-run: the state after a loop's last iteration, or a number that is looked up at the end.
+A loop over each sequence's own steps has no mask to leave out. So the golden also runs with every length set to the
+padded length. One line then takes its value from that run: the state after a loop's last iteration, or a number that is
+looked up at the end.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ..inputs import integers
 from ..run.calls import Change, Changed, Listening, OperatorCall, floating, moved
 from ..search_context import SearchContext
 
-_MOST = 4096  # operators of a run
+_MOST = 4096  # operators; longer goldens get none of these edits
 _LINES = 48
 _LOOKS_UP = frozenset("index gather index_select embedding select slice".split())
 Leaves = Mapping[str, Tensor]
-Pairs = list[tuple[int, int]]  # operator of the golden's run -> operator of the run with full lengths
+Pairs = list[tuple[int, int]]  # (operator in the golden's run, the same operator in the run with full lengths)
 
 
 class _FullRuns:
-    """Runs of the golden with full lengths, one for the leaves of each following run."""
+    """Repeats the golden with full lengths before each edited run, and keeps the outputs of its operators."""
 
     def __init__(self, search: SearchContext, full: Change):
         self.search, self.full = search, full
@@ -38,7 +38,7 @@ class _FullRuns:
         return mode.calls or []
 
     def run(self, now: Leaves) -> Leaves:
-        """Returns the leaves unchanged, and keeps the full run's values for the changes."""
+        """Runs the golden with full lengths on `now`, and keeps the outputs; returns {}, no changed leaves."""
         try:
             self.outputs = {call.index: call.out for call in self.calls(now)}
         except Exception as error:
@@ -57,7 +57,7 @@ def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Ch
         full_runs = _FullRuns(search, full)
         try:
             other = full_runs.calls(search.leaves)
-        except Exception:  # noqa: BLE001 - a golden that cannot run to the padded end
+        except Exception:  # noqa: BLE001 - this golden cannot run with full lengths
             continue
         yield from _lines(calls, other, search.behind, full_runs, full.text)
 
@@ -78,11 +78,11 @@ def _lines(
         group = tuple((a, full_runs.out(b)) for a, b in pairs)
         looked_up = key[0] in _LOOKS_UP
         text = f"{calls[pairs[0][0]].expression} " + (
-            "goes on behind the end" if turns else "is that of the padded end"
+            "continues past the sequence's end" if turns else "is taken at the padded end"
         )
         cause, also = ("invalid_index", ("wrong_mask", "off_by_one")) if looked_up else (
             "wrong_mask", ("off_by_one", "invalid_index"))  # fmt: skip
-        yield Change(cause, f"{text}: for it alone {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
+        yield Change(cause, f"{text}: for this line {how}", group[0][0], group[0][1], {}, 0.55 - 0.05 * (not turns),
                      leaves=full_runs.run, group=group, also=also)  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def _pairs(
     calls: Sequence[OperatorCall],
     other: Sequence[OperatorCall],
 ) -> tuple[Pairs, bool]:
-    """Corresponding operators of a line in both runs: each one if the counts are equal, else the ends of each loop."""
+    """Pairs of a line's operators in both runs: all if the counts are equal, otherwise the last of each loop."""
     turns = len(mine) != len(theirs)
     a, b = (_ends(calls, mine), _ends(other, theirs)) if turns else (mine, theirs)
     if len(a) != len(b):
@@ -110,7 +110,7 @@ def _pairs(
 
 
 def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[OperatorCall]:
-    """The last iteration of each loop: no later operator of the line depends on it."""
+    """The line's operators in the last iteration of each loop: those that no other operator of the line reads."""
     read: set[int] = set()
     own = {call.index for call in line}
     for call in line:
@@ -119,7 +119,7 @@ def _ends(calls: Sequence[OperatorCall], line: Sequence[OperatorCall]) -> list[O
 
 
 def _before(calls: Sequence[OperatorCall], call: OperatorCall) -> set[int]:
-    """The nearest operators of the same line that it depends on."""
+    """The nearest operators of the same line on which `call` depends."""
     nearest: set[int] = set()
     seen: set[int] = set()
     waiting = list(call.read)
