@@ -162,7 +162,14 @@ def reference(package: str) -> str:
     lines = [f"# {module}", ""]
     if package == "goldsmith":
         return "\n".join([*lines, *top_level(public_names(package))])
-    lines += [f"::: {module}", "    options:", "      members: false", "      show_root_heading: false", "      show_root_toc_entry: false", ""]
+    lines += [
+        f"::: {module}",
+        "    options:",
+        "      members: false",
+        "      show_root_heading: false",
+        "      show_root_toc_entry: false",
+        "",
+    ]
     names = public_names(package)
     for name in sorted(names, key=lambda name: (not name[0].isupper(), name.lower())):
         lines += [

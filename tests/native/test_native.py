@@ -161,7 +161,9 @@ def test_the_environment_variable_lowers_the_level_and_never_raises_it(level, fr
 
 
 def test_the_error_for_an_unknown_level_lists_the_known_ones(fresh):
-    with pytest.raises(ValueError, match="^GOLDSMITH_ISA='avx1024' is not a level; choose one of: scalar, avx2, avx512, "):
+    with pytest.raises(
+        ValueError, match="^GOLDSMITH_ISA='avx1024' is not a level; choose one of: scalar, avx2, avx512, "
+    ):
         fresh(GOLDSMITH_ISA="avx1024")
 
 

@@ -41,7 +41,9 @@ def test_the_citation_names_the_version():
 
 
 def test_pictures_load_nothing_from_other_sites():
-    links = {shown(path): re.findall(r"(?:href|src)=\"http|url\(.?http|@import", path.read_text()) for path in files(".svg")}
+    links = {
+        shown(path): re.findall(r"(?:href|src)=\"http|url\(.?http|@import", path.read_text()) for path in files(".svg")
+    }
     assert {name for name, found in links.items() if found} == set()
 
 
@@ -170,6 +172,8 @@ def test_the_site_is_built_strictly_and_is_complete(site):
             assert f"{package}.{name}" in re.sub(r"<[^>]+>", "", text), f"{package}.{name} is not in the reference"
     for name in goldsmith.__all__:
         assert f"goldsmith.{name}" in (site / "api/goldsmith.html").read_text()
+    # the search works from the file system: its index is a script, and a frame stands in for the worker
+    assert (site / "search/search_index.js").exists() and "iframe-worker.js" in (site / "index.html").read_text()
     # a sentence of a docstring, the light and the dark colours, and the index of the search
     assert "nothing is broadcast" in (site / "api/mhc.html").read_text()
     index = (site / "index.html").read_text()
