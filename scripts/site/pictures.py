@@ -5,7 +5,7 @@
 Runs the files and commands of a document in an empty folder, as its test does. A picture `images/terminal-*.svg` shows
 the last command of the console block above it and what that command prints. A picture `images/page-*.png`
 shows the page that the last `--html FILE` above it has written; it needs Chromium, and is left as it is without one.
-The text of a terminal is also in the picture's <desc>: screen readers read it, and a test compares it with the document.
+The text of a terminal is also in the picture's <desc>, for screen readers; a test compares it with the document.
 """
 
 import os
