@@ -1,6 +1,7 @@
 # make         set up .venv, prove every operator that this machine can run, write the report and say where
 # make test    set up likewise and pass the test suite
 # make check   format, lint, types, import floors, exports, documentation
+# make docs    build the documentation as a site: build/site/index.html
 # make bench   verify, then time beside peers (needs a GPU for most rows)
 # make wheel   a wheel for every Linux with glibc 2.28 or newer, and the sdist, into dist/
 #
@@ -11,7 +12,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: verify test check bench wheel setup
+.PHONY: verify test check docs bench wheel setup
 
 verify: setup
 	@mkdir -p "$$(dirname "$(REPORT)")"
@@ -30,6 +31,10 @@ check: setup
 	@.venv/bin/clang-format --dry-run --Werror csrc/*.* csrc/*/*.* csrc/*/*/*.*
 	@.venv/bin/python -m mypy
 	@.venv/bin/python -m pytest -n $(WORKERS) -q tests/repo --ignore tests/repo/test_style.py
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --quiet
+	@echo "The documentation: $(CURDIR)/build/site/index.html"
 
 bench: setup
 	@.venv/bin/python -m benchmarks.bench $(BENCH_ARGS)

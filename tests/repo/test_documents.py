@@ -27,9 +27,9 @@ def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_p
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
-def test_every_link_within_the_project_leads_somewhere(document):
+def test_every_link_and_picture_within_the_project_leads_somewhere(document):
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.S)
-    for target in re.findall(r"\]\(([^)]+)\)", text):
+    for target in re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"<\w+ [^>]*?(?:src|href)=\"([^\"]+)\"", text):
         if "://" in target:
             continue
         name, _, anchor = target.partition("#")
