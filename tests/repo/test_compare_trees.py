@@ -6,7 +6,7 @@ import pytest
 
 from repo.tree import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))
 from compare_trees import compare
 
 SOURCE = '''

@@ -9,7 +9,7 @@ import pytest
 
 from repo.tree import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "scripts"))
 import paths as drawing
 
 PATHS = {path.picture: path for path in drawing.paths(drawing.PAGE.read_text())}
