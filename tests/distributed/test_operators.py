@@ -1,8 +1,7 @@
 """Every operator on DTensors: results and gradients are certified against the unsharded golden."""
 
 import pytest
-import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
 from distributed.operators import function_of
 from goldsmith import Op, assay
