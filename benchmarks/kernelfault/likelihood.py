@@ -182,7 +182,7 @@ def told(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
     from goldsmith.assay.diagnosis.rank import ordered
 
     likely = _model()
-    chances = likely.chances(model, likely.statements(e.features, e.said), e.said)
+    chances = likely.probabilities(model, likely.statements(e.features, e.said), e.said)
     raw = {id: _RAW[how] for id, how in e.said.items()}
     return [(id, chances[id]) for id in ordered(raw, chances)]
 

@@ -148,7 +148,7 @@ def test_gpt_oss_with_its_biases_and_masks_is_trained(place, tmp_path):
 
 @pytest.mark.forks
 def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
-    real = Trainer._clipped
+    real = Trainer._clip_gradient
 
     def clipped(self):
         if self.done == 3:
@@ -158,7 +158,7 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
     child = os.fork()
     if child == 0:
         try:
-            Trainer._clipped = clipped
+            Trainer._clip_gradient = clipped
             run(*command(place, tmp_path))
         finally:
             os._exit(0)

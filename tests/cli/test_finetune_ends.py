@@ -76,7 +76,7 @@ def test_a_folder_inside_the_models_folder_is_accepted_as_output(place, tmp_path
 
 def test_an_empty_output_name_does_not_mean_the_current_directory(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(place, "", said="--output is empty; expected the name of a folder (. is this one)")
+    refused(place, "", said="--output is empty; expected the name of a folder, or . for the current one")
     assert not list(tmp_path.iterdir())
 
 

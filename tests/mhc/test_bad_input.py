@@ -172,7 +172,7 @@ def test_a_head_with_the_weights_of_a_connection():
         "  phi:   [24, 28],  expected [4, 28]",
         "  alpha: [1],       expected [1]",
         "  bias:  [4],       expected [4]",
-        "24 rows belong to a connection",
+        "24 rows belongs to a hyper-connection",
     )
 
 

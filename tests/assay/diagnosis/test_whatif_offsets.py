@@ -24,7 +24,7 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
     "fault, cause, text",
     [
         ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first one"),
-        ({"place": lambda t: t // 4}, "wrong_stride", "the number of its block of 4 is used as the place"),
+        ({"place": lambda t: t // 4}, "wrong_stride", "the number of the block of 4 is used as the position"),
         ({"low": 1}, "wrong_format", "low and high four bits of a byte are exchanged"),
     ],
     ids=["block", "number", "nibbles"],
