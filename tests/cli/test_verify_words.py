@@ -66,7 +66,7 @@ def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_o
     assert "the process ended with status 3 while the candidate ran" in said
     assert "words of the first" not in said, "another target said that, in the same worker"
     assert "two declared wrongly" in said and "cannot run here" not in said
-    assert "two: outputs: the golden returned 1 result, declared are 2: y, z" in said
+    assert "two: outputs: the golden returned 1 result, but the target declares 2: y, z" in said
     assert "1 target declared wrongly" in said and "1 target declared wrongly" in page.read_text()
     only = [Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
     fine = Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)

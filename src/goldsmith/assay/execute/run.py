@@ -216,7 +216,7 @@ def _forward_and_backward(
     supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
     with Poison(arena):
         result = target.bound("candidate", supply)(supply)
-        pairs = names_of(result, target.outputs, "candidate", taken=_taken(target, supply))
+        pairs = names_of(result, target.outputs, "candidate", unavailable=_taken(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
     if isinstance(result, Mapping) and run.names != target.outputs:  # declared names were checked on construction
