@@ -103,16 +103,16 @@ def threads() -> int:
 
 def library() -> ctypes.CDLL:
     """The library at the requested level. Raises BackendUnavailable with the reason if there is none."""
-    found = _load()
-    if isinstance(found, str):
-        raise BackendUnavailable(f"native: {found}")
-    return found
+    result = _load()
+    if isinstance(result, str):
+        raise BackendUnavailable(f"native: {result}")
+    return result
 
 
 def reason() -> str | None:
     """Why the native backends cannot run here, as a sentence; None if they can."""
-    found = _load()
-    return found if isinstance(found, str) else None
+    result = _load()
+    return result if isinstance(result, str) else None
 
 
 def warn_if_not_built(why_not: str | None) -> None:
@@ -191,11 +191,11 @@ def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int
 
 def layout() -> dict[str, dict[str, tuple[int, int]]]:
     """Offset and size of every field of the ABI, as the library has them; "" is the structure itself."""
-    rows, at, found = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
-    while rows[at].structure is not None:
-        row, at = rows[at], at + 1
-        found.setdefault(row.structure.decode(), {})[row.field.decode()] = (row.offset, row.size)
-    return found
+    rows, row_number, fields = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
+    while rows[row_number].structure is not None:
+        row, row_number = rows[row_number], row_number + 1
+        fields.setdefault(row.structure.decode(), {})[row.field.decode()] = (row.offset, row.size)
+    return fields
 
 
 def asked_level() -> str | None:

@@ -90,7 +90,7 @@ class _AxisInfluence:
         if middle[0] <= middle[1]:
             self._halve(*middle, states[0], states[1])
         self._note(ends[1], states[1])
-        self._beside_borders()
+        self._search_borders()
         if self.spent():  # slices that were not examined count as right, so the ranges would mean nothing
             return None
         if not self.missing and not self.extra:
@@ -112,7 +112,7 @@ class _AxisInfluence:
             count, moved = count + int(wrong.sum()), moved + int((wrong & where).sum())
         return moved / count if count else 1.0
 
-    def _beside_borders(self) -> None:
+    def _search_borders(self) -> None:
         """The slices on both sides of each group border, if an input gives the borders: bisection would skip them."""
         for border in _borders(self.examination, self.length):
             for place, step in ((border, 1), (border - 1, -1)):

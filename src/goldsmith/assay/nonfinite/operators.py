@@ -23,7 +23,7 @@ from . import events as facts
 from .deferred_flags import FlagRecord
 from .events import Event, Likely, Operand
 from .interfaces import Observer
-from .storage_history import FOREIGN, TOLD, Known, OperatorEffects, effects_of, owner
+from .storage_history import FOREIGN, REPORTED, Known, OperatorEffects, effects_of, owner
 
 PURGE = 1 << 14  # after this many storages, dead ones are forgotten
 FLUSH = 1 << 16  # after this many operators, on-device flags are read even in the middle of a step
@@ -104,7 +104,7 @@ class Ear(DispatchMode):
         return self.known.get(tensor.untyped_storage()._cdata)
 
     def _record(
-        self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, told: bool = False
+        self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, reported: bool = False
     ) -> Known:
         storage = tensor.untyped_storage()
         before = self.known.get(storage._cdata)
@@ -114,7 +114,9 @@ class Ear(DispatchMode):
             return before  # the rest of it has not been written yet
         if before is not None and before.fresh:
             self.fresh -= 1
-        self.known[storage._cdata] = known = Known(StorageWeakRef(storage), writer, peak, meant=meant, told=told)
+        self.known[storage._cdata] = known = Known(
+            StorageWeakRef(storage), writer, peak, meant=meant, reported=reported
+        )
         if before is not None and part:
             known.part_of(before)
             known.under = None if self.watch.sync else before
@@ -178,7 +180,7 @@ class Ear(DispatchMode):
             evidence = f"memory of {known.writer} is read by {op}, and no operator has written these elements"
             source = f"written between {known.writer} and {op}, or never"
             self._tell(tensor, "what it read", op, peak, [tensor], [peak], False, source, Likely(what, evidence))
-            known.told, known.peak = True, peak
+            known.reported, known.peak = True, peak
 
     # judging
 
@@ -208,8 +210,8 @@ class Ear(DispatchMode):
         entries = [self._entry_of(t, p) for t, p in zip(read, peaks, strict=True)]
         guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
         unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
-        if not unseen and TOLD in guilty.values():
-            self._record(out, plan.name, value, told=True)
+        if not unseen and REPORTED in guilty.values():
+            self._record(out, plan.name, value, reported=True)
             return
         made = None  # where it created Inf from finite numbers, beside infinities of the program
         if not unseen and math.isinf(value) and (guilty or given):
@@ -222,12 +224,12 @@ class Ear(DispatchMode):
             source, likely = self._entered(read[first], entries[first], plan.name)
             entry = entries[first] or self._record(read[first], "", peaks[first])
             entry.name = entry.name or source
-            entry.told = True
+            entry.reported = True
             self._tell(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
             likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), made)
             self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
-        self._record(out, plan.name, value, told=True)
+        self._record(out, plan.name, value, reported=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
         """The facts about an operand that is not finite, if they are still known."""
@@ -264,7 +266,7 @@ class Ear(DispatchMode):
         self.watch.tell(
             Event(
                 facts.kind_of(peak), place.phase, place.module, op, label, count, tensor.numel(), index, operands, born,
-                source, place.step, facts.said(place.stack), likely,
+                source, place.step, facts.frame_texts(place.stack), likely,
             )
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "be
 UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 CONSTANT = "lift_fresh"  # torch.tensor(...), and assigning a number to a slice or an index, start with this operator
 BACKWARD, FORWARD = "backward", "forward"
-TOLD, MEANT, FOREIGN = "told", "meant", "foreign"
+REPORTED, MEANT, FOREIGN = "reported", "meant", "foreign"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Known:
     peak    max |x|; stays on the device until it is read, where nothing may wait
     fresh   created by `empty` and not judged yet
     meant   its infinities were written by the program itself
-    told    an event has been reported for its values
+    reported  an event has been reported for its values
     mask    whether it looks like a mask (events.additive_mask); stays on the device until it is read
     under   the facts from before a part of it was written, until that part is judged
     """
@@ -39,14 +39,14 @@ class Known:
     peak: float | Tensor = 0.0
     fresh: bool = False
     meant: bool = False
-    told: bool = False
+    reported: bool = False
     name: str = ""
     mask: Tensor | None = None
     under: Known | None = None
 
     def part_of(self, before: Known) -> None:
         """Merge the facts from before a partial write, which still hold for the rest."""
-        self.told |= before.told
+        self.reported |= before.reported
         self.meant |= before.meant
         self.peak = larger(before.peak, self.peak)
 
@@ -63,8 +63,8 @@ def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
 
 def owner(known: Known | None, peak: float) -> str:
     """Who is responsible for a non-finite value: a reported event, the program itself, or code that nobody saw."""
-    if known is not None and known.told:
-        return TOLD
+    if known is not None and known.reported:
+        return REPORTED
     return MEANT if known is not None and known.meant and math.isinf(peak) else FOREIGN
 
 

@@ -19,7 +19,7 @@ _MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".
 _RESTS = frozenset("remainder remainder_ fmod".split())
 _CUT = frozenset("bitwise_and bitwise_xor bitwise_or __and__ __xor__ __lshift__ bitwise_left_shift".split())
 _ALL = _ADDS | _SUBS | _MULS | _DIVS | _RESTS | _CUT
-_BESIDE = ("off_by_one", "mask_shift", "invalid_index")
+_OTHER_CAUSES = ("off_by_one", "mask_shift", "invalid_index")
 Made = Callable[[Tensor], Tensor]
 
 
@@ -56,7 +56,7 @@ def _off_by_one(call: OperatorCall) -> Iterator[Change]:
     for step, how in ((-1, "low"), (1, "high")):
         text = f"{call.expression} is one too {how}"
         change = moved(lambda t, s=step: t + s)
-        yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_BESIDE)
+        yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_OTHER_CAUSES)
 
 
 def _strides(call: OperatorCall, number: int) -> Iterator[Change]:

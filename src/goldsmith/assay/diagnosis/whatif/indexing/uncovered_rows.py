@@ -19,8 +19,8 @@ _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`numbers`: sizes and scalars of the case; one of them may be the number of parts."""
-    given_ = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
-    parts = {**{n: "" for n in _PARTS}, **given_}
+    case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
+    parts = {**{n: "" for n in _PARTS}, **case_counts}
     for call in calls:
         if call.index not in among or not call.args or not floating(call.args[0]) or not floating(call.out):
             continue
