@@ -224,8 +224,8 @@ def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
     outcome = command.VerifyOutcome([proof, ran], {})
     assert outcome.status == 0
     assert display.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
-    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was proved"
-    assert "Nothing was proved" in display.conclusion(command.VerifyOutcome([proof], {}))
+    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was checked"
+    assert "Nothing was checked" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
 def test_a_proof_without_judged_cases_does_not_pass():

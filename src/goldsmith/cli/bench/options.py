@@ -58,7 +58,7 @@ def bench_command(
             ),
         ] = None,
         no_verify: Annotated[
-            bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
+            bool, typer.Option("--no-verify", help="Time without checking first; the rows then say so.")
         ] = False,
         proof: Annotated[
             list[str] | None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 from ..terminal import count
 
 # VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
-# Triton's interpreter: it runs programs in order, so that `repeats` would prove nothing there.
+# Triton's interpreter: it runs programs in order, so that `repeats` would find nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
