@@ -379,7 +379,10 @@ RESULTS = [
     ({"golden": lambda x, w: [1.0, 2.0, 3.0]}, NUMBERS.format("golden")),
     ({"golden": lambda x, w: None}, "^golden: returned None; it must return a tensor, or a tuple or dict of tensors$"),
     ({"golden": lambda x, w: ()}, "^outputs: the golden returned 0 results, but the candidate returned 1: y$"),
-    ({"candidate": lambda x, w: (x, x)}, "^outputs: the golden returned 1 result, but the candidate returned 2: y0, y1$"),
+    (
+        {"candidate": lambda x, w: (x, x)},
+        "^outputs: the golden returned 1 result, but the candidate returned 2: y0, y1$",
+    ),
     ({"golden": lambda x, w: x.numpy()}, "^outputs: the golden's 'y' is of type ndarray, not a tensor or number$"),
 ]
 

@@ -94,8 +94,8 @@ def test_a_row_says_everything_that_a_table_needs(monkeypatch):
     assert eager["peer"] == "eager" and eager["median_us"] == 200
     assert ours["error"] == float(f"{error_of_the_reference('mhc.post', 'decode[T=1,D=4096]'):.5g}"), "as JSON has it"
     assert ours["commit"] == "abc1234" and ours["versions"]["torch"] == torch.__version__
-    said = words(result.stderr)
-    assert "2.00x faster" in said and "1 of 1: mhc.post decode[T=1,D=4096]" in said
+    output = words(result.stderr)
+    assert "2.00x faster" in output and "1 of 1: mhc.post decode[T=1,D=4096]" in output
 
 
 def error_of_the_reference(name, case):
@@ -331,8 +331,8 @@ def test_commands_that_have_moved_still_run_in_a_checkout_and_say_where_they_are
 
 
 def test_a_checkout_names_its_peers_and_modules():
-    said = words(run("--help").output.replace("│", " "))
-    assert ", ".join(MODULES) in said and ", ".join(PEERS) in said
+    output = words(run("--help").output.replace("│", " "))
+    assert ", ".join(MODULES) in output and ", ".join(PEERS) in output
     unknown = run("--against", "nosuch")
     assert unknown.exit_code == 2
     assert f"no peer 'nosuch'; there are: {', '.join(PEERS)}, and none" in words(unknown.stderr)

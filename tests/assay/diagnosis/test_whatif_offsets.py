@@ -139,13 +139,13 @@ class HandedOn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        out, came = torch.empty_like(g), torch.zeros_like(ctx.a)
+        out, result = torch.empty_like(g), torch.zeros_like(ctx.a)
         for at in reversed(range(0, len(g), 4)):
-            own, both = torch.zeros_like(ctx.a), came
+            own, both = torch.zeros_like(ctx.a), result
             for t in reversed(range(at, min(at + 4, len(g)))):
                 own, both = ctx.a * own + g[t], ctx.a * both + g[t]
                 out[t] = both
-            came = own
+            result = own
         return out, None
 
 
