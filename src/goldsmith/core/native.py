@@ -167,12 +167,9 @@ def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int
     operations.
 
     "read", "amx_l1", "amx_l2" and "amx_stream" are averages over the time; the others use each thread's fastest
-    interval.
-    The amx probes run the loop of a layer's tile products, [rows, 2048] times stripes [2048, 32] in bfloat16: on the
-    same
-    4 KiB of each again and again; on all rows and one stripe (which L2 holds if it is large enough); and on stripes
-    from
-    memory, each fetched while the one before it is multiplied.
+    interval. The amx probes run the loop of a layer's tile products, [rows, 2048] times stripes [2048, 32] in bfloat16:
+    on the same 4 KiB of each again and again; on all rows and one stripe (which L2 holds if it is large enough); and on
+    stripes from memory, each fetched while the one before it is multiplied.
 
     threads: 0 for torch's number. More than can run at the same time are started all the same.
     megabytes: read by all threads together, for "read" and "amx_stream".

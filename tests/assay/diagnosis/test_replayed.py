@@ -5,7 +5,7 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif.run.calls import Listening, moved
+from goldsmith.assay.diagnosis.whatif.run.calls import Listening, with_result
 from goldsmith.assay.diagnosis.whatif.run.golden import Golden
 from goldsmith.assay.diagnosis.whatif.run.replay import Unknown, taped
 
@@ -74,7 +74,7 @@ def both(golden, tensor, change):
 @pytest.mark.parametrize("change", [twice, turned])
 @pytest.mark.parametrize("golden", [plain, in_place, of_parts])
 def test_it_makes_what_a_whole_run_makes(golden, change, tensor):
-    result = list(both(golden, tensor, moved(change)))
+    result = list(both(golden, tensor, with_result(change)))
     compared = [(replayed, whole) for replayed, whole in result if replayed is not None]
     assert len(compared) > len(result) // 3
     assert all(torch.equal(replayed.nan_to_num(), whole.nan_to_num()) for replayed, whole in compared)
@@ -86,7 +86,7 @@ def test_another_layout_is_read_as_it_lies():
         h = torch.tanh(x.t() * 2).t() * scale[ids][:, None]
         return h.view(-1, 2, 3).flip(1).reshape(x.shape) + w.sum() * 0
 
-    result = list(both(each, "y", moved(laid_otherwise)))
+    result = list(both(each, "y", with_result(laid_otherwise)))
     compared = [(replayed, whole) for replayed, whole in result if replayed is not None]
     assert len(compared) > 3 and all(torch.equal(replayed, whole) for replayed, whole in compared)
 
@@ -163,7 +163,7 @@ def test_what_python_has_read_is_left_to_a_whole_run():
         index = next(call.index for call in names.calls if call.name == "mm")
         replay = taped(lambda mode, run=run, ref=ref: run.run_under(mode, ref.leaves, "y"), "y")
         with pytest.raises(Unknown):
-            replay.value({index: moved(lambda out: -out)}, {})
+            replay.value({index: with_result(lambda out: -out)}, {})
 
 
 @pytest.mark.gpu

@@ -205,12 +205,10 @@ class _AxisInfluence:
     def _moved(self, name: str, tensor: Tensor, ref: GoldenResults) -> tuple[str, Tensor]:
         """(state, mask of the elements that show it).
 
-        MISSING: elements move in the golden, and none in the candidate. EXTRA: an element moves only in the candidate.
-        ELSEWHERE: the same, and some elements that the golden moves stay still. A golden's element moves if it changes
-        by
-        more than rounding; a candidate's if any bit changes. The mask is the golden's if influence is missing,
-        otherwise the
-        candidate's.
+        MISSING: elements change in the golden, and none in the candidate. EXTRA: an element changes only in the
+        candidate. ELSEWHERE: like EXTRA, but some elements that change in the golden do not change in the candidate. A
+        golden's element counts as changed beyond rounding, a candidate's if any bit differs. The mask is the golden's
+        if influence is missing, otherwise the candidate's.
         """
         now, before, mine = ref.bounded.get(name), self.examination.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:

@@ -34,10 +34,8 @@ def watch(
              visible; count, index and cause are then unknown
 
     `w.first` is the first Event or None; `w.events` lists all that did not result from an earlier one; `w.rows` holds
-    the
-    norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
-    wrong
-    argument.
+    the norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
+    wrong argument.
     """
     for number, module in enumerate(modules):
         if not isinstance(module, torch.nn.Module):

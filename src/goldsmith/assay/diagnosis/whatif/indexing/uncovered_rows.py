@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, moved, replaced, whole, with_arguments
+from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments, with_result
 from ..sums.reductions import axes_of, neutral, only
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
@@ -61,7 +61,7 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 
     def without(lost: Tensor) -> Any:
         hidden = lost.reshape(*lost.shape, *[1] * behind)
-        return moved(lambda out: out.masked_fill(hidden, 0.0))
+        return with_result(lambda out: out.masked_fill(hidden, 0.0))
 
     for limit, why in _rests(n, parts):
         if most >= limit:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, instead, moved, whole
+from ..run.calls import Change, Changed, OperatorCall, instead, whole, with_result
 
 _ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _LIMITS = ("clamp", "clamp_min", "clamp_max")
@@ -29,7 +29,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         for wrap, where in _WRAPS:
             asked = f"{call.operand(0) or 'an index'} {_ASKS[call.name]} {call.args[1]}"
             text = f"nothing checks whether {asked}: invalid indices {where}"
-            always = moved(lambda m, keeps=keeps: torch.full_like(m, keeps))
+            always = with_result(lambda m, keeps=keeps: torch.full_like(m, keeps))
             group = ((call.index, always), *replaced)
             params = {"index": call.operand(0)}
             yield Change("invalid_index", text, call.index, always, params, 0.66, wrap=wrap, group=group,
