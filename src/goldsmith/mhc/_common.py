@@ -77,10 +77,11 @@ def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
     check_tensor(op, name, value)
     allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
     if value.dtype not in allowed:
-        dtype = str(value.dtype).removeprefix("torch.")
+        dtype_text = str(value.dtype).removeprefix("torch.")
         expected = str(sum_dtype(x.dtype)).removeprefix("torch.")
         raise TypeError(
-            f"{op}: {name} is {dtype}, wanted {expected}: coefficients and their parameters must keep full precision"
+            f"{op}: {name} is {dtype_text}, wanted {expected}: coefficients and their parameters must keep full "
+            "precision"
         )
 
 

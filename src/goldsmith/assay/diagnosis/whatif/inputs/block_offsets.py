@@ -71,8 +71,8 @@ def _byte_halves(names: list[str]) -> Iterator[Change]:
             ("both numbers of a byte are its high four bits", lambda b: b // 16 * 17, ("wrong_stride",)),
         ):
 
-            def bytes_of(leaves: Leaves, group: tuple[str, ...] = group, rearrange: Callable = rearrange) -> Leaves:
-                return {n: rearrange(leaves[n]) for n in group}
+            def bytes_of(current: Leaves, group: tuple[str, ...] = group, rearrange: Callable = rearrange) -> Leaves:
+                return {n: rearrange(current[n]) for n in group}
 
             yield Change(
                 "wrong_format", f"{text} of {joined}", -1, None, {"input": group[0]}, 0.5, leaves=bytes_of, also=also

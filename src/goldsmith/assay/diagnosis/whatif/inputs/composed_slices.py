@@ -100,7 +100,9 @@ def _in_blocks(
     params = {"input": names[0], "axis": axis, "block": block}
     block_results = _BlockResults(names, axis, n, block, spent)
 
-    def change(text: str, cause: str, prior: float, assemble: Assemble, *also: str, keeps_axis: bool = False) -> Change:
+    def assembled_change(
+        text: str, cause: str, prior: float, assemble: Assemble, *also: str, keeps_axis: bool = False
+    ) -> Change:
         def composed(leaves: Values, run: GoldenRun) -> Values:
             parts = block_results.of(leaves, run)
             unchanged = run({})
@@ -113,7 +115,7 @@ def _in_blocks(
         prior -= 0.05 * (block < 2)
         return Change(cause, f"{block_text} {text}", -1, None, params, prior, composed=composed, also=also)
 
-    yield change(
+    yield assembled_change(
         "the last block replaces all blocks before it",
         "overwritten_accumulator",
         0.45,
@@ -121,11 +123,11 @@ def _in_blocks(
         "truncated_reduction",
         "missing_term",
     )
-    yield change(
+    yield assembled_change(
         "only the first block is used", "truncated_reduction", 0.45, lambda v, k: v[0], "overwritten_accumulator"
     )
     if len(set(lengths)) > 1:
-        yield change(
+        yield assembled_change(
             "all blocks have the same weight, although the last one is shorter",
             "wrong_factor",
             0.45,
@@ -133,14 +135,14 @@ def _in_blocks(
             "wrong_mask",
             "missing_partition",
         )
-    yield change(
+    yield assembled_change(
         "the results of the blocks are averaged, without the terms between blocks",
         "missing_term",
         0.43,
         lambda v, k: torch.stack([a * (b / n) for a, b in zip(v, k, strict=True)]).sum(0),
         "missing_rescale",
     )
-    yield change(
+    yield assembled_change(
         "the results of the blocks are added up",
         "missing_rescale",
         0.4,
@@ -148,7 +150,7 @@ def _in_blocks(
         "missing_term",
         "repeated_term",
     )
-    yield change(
+    yield assembled_change(
         "each block starts anew",
         "missing_term",
         0.45,
