@@ -270,7 +270,7 @@ def test_layouts_hold_the_same_values_under_other_strides():
     assert strides_for(value, "stepped") == ((24, 8, 2), 0)
     assert strides_for(value, "sliced") == ((30, 10, 1), 1)
     assert strides_for(value[0, 0], "sliced") == ((1,), 1) and strides_for(value[:0], "sliced") == ((12, 4, 1), 0)
-    with pytest.raises(ValueError, match="unknown layout 'diagonal'; there are: transposed, stepped, sliced"):
+    with pytest.raises(ValueError, match="unknown layout 'diagonal'; known: transposed, stepped, sliced"):
         strides_for(value, "diagonal")
 
 

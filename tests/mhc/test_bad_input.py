@@ -203,7 +203,7 @@ def test_a_layer_output_or_coefficients_of_the_wrong_shape():
         "mhc.post: f has dim=5, but dim=7 above",
         *post_shapes(f="[2, 5]"),
         "needs 7 channels per token",
-        "it has 5",
+        "has 5",
     )
     says(
         ShapeError,

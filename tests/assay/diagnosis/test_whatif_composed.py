@@ -43,7 +43,7 @@ def parts(x):
     [
         (lambda x: parts(x)[-1][0], "overwritten_accumulator", "the last block replaces all blocks before it"),
         (lambda x: torch.stack([v for v, _ in parts(x)]).mean(0), "wrong_factor", "all blocks have the same weight"),
-        (lambda x: sum(v * n for v, n in parts(x)) / x.shape[1], "missing_term", "what lies between the blocks"),
+        (lambda x: sum(v * n for v, n in parts(x)) / x.shape[1], "missing_term", "without the terms between blocks"),
         (
             lambda x: spread(x) - spread(x[:, :8]) * 8 / 11,
             "overwritten_accumulator",
@@ -85,7 +85,7 @@ def test_a_recurrence_begins_anew_in_every_chunk():
 
 def test_sums_that_go_on_where_the_one_before_stopped():
     change = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
-    assert (change.cause, change.exact) == ("uninitialised_accumulator", True) and "set to zero once" in change.text
+    assert (change.cause, change.exact) == ("uninitialised_accumulator", True) and "set to zero only once" in change.text
     assert "stale_state" in change.also
 
 

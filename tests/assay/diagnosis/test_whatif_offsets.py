@@ -23,7 +23,7 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
 @pytest.mark.parametrize(
     "fault, cause, text",
     [
-        ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first one"),
+        ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first block"),
         ({"place": lambda t: t // 4}, "wrong_stride", "the number of the block of 4 is used as the position"),
         ({"low": 1}, "wrong_format", "low and high four bits of a byte are exchanged"),
     ],
