@@ -85,7 +85,10 @@ def test_a_recurrence_begins_anew_in_every_chunk():
 
 def test_sums_that_go_on_where_the_one_before_stopped():
     change = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
-    assert (change.cause, change.exact) == ("uninitialised_accumulator", True) and "set to zero only once" in change.text
+    assert (change.cause, change.exact) == (
+        "uninitialised_accumulator",
+        True,
+    ) and "set to zero only once" in change.text
     assert "stale_state" in change.also
 
 
