@@ -37,7 +37,7 @@ def offload(
     tokens: Annotated[
         list[int] | None,
         typer.Option(
-            help="Number of tokens in a call. Default: with a GPU 1, 512 and 4096 (steps: 1 and 512), otherwise 1 and 32.",
+            help="Tokens in a call. Default: with a GPU 1, 512 and 4096 (steps: 1 and 512), otherwise 1 and 32.",
             metavar="N",
             min=1,
         ),

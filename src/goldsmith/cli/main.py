@@ -184,7 +184,9 @@ def diagnose(
 @app.command()
 @in_a_paragraph
 def replay(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder with a failing case, saved by diagnose or a test.")],
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A folder with a failing case, saved by diagnose or a test.")
+    ],
     target: Annotated[
         str | None,
         typer.Argument(metavar="TARGET", help="The same as for diagnose. Default: the operator that the bundle names."),

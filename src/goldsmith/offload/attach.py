@@ -67,7 +67,7 @@ class Offloaded:
         """
         store = self.engine.store
         if self.engine.closed:
-            raise ValueError("Offloaded.detach: it is closed; call detach() before close(), or instead of it")
+            raise ValueError("Offloaded.detach: this object is closed; call detach() before close(), or instead of it")
         if not store.exact:
             raise ValueError(
                 f"Offloaded.detach: the store holds the experts in {store.format}, which rounded their weights: "

@@ -53,8 +53,7 @@ def isolate(examination: Examination) -> Isolation:
     """The stage table of an examination whose probe `values` has run.
 
     Costs one run of the candidate, one more for each of at most 8 wrong stages, and one run of the golden for each
-    stage
-    that the candidate does not name.
+    stage that the candidate does not name.
     """
     own = examination.first
     if own.asked:

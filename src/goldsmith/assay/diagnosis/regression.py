@@ -269,8 +269,7 @@ def _reading(
     """(reading, exact coefficient, its name); for a factor, the name of what multiplied the golden's term.
 
     A term whose coefficient in the golden is unknown is read as if that coefficient were 1, if this gives a plain
-    reading
-    (missing, repeated, flipped); otherwise it is an addend that should not be there.
+    reading (missing, repeated, flipped); otherwise it is an addend that should not be there.
     """
     unit = golden if golden else 1.0
     relative, tolerance = coefficient / unit, 4 * abs(error / unit) + _FLOOR * abs(coefficient / unit)

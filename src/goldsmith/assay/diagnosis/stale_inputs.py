@@ -48,8 +48,7 @@ def stale_inputs(examination: Examination, spent: Callable[[], bool] = lambda: F
     """Input -> a sentence, if other numbers at the same address give the first result bit for bit.
 
     Costs four runs of the candidate's forward for every floating input, and for all other inputs together, which may
-    only
-    be valid together. Each wrong result that stays the same costs one more, and one run of the golden.
+    only be valid together. Each wrong result that stays the same costs one more, and one run of the golden.
     """
     sentences: dict[str, str] = {}
     for other in _others(examination):

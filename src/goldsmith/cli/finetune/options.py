@@ -122,7 +122,9 @@ def finetune(
     warmup: Annotated[float, typer.Option(help="Number of warmup steps; below 1, their share of all steps.")] = 0.03,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 0.0,
     max_grad_norm: Annotated[float, typer.Option(help="Clip gradients to this norm; 0: never.")] = 1.0,
-    steps: Annotated[int | None, typer.Option(help="Number of steps. Default: as many as --epochs needs.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps. Default: as many as --epochs needs.", min=1)
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data. Default: 1, unless --steps is given.", min=1)
     ] = None,

@@ -67,7 +67,11 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     budget: Annotated[
-        str, typer.Option(help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.", metavar="SIZE")
+        str,
+        typer.Option(
+            help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
+            metavar="SIZE",
+        ),
     ] = "auto",
     format: Annotated[
         FormatOption,
@@ -102,12 +106,15 @@ def generate(
     profile: Annotated[
         Path | None,
         typer.Option(
-            help="Profile of the experts in use: read with --cache static, otherwise written at the end.", metavar="FILE"
+            help="Profile of the experts in use: read with --cache static, otherwise written at the end.",
+            metavar="FILE",
         ),
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json is given."),
+        typer.Option(
+            "--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json is given."
+        ),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed, use of the lanes and the bottleneck to stderr.")

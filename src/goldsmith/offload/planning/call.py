@@ -1,6 +1,4 @@
-"""The record of one call: its inputs, its assignment and its results; the guard keeps it until it has read the
-flags.
-"""
+"""The record of one call: inputs, assignment and results. The guard keeps it until it has read the flags."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Merges the changed goldens into the rules' matches: the strongest evidence, since a change gives the exact
-numbers.
-"""
+"""Merges the changed goldens, which give the exact numbers, into the matches of the rules."""
 
 from __future__ import annotations
 
