@@ -22,8 +22,7 @@ Progress = Callable[[int, int | None, str], None]
 
 
 class Offloaded:
-    """A transformers model whose experts are in a store and computed by an engine; returned by offload,
-    from_pretrained.
+    """A transformers model whose experts an engine computes from a store. offload and from_pretrained return it.
 
     model    the same transformers model: `model(...)` and `model.generate(...)` work as before
     engine   the Engine that computes its experts

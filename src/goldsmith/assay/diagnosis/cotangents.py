@@ -66,9 +66,7 @@ class _Asking:
         return self.left <= 0 or self.spent()
 
     def wrong(self, sent: Mapping[str, Tensor]) -> bool:
-        """True if the tensor is wrong with these output gradients and zeros for the others; a run without answer is
-        not wrong.
-        """
+        """True if the tensor is wrong with these output gradients, and zeros for the others; False without a result."""
         if self.ended:
             return False
         self.left -= 1

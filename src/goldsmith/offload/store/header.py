@@ -163,9 +163,7 @@ def _corrupt(path: str | os.PathLike[str], why: str) -> StoreCorrupt:
 
 
 def _parse(content: dict[str, Any], end: int) -> Header:
-    """Header from JSON; raises ValueError, KeyError, TypeError, AttributeError or OverflowError for invalid
-    contents.
-    """
+    """The header from its JSON content; for other content ValueError, KeyError, TypeError, AttributeError, OverflowError."""
     packing = content["packing"]
     if (packing["name"], packing["version"]) != (PACKING, PACKING_VERSION):
         raise StoreError(
