@@ -151,9 +151,7 @@ class WatchMode(DispatchMode):
         return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
-        """Record a tensor that no operator was seen to create. Foreign code may write a mask, but a parameter never
-        is one.
-        """
+        """Record a tensor that no operator made. Foreign code may write a mask, but never into a parameter."""
         name = self.watch.source(tensor)
         known = self._record(tensor, "", peak)
         known.name = name

@@ -65,9 +65,7 @@ class Outcome:
     host: tuple[Tensor, Sequence[int] | np.ndarray] | None = None
 
     def from_host(self) -> tuple[Tensor, Tensor]:
-        """`host` with the routes as a tensor, empty if there is none; for faults and the guard, which rarely need
-        it.
-        """
+        """`host`, with the routes as a tensor (empty if there are none). Only faults and the guard use it."""
         rows, routes = self.host or (torch.empty(0, dtype=torch.float32, device="cpu"), ())
         return rows, torch.as_tensor(routes, device="cpu")
 

@@ -163,7 +163,7 @@ def _corrupt(path: str | os.PathLike[str], why: str) -> StoreCorrupt:
 
 
 def _parse(content: dict[str, Any], end: int) -> Header:
-    """The header from its JSON content; for other content ValueError, KeyError, TypeError, AttributeError, OverflowError."""
+    """The header from JSON; wrong content raises ValueError, KeyError, TypeError, AttributeError or OverflowError."""
     packing = content["packing"]
     if (packing["name"], packing["version"]) != (PACKING, PACKING_VERSION):
         raise StoreError(

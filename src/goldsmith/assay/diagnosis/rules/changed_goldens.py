@@ -18,9 +18,7 @@ _LOOKS = frozenset(
 
 
 def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
-    """The rules' matches merged with those of the changes: a change that gives all numbers outranks a rule about
-    them.
-    """
+    """The rules' matches and those of the changes. A change that gives all numbers outranks a rule about them."""
     if not evidence.whatif:
         return matches
     best = evidence.whatif[0]
