@@ -41,7 +41,7 @@ def check_arguments(
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
     if dtype is not None and dtype not in UNIT:
-        raise TargetError(f"dtype: {dtype} cannot be judged; there are: {listed(UNIT)}")
+        raise TargetError(f"dtype: {dtype} cannot be judged; use one of: {listed(UNIT)}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed: expected a whole number, got {seed!r}")
     if not -(2**62) < seed < 2**62:

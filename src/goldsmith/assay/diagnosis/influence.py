@@ -128,9 +128,7 @@ class _AxisInfluence:
         return any(lo <= place <= hi for lo, hi in (*self.missing, *self.extra))
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
-        """Bisect between two known ends: if both agree, a slice in the middle decides for all; otherwise find the
-        edge.
-        """
+        """Bisect between two known slices: if they agree, one slice in the middle decides; otherwise find the edge."""
         if lo > hi:
             return
         middle = (lo + hi) // 2

@@ -309,9 +309,7 @@ def _alternatives(
 
 
 def _changed_factors(fits: list[Fit]) -> list[Fit]:
-    """A term that is missing with one factor and present with another is one mistake, a factor; `named` is new over
-    old.
-    """
+    """Reads a term that is missing with one factor and present with another as one wrong factor, new over old."""
     gone = [f for f in fits if f.reading == "missing"]
     merged: dict[int, Fit] = {}
     used: set[int] = set()

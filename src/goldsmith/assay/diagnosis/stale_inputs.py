@@ -126,9 +126,7 @@ def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
 
 
 def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
-    """Run with another tensor that has a freed one's id; False if that one is still referenced or the id is not
-    reused.
-    """
+    """Place another tensor that reuses a freed one's id. False if the old one still lives, or its id is not reused."""
     before = arena.inputs[name]
     now = arena.place(name, other)
     wanted, tried = id(before.tensor), []

@@ -72,7 +72,7 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
     for _, entry in unseen:
         entry.reported = True
     where = note.place
-    watch.tell(
+    watch.report(
         Event(
             facts.kind_of(value), where.phase, where.module, note.op, note.tensor, None, note.total, None,
             tuple(Operand(o.shape, o.dtype, peak, o.source) for o, peak, _ in inputs), not unseen,
