@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from torch.distributed import get_rank, get_world_size
+from torch.distributed import all_gather_object, get_rank, get_world_size
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
@@ -90,9 +90,11 @@ def parallel_experts(h, dy, *parameters):
     own, down = (t.tensor_split(get_world_size())[get_rank()] for t in (h, dy))
     y = layer(own)
     y.backward(down)
+    whole = [None] * get_world_size()
+    all_gather_object(whole, y.detach())
     tables = dict(layer.named_parameters())
     gradients = [tables[name].grad.full_tensor() for name in TABLES]
-    return (DTensor.from_local(y, mesh, [Shard(0)]).full_tensor().detach(), *gradients)
+    return (torch.cat(whole), *gradients)
 
 
 def plain_loss(kind, x, y, indices):

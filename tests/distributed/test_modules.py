@@ -47,7 +47,7 @@ def certify(pool, function, golden, values, names):
         f"def g({signature}): return golden({', '.join(f'{n}={n}' for n in values)})\n",
         scope,
     )
-    outputs = ("y", *(f"d{name}" for name in names))
+    outputs = ("result", *(f"d{name}" for name in names))
     assay.check(assay.Target(scope["c"], scope["g"], cases=values, outputs=outputs, backward=None), probes=("values",))
 
 

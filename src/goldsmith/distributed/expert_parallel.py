@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module, distribute_tensor
@@ -25,6 +26,8 @@ class ExpertParallel(ParallelStyle):
                     (data x expert parallelism), Replicate() if all have the same
     output_layouts  how y is returned; by default like h
     use_local_output  whether y is a plain tensor, this rank's part, or the DTensor
+    equal_tokens    whether all ranks always have equally many tokens. By default they tell each other at every call,
+                    for which a GPU has to wait, and shorter ranks add rows of zeros
     """
 
     def __init__(
@@ -33,11 +36,13 @@ class ExpertParallel(ParallelStyle):
         input_layouts: Placement | None = None,
         output_layouts: Placement | None = None,
         use_local_output: bool = True,
+        equal_tokens: bool = False,
     ) -> None:
         super().__init__()
         self.input_layouts = (input_layouts or Shard(0),)
         self.output_layouts = (output_layouts or self.input_layouts[0],)
-        self.use_local_output = use_local_output
+        self.use_local_output, self.equal_tokens = use_local_output, equal_tokens
+        self._rows = 0  # of this rank, in the call that is running
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not any(name in TABLES for name, _ in module.named_parameters(recurse=False)):
@@ -50,14 +55,24 @@ class ExpertParallel(ParallelStyle):
     def _receive(self, module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
         h, *rest = inputs
         if isinstance(h, Tensor) and not isinstance(h, DTensor):
+            h = self._padded(h, mesh)
             h = DTensor.from_local(h, mesh, self.input_layouts, run_check=False)
         return (h, *rest)
+
+    def _padded(self, h: Tensor, mesh: DeviceMesh) -> Tensor:
+        """h with as many rows as the rank with the most; rows of zeros are routed, and have no gradient."""
+        self._rows = h.shape[0]
+        if self.equal_tokens or not self.input_layouts[0].is_shard(0):
+            return h
+        most = torch.tensor(self._rows, device=h.device)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
+        return torch.cat((h, h.new_zeros(int(most) - self._rows, *h.shape[1:])))
 
     def _return(self, module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
         if isinstance(y, DTensor):
             y = y.redistribute(placements=self.output_layouts)
-            y = y.to_local() if self.use_local_output else y
+            y = y.to_local()[: self._rows] if self.use_local_output else y
         return (y, *rest) if isinstance(outputs, tuple) else y
 
 
