@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .help_text import grouped
 from .terminal import Problem, in_a_paragraph
 
 
@@ -70,7 +71,24 @@ def root(
             raise Problem(str(error)) from None
 
 
-@app.command()
+VERIFY = {
+    "What to prove": ("what", "backend", "device", "dtype", "interpret", "seed"),
+    "How much": ("quick", "thorough", "jobs"),
+    "Output": ("verbose", "html", "json"),
+}
+DIAGNOSE = {
+    "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
+    "How long": ("budget",),
+    "Output": ("out", "html", "json"),
+}
+REPLAY = {
+    "What to run": ("bundle", "target", "device"),
+    "How long": ("budget",),
+    "Output": ("html", "json"),
+}
+
+
+@app.command(cls=grouped(VERIFY))
 @in_a_paragraph
 def verify(
     what: Annotated[
@@ -98,6 +116,7 @@ def verify(
         int | None, typer.Option(help="Number of worker processes. Default: depends on cores and device.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
     """Prove operators and backends against their float64 references.
 
@@ -116,6 +135,7 @@ def verify(
         size="quick" if quick else "thorough" if thorough else "default",
         jobs=jobs,
         seed=seed,
+        verbose=verbose,
     )
     raise typer.Exit(run(request, html=html, json_to=json))
 
@@ -124,7 +144,7 @@ Html = Annotated[Path | None, typer.Option("--html", help="Write the result to o
 Json = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - means stdout.", metavar="FILE")]
 
 
-@app.command()
+@app.command(cls=grouped(DIAGNOSE))
 @in_a_paragraph
 def diagnose(
     target: Annotated[
@@ -181,7 +201,7 @@ def diagnose(
     raise typer.Exit(run(request, json))
 
 
-@app.command()
+@app.command(cls=grouped(REPLAY))
 @in_a_paragraph
 def replay(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test saved.")],
@@ -215,7 +235,7 @@ def replay(
     raise typer.Exit(run(request, json))
 
 
-@app.command()
+@app.command(cls=grouped({"Output": ("json",)}))
 @in_a_paragraph
 def new(
     name: Annotated[

@@ -6,14 +6,14 @@ import contextlib
 import json
 import platform
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..signals import handle_signals
-from ..terminal import Problem, console, count, write_json
+from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
-from .record import LOG, RUN, Record
+from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
     from ...hf.model_types import Tokenizer
@@ -32,6 +32,7 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int:
     """Run the command and return its exit status."""
+    announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
         from ...core.device import BackendUnavailable
         from ...hf.training.errors import Diverged, TrainingError
@@ -100,7 +101,7 @@ class FinetuneRun:
             with self._marks_failure():
                 loaded, record, _ = self._model(facts, training, stream)
                 callbacks.begun = lambda: self._begin(record)
-                callbacks.saved = lambda rows: record.page(rows)
+                callbacks.saved = lambda rows: self._page(record, rows)
                 masked = masks(loaded.model) if self.options.pack else no_masks
                 trainer = Trainer(loaded.model, loaded.parameters, stream, training, masked)
                 done = start.step if start else 0
@@ -110,17 +111,32 @@ class FinetuneRun:
                     with self.show.progress(training.steps, done):
                         rows = session.run(trainer, callbacks, start=start, evaluation=evaluation)
                 except Diverged as error:
-                    record.page(logged(self.output / LOG))
+                    self._page(record, logged(self.output / LOG))
                     record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
+                    self._explain_lost(record, RUN)
                     raise
                 except KeyboardInterrupt:  # the second Ctrl-C
                     record.write({"status": "interrupted", "step": trainer.done})
+                    self._explain_lost(record, RUN)
                     raise
                 return self._end(rows, trainer, loaded, record)
 
     def _begin(self, record: Record) -> None:
         self.begun = True
         record.write({"status": "running"})
+        if RUN in record.lost:  # before the first step: nothing can be kept in this folder
+            raise Problem(record.lost[RUN])
+
+    def _page(self, record: Record, rows: Sequence[LogRow]) -> None:
+        """Write the page; the first failure of several is shown, and training goes on."""
+        known = PAGE in record.lost
+        record.page(rows)
+        if not known:
+            self._explain_lost(record, PAGE)
+
+    def _explain_lost(self, record: Record, name: str) -> None:
+        if name in record.lost:
+            self.show.failed(record.lost[name])
 
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
@@ -249,7 +265,7 @@ class FinetuneRun:
                 save_adapter(loaded, self.output)
             except OSError as error:
                 raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
-        record.page(rows)
+        self._page(record, rows)
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
             "step": trainer.done,
@@ -257,7 +273,8 @@ class FinetuneRun:
             "eval_loss": _ends([row["eval_loss"] for row in rows if "eval_loss" in row]),
         }
         record.write(result)
-        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume))
+        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)
+        self._explain_lost(record, RUN)
         return {"output": str(self.output), **result, **record.facts}
 
 

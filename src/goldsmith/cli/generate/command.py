@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from ..signals import terminate_like_ctrl_c
-from ..terminal import Problem, console, write_json
+from ..terminal import Problem, announce, console, write_json
 from .arguments import GenerateArguments, check, prompts, stretched
 from .display import GenerateDisplay
 
@@ -31,6 +31,7 @@ def run(arguments: GenerateArguments) -> int:
     """Run the command and return its exit status."""
     texts = prompts(arguments)
     check(arguments)
+    announce(f"Loading torch and transformers, then {Path(arguments.model).name}")
     show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
     command = GenerateRun(arguments, texts, show)
     status, problems = 0, list[Problem]()
