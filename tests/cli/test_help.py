@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from goldsmith.cli import app
 
-COMMANDS = ["verify", "diagnose", "replay", "doctor", "bench", "finetune", "generate"]
+COMMANDS = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]
 
 
 @pytest.mark.parametrize("columns", ["80", "200"])

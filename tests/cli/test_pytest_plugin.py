@@ -189,7 +189,7 @@ def test_the_page_has_a_row_for_each_test_function(pytester):
     result.stdout.fnmatch_lines(["page: new/page.html"])
     text = (pytester.path / "new" / "page.html").read_text()
     assert "<h1>wrong on test_kernels.py::test_wrong is rejected.</h1>" in text and "pytest: assay · fail" in text
-    assert text.count('class="matrix"') == 1 and "right on test_kernels.py::test_right" in text
+    assert text.count('class="matrix tests"') == 1 and "right on test_kernels.py::test_right" in text
     assert "Failed: test_kernels.py::test_wrong[rows[T=2]], test_kernels.py::test_wrong[rows[T=5]]" in text
 
 

@@ -11,6 +11,7 @@ import typer
 
 from .. import __version__
 from .help_text import grouped
+from .signals import exit_on_signals
 from .terminal import Problem, in_a_paragraph
 
 
@@ -124,7 +125,8 @@ def verify(
     """
     if quick and thorough:
         raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
-    from .verify.command import VerifyRequest, run
+    with exit_on_signals():
+        from .verify.command import VerifyRequest, run
 
     request = VerifyRequest(
         names=tuple(what or ()),
@@ -181,7 +183,8 @@ def diagnose(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    from .diagnose.command import DiagnoseRequest, run
+    with exit_on_signals():
+        from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
         "diagnose",
@@ -221,7 +224,8 @@ def replay(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    from .diagnose.command import DiagnoseRequest, run
+    with exit_on_signals():
+        from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
         "replay",
@@ -235,7 +239,7 @@ def replay(
     raise typer.Exit(run(request, json))
 
 
-@app.command(cls=grouped({"Output": ("json",)}))
+@app.command(cls=grouped({"What to write": ("name", "torch"), "Output": ("json",)}))
 @in_a_paragraph
 def new(
     name: Annotated[
@@ -250,17 +254,19 @@ def new(
 
     It overwrites nothing.
     """
-    from .new.command import run
+    with exit_on_signals():
+        from .new.command import run
 
     raise typer.Exit(run(name, plain=torch, as_json=json))
 
 
-@app.command()
+@app.command(cls=grouped({"Output": ("json",)}))
 @in_a_paragraph
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what this machine has, which backends run on it, and why the others do not."""
-    from .doctor import run
+    with exit_on_signals():
+        from .doctor import run
 
     run(as_json=json)

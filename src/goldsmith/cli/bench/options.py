@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..help_text import grouped
+from ..signals import exit_on_signals
 from ..terminal import in_a_paragraph
 from .moved import CHECKOUT
 
@@ -80,8 +81,9 @@ def bench_command(
         ] = "",
     ) -> None:
         """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
-        from .command import run
-        from .run import BenchRequest
+        with exit_on_signals():
+            from .command import run
+            from .run import BenchRequest
 
         request = BenchRequest(
             names=tuple(what or ()),

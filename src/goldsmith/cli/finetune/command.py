@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..signals import handle_signals
+from ..signals import exit_on_signals, handle_signals
 from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
 from .record import LOG, PAGE, RUN, Record
@@ -34,11 +34,13 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     """Run the command and return its exit status."""
     announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
-        from ...core.device import BackendUnavailable
-        from ...hf.training.errors import Diverged, TrainingError
-        from ...hf.training.options import Options
-        from ...hf.training.run.memory_errors import out_of_memory, paragraph
-        from ...hf.training.run.session import again
+        with exit_on_signals():
+            from ...core.device import BackendUnavailable
+            from ...hf.training.errors import Diverged, TrainingError
+            from ...hf.training.model import loading as _  # and with it all of transformers that is needed
+            from ...hf.training.options import Options
+            from ...hf.training.run.memory_errors import out_of_memory, paragraph
+            from ...hf.training.run.session import again
     except ImportError as error:
         if (
             error.name is not None
