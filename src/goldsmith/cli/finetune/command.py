@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import platform
 import signal
@@ -35,9 +36,9 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
         with exit_on_signals():
+            importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
             from ...core.device import BackendUnavailable
             from ...hf.training.errors import Diverged, TrainingError
-            from ...hf.training.model import loading as _  # and with it all of transformers that is needed
             from ...hf.training.options import Options
             from ...hf.training.run.memory_errors import out_of_memory, paragraph
             from ...hf.training.run.session import again
