@@ -1,9 +1,9 @@
 """The cost of `assay.watch` when small transformers are trained: `python -m benchmarks.assay.watch`.
 
 Each model size is a width; a step is forward, backward and AdamW.
-Variants take turns of 50 steps, in reverse order every other round. The ratio is that of the medians; the last columns
+Variants take turns of ten steps, in reverse order every other round. The ratio is that of the medians; the last columns
 are the lowest and highest ratio of a round. A CPU is timed in CPU time of this process, which other work disturbs
-least; a GPU in wall time. --json FILE appends a row per size and variant; `benchmarks/results/watch.jsonl` holds
+least; a GPU in wall time. --json FILE writes a row per size and variant; `benchmarks/results/watch.json` holds
 those of docs/watch.md.
 """
 
@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import platform
 import statistics
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,6 @@ VARIANTS = {
     "flags (sync=False)": {"norms": False, "sync": False},
     "flags with norms": {"sync": False},
     "every=10, with norms": {"every": 10},
-    "every=50, with norms": {"every": 50},
 }
 
 
@@ -39,12 +40,13 @@ def main() -> int:
     arguments = _arguments()
     device = torch.device(arguments.device)
     torch.set_num_threads(arguments.threads)
+    kept = []
     for dim in arguments.dim:
         rows = _measure(dim, arguments, device)
         _show(rows)
-        if arguments.json:
-            with arguments.json.open("a") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in rows))
+        kept += rows
+    if arguments.json:
+        arguments.json.write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 
 
@@ -112,7 +114,7 @@ def _row(name: str, times: dict[str, list[float]], arguments: argparse.Namespace
         "lowest": min(ratios), "highest": max(ratios), "machine": gpu or _processor(),
         "clock": "wall" if gpu else "CPU", "torch": torch.__version__, "threads": torch.get_num_threads(),
         "layers": arguments.layers, "tokens": arguments.batch * arguments.tokens,
-        "rounds": arguments.rounds,
+        "rounds": arguments.rounds, "steps": arguments.steps, "load": os.getloadavg()[0], "date": str(date.today()),
     }  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=50, help="steps of a variant in a round")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a variant in a round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
