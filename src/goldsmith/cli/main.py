@@ -101,9 +101,9 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Prove only this backend. Default: all.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Check only this backend. Default: all.")] = None,
     device: Device = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Prove only in this dtype. Default: all that apply.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Check only in this dtype. Default: all that apply.")] = None,
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
@@ -119,7 +119,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
-    """Prove operators and backends against their float64 references.
+    """Check operators and backends against their float64 references.
 
     Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
