@@ -29,6 +29,7 @@ import liger
 import offload_rows
 import router_peers
 import speed_cpu
+import speed_short
 import strategies
 from benchmarks.bench import app as bench
 from benchmarks.offload.command import app as offload
@@ -249,6 +250,7 @@ def assay_rates() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "assay_rates": assay_rates,
     "support": support,
+    "speed_short": lambda: speed_short.speed(table),
     "speed": speed,
     "speed_all": speed_all,
     "speed_cpu": lambda: speed_cpu.speed(table),
