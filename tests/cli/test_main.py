@@ -30,6 +30,17 @@ def test_without_a_command_it_lists_its_commands():
     assert all(command in result.output for command in ("verify", "diagnose", "replay", "doctor", "bench"))
 
 
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_the_help_points_to_the_three_doors(arguments):
+    output = run(*arguments).output
+    titles = ["Check my kernel", "Train or run a mixture-of-experts model", "Use the operators"]
+    groups = [output.index(f"─ {title} ─") for title in titles]
+    assert groups == sorted(groups)
+    assert groups[0] < output.index("│ verify") < groups[1] < output.index("│ generate") < groups[2]
+    begin = " ".join(output[output.rindex("╯") :].split())
+    assert all(f"goldsmith {words}" in begin for words in ("new my_kernel", "generate MODEL", "doctor"))
+
+
 @pytest.mark.parametrize("command", ["verify", "diagnose", "replay", "doctor", "bench"])
 def test_every_command_explains_itself(command):
     result = run(command, "--help")

@@ -22,6 +22,7 @@ def __getattr__(name: str) -> Program:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from .bench import moved
+        from . import doors
         from .bench import options as bench
         from .finetune import options as finetune
         from .generate import options as generate
@@ -29,6 +30,7 @@ def __getattr__(name: str) -> Program:
 
         for each in (bench, finetune, generate, moved):
             each.register(app)
+        doors.arrange(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in NEEDED:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .doors import BEGIN
 from .terminal import Problem, in_a_paragraph
 
 
@@ -25,7 +26,8 @@ class Program(typer.Typer):
 
 app = Program(
     name="goldsmith",
-    help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
+    help="Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use proven operators.",
+    epilog=BEGIN,
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
+    """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use proven operators."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     if "GOLDSMITH_ISA" in os.environ:
