@@ -21,8 +21,8 @@ def __getattr__(name: str) -> Program:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from .bench import moved
         from . import doors
+        from .bench import moved
         from .bench import options as bench
         from .finetune import options as finetune
         from .generate import options as generate
