@@ -26,7 +26,7 @@ class Program(typer.Typer):
 
 app = Program(
     name="goldsmith",
-    help="Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use proven operators.",
+    help="Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators.",
     epilog=BEGIN,
     invoke_without_command=True,
     add_completion=False,
@@ -60,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use proven operators."""
+    """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     if "GOLDSMITH_ISA" in os.environ:
@@ -84,9 +84,9 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Prove only this backend. Default: all.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Check only this backend. Default: all.")] = None,
     device: Device = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Prove only in this dtype. Default: all that apply.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Check only in this dtype. Default: all that apply.")] = None,
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
@@ -101,7 +101,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
-    """Prove operators and backends against their float64 references.
+    """Check operators and backends against their float64 references.
 
     Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """

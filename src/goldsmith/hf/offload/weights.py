@@ -101,7 +101,7 @@ def _fused(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.dtype) -> 
     for name in names:
         key = f"{layer.path}.{name.replace('gate_up', 'gate_up_proj').replace('down', 'down_proj')}"
         if key not in source.names:
-            raise ValueError(f"{source.folder}: none of its files has {key}")
+            raise ValueError(f"{source.folder}: no file of the checkpoint contains {key}")
         tensor = source.get(key)  # the file's mapped pages: nothing is read yet
         upright, shape = (spec.num_experts, *shapes[name]), tuple(tensor.shape)
         turned = (*upright[:1], *upright[:0:-1])
