@@ -9,6 +9,9 @@
 ```text             right after a python block: what that block must print. Elsewhere: only text.
 ```json, toml       must parse.
 
+A block inside an HTML comment that begins with `<!-- picture` is tested like any other. A reader sees only the
+picture of it that scripts/site/pictures.py draws.
+
 In expected output, `...` stands for anything within a line and, alone on a line, for any number of lines; runs of
 spaces count as one. A comment on the line above a block changes how it is tested:
 
@@ -49,6 +52,7 @@ class Block:
     title: str
     text: str
     directives: tuple[str, ...]
+    pictured: bool = False  # hidden in a comment; a picture shows it
 
 
 class Failure(Exception):
@@ -59,7 +63,7 @@ def blocks(text: str) -> list[Block]:
     items: list[Block] = []
     directives: list[str] = []
     lines = text.splitlines()
-    at = 0
+    at, pictured = 0, False
     while at < len(lines):
         line = lines[at]
         fence, directive = FENCE.match(line), DIRECTIVE.match(line)
@@ -73,10 +77,11 @@ def blocks(text: str) -> list[Block]:
             body = "".join(inner[indent:] + "\n" for inner in lines[first:at])
             language, _, rest = fence["info"].strip().partition(" ")
             title = rest.removeprefix("title=") if rest.startswith("title=") else ""
-            items.append(Block(first, language, title, body, tuple(directives)))
+            items.append(Block(first, language, title, body, tuple(directives), pictured))
             directives = []
         elif line.strip():
             directives = []
+            pictured = line.startswith("<!-- picture") or (pictured and line != "-->")
         at += 1
     return items
 
