@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ def fake(
     options: Mapping[str, object],
 ) -> tuple[Tensor, ...]:
     """Empty results of the declared shapes and dtypes; a size that no input has is the option of that name."""
-    sizes = {name: value for name, value in options.items() if isinstance(value, (int, torch.SymInt))}
+    sizes: dict[str, Any] = {name: value for name, value in options.items() if isinstance(value, (int, torch.SymInt))}
     batch: Sequence[int] = ()
     first = next(t for t in tensors.values() if t is not None)
     for name, tensor in tensors.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    Group = ProcessGroup | DeviceMesh
-else:
-    Group = Any
+Group: TypeAlias = Union["ProcessGroup", "DeviceMesh"]
 
 
 def summed_without_gradient(op: str, value: Tensor, group: Group | None) -> Tensor:

@@ -35,7 +35,7 @@ class RankPool:
         if device == "cuda" and torch.cuda.device_count() < world:
             raise ValueError(f"RankPool: world={world} ranks need as many GPUs; this machine has {_gpus()}")
         self.world, self.device, self._limit_s = world, device, limit_s
-        context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
+        context = _context(device)
         if device == "cpu":
             context.set_forkserver_preload(["torch.distributed.tensor"])
         handle, self._store = tempfile.mkstemp(prefix="goldsmith-ranks-")
@@ -104,6 +104,11 @@ class RankPool:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+
+def _context(device: str) -> Any:
+    """How ranks start: forked from a process that has imported torch, or, because CUDA cannot be forked, anew."""
+    return multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
 
 
 def _gpus() -> str:

@@ -18,7 +18,6 @@ MOE_INT8 = Op(
     "float dropout, str activation, float alpha, float? limit) -> (Tensor y)",
     package=__package__,
     axes=AXES,
-    expert_axis=("experts", "topk_ids"),
     backends=("native",),
     stages=("g", "u", "h", "o", "y")
     + tuple(
