@@ -2,6 +2,7 @@
 
 from .expert_parallel import ExpertParallel
 from .fsdp import shard
+from .gradient_mean import average_gradients
 from .gradient_norm import clip_grad_norm
 
-__all__ = ["ExpertParallel", "clip_grad_norm", "shard"]
+__all__ = ["ExpertParallel", "average_gradients", "clip_grad_norm", "shard"]
