@@ -237,7 +237,7 @@ def test_a_peer_may_be_timed_at_some_cases_only():
 def test_times_of_the_interpreter_are_refused(monkeypatch):
     monkeypatch.setattr(command, "machine", lambda: replace(machine(), interpreter=True))
     result = run("mhc.expand")
-    assert result.exit_code == 2 and "times of Triton's interpreter mean nothing" in result.stderr
+    assert result.exit_code == 2 and "TRITON_INTERPRET is set" in result.stderr
 
 
 def test_a_cpu_times_small_sizes_unless_a_case_is_named():
