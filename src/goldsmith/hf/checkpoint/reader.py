@@ -91,7 +91,7 @@ class ModelCheckpoint:
             try:
                 files: dict[str, str] = json.loads(index.read_text())["weight_map"]
             except (ValueError, KeyError) as error:
-                raise ValueError(f"{index}: not an index of shards: {error}") from error
+                raise ValueError(f"{index}: not an index with a weight_map: {error}") from error
             missing = sorted({f for f in files.values() if not (self.folder / f).is_file()})
             if missing:
                 raise ValueError(f"{self.folder}: {len(missing)} shards of its index are missing, first {missing[0]}")
