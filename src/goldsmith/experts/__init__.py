@@ -8,7 +8,7 @@ from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
 from .packed.experts import PackedExperts
-from .packed.importers import from_awq, from_fp8_block, from_k2, from_mxfp4
+from .packed.importers import from_awq, from_codes, from_fp8_block, from_k2, from_mxfp4
 from .packed.packing import pack
 from .slots.op import slots
 
@@ -17,6 +17,7 @@ __all__ = [
     "LoRA",
     "PackedExperts",
     "from_awq",
+    "from_codes",
     "from_fp8_block",
     "from_k2",
     "from_mxfp4",

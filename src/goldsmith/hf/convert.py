@@ -11,8 +11,10 @@ from torch import nn
 
 from ..experts import LoRA, PackedExperts, pack
 from .checkpoint.experts import packed_from
+from .checkpoint.gguf.files import SUFFIX
 from .checkpoint.loading import load_other_weights
-from .checkpoint.reader import ModelCheckpoint
+from .checkpoint.opening import open_checkpoint
+from .checkpoint.source import WeightSource, check_format
 from .converted_experts import ConvertedExperts, converted_modules, freeze_other_parameters
 from .dispatch import is_parallel
 from .experts_spec import ExpertsSpec, experts_modules, spec_of
@@ -40,13 +42,14 @@ def convert(
     model       a transformers model. Its experts are packed and freed layer by layer, so at most one layer's experts
                 exist twice. On the meta device: the experts are streamed from the checkpoint's shards, and all other
                 weights are loaded too, in the model's dtype. A quantised checkpoint's experts are never unpacked
-    format      as in `experts.pack`. "auto": bf16, or the checkpoint's own codes if it is quantised
-                (compressed-tensors int4, AWQ int4, fp8 with 128 x 128 blocks, mxfp4); these are never requantised
+    format      as in `experts.pack`. "auto": bf16, or the checkpoint's own codes if it is quantised; these are never
+                requantised. Codes that no format holds exactly are decoded to float32, with a DecodedExperts warning;
+                "auto" then is fp32
     group_size  inputs that share a scale (int8, int4, int4_asym)
     lora        keywords of `experts.LoRA`, such as {"rank": 8, "alpha": 16, "targets": ("gate", "up", "down")}. All
                 other parameters except peft's adapters are then frozen. None: no LoRA, and nothing is frozen
     partitions  slices along the intermediate size, see `experts.pack`
-    checkpoint  a folder of safetensors files; default: the folder from which the model's config was read
+    checkpoint  a folder of safetensors files, or a GGUF file; default: the folder of the model's config
     progress    called with (done, total, path) after each experts module
 
     The experts' weights leave `model.parameters()`, so `state_dict()` and `save_pretrained` keep only the other
@@ -57,10 +60,10 @@ def convert(
     modules = list(experts_modules(model))
     _check_model(model, modules)
     specs = {path: spec_of(module) for path, module in modules}
-    source: ModelCheckpoint | None = None
+    source: WeightSource | None = None
     if _on_meta(model):
-        source = ModelCheckpoint(_folder(model, checkpoint), model)
-        source.check_format(format)
+        source = open_checkpoint(_place(model, checkpoint), model)
+        check_format(source, format, specs)
     elif checkpoint is not None:
         raise ValueError(
             "goldsmith.hf.convert: checkpoint is for a model on the meta device, and the weights of this one are "
@@ -118,12 +121,12 @@ def _on_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
-def _folder(model: nn.Module, checkpoint: str | Path | None) -> Path:
+def _place(model: nn.Module, checkpoint: str | Path | None) -> Path:
     name = checkpoint or getattr(model.config, "_name_or_path", None)
-    if not name or not Path(name).is_dir():
+    if not name or not (Path(name).is_dir() or Path(name).is_file() and Path(name).suffix == SUFFIX):
         raise ValueError(
             f"goldsmith.hf.convert: the model is on the meta device, and {str(name)!r} is not a checkpoint folder: "
-            "pass checkpoint=, the folder with its safetensors files"
+            "pass checkpoint=, the folder with its safetensors files, or a GGUF file"
         )
     return Path(name)
 

@@ -288,10 +288,10 @@ def _quiet() -> None:
 
 
 def _config(place: Path) -> PreTrainedConfig:
-    from transformers import AutoConfig
+    from ...hf.checkpoint.gguf.files import config_of
 
     try:
-        return AutoConfig.from_pretrained(place).get_text_config()
+        return config_of(place).get_text_config()
     except OSError as error:
         raise ValueError(f"its config.json cannot be read: {error}") from error
 

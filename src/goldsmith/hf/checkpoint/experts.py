@@ -1,4 +1,4 @@
-"""Reads a layer's experts from a checkpoint: which tensors are gate, up and down, and which importer packs them."""
+"""Reads a layer's experts from a checkpoint: which tensors are gate, up and down, and how they are packed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import TypedDict
 
 from torch import Tensor
 
-from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
+from ...experts import PackedExperts, from_mxfp4, pack
 from ..experts_spec import ExpertsSpec
-from .reader import ModelCheckpoint
+from .formats.layer import PROJECTIONS, packed_layer
+from .source import WeightSource
 
-PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
-# quant_method -> the tensors of one projection, in the importer's order
-PARTS = {
-    None: ("weight",),
-    "fp8": ("weight", "weight_scale_inv"),
-    "compressed-tensors": ("weight_packed", "weight_scale"),
-    "awq": ("qweight", "qzeros", "scales"),
-}
-UNREAD = {"weight_shape"}  # tensors that may accompany a projection and are not needed
 STACKED = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
 MXFP4 = ("gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
 
@@ -34,7 +26,7 @@ class Packing(TypedDict):
 
 
 def packed_from(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
+    source: WeightSource, path: str, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
 ) -> PackedExperts:
     """The experts at `path`: the checkpoint's own codes, or its floats packed one expert at a time."""
     names = source.below(path)
@@ -45,30 +37,18 @@ def packed_from(
     if {"gate_up_proj", "down_proj"} <= names:
         check_all_known(source, path, names, set(STACKED))
         return _stacked(source, path, spec, names, packing)
+    coded = source.experts(path, spec)
+    if coded is not None:
+        return packed_layer(coded, format, group_size, partitions)
     tensor_names = names_by_expert(source, path, spec, names)
-    if source.method is None:
-        by_target = {name: _PerExpert(source, tensor_names[name]["weight"]) for name in ("gate", "up", "down")}
-        return pack((by_target["gate"], by_target["up"]), by_target["down"], **packing)
-    parts = PARTS[source.method]
-    gate, up, down = (
-        tuple(_PerExpert(source, tensor_names[name][part]) for part in parts) for name in ("gate", "up", "down")
-    )
-    group = _group_size(source, gate)
-    if group_size not in (None, group):
-        raise ValueError(
-            f"goldsmith.hf.convert: group_size is {group_size}, but the codes of {source.folder} have "
-            f"{group or 'blocks of 128 x 128'}: leave it out"
-        )
-    if group is None:
-        return from_fp8_block(gate, up, down, partitions=partitions)
-    importer = from_awq if source.method == "awq" else from_k2
-    return importer(gate, up, down, group_size=group, partitions=partitions)
+    gate, up, down = (_PerExpert(source, tensor_names[name]) for name in ("gate", "up", "down"))
+    return pack((gate, up), down, **packing)
 
 
 class _PerExpert:
     """One projection's tensors of all experts, each read when it is requested, so that packing holds one at a time."""
 
-    def __init__(self, source: ModelCheckpoint, names: list[str]) -> None:
+    def __init__(self, source: WeightSource, names: list[str]) -> None:
         self._source, self._names = source, names
 
     def __len__(self) -> int:
@@ -78,38 +58,30 @@ class _PerExpert:
         return (self._source.get(name) for name in self._names)
 
 
-def names_by_expert(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str]
-) -> dict[str, dict[str, list[str]]]:
-    """{"gate": {part: names of the tensors of experts 0..E-1}, ...}; ValueError for a missing or unknown name."""
-    parts = PARTS[source.method] if source.method in PARTS else ()
-    tensor_names: dict[str, dict[str, list[str]]] = {
-        t: {part: [""] * spec.num_experts for part in parts} for t in PROJECTIONS.values()
-    }
+def names_by_expert(source: WeightSource, path: str, spec: ExpertsSpec, names: set[str]) -> dict[str, list[str]]:
+    """{"gate": names of the tensors of experts 0..E-1, ...}; ValueError for a missing or unknown name."""
+    tensor_names: dict[str, list[str]] = {t: [""] * spec.num_experts for t in PROJECTIONS.values()}
     unknown = []
     for name in sorted(names):
-        match = re.fullmatch(r"(\d+)\.(\w+)\.(\w+)", name)
+        match = re.fullmatch(r"(\d+)\.(\w+)\.weight", name)
         target = PROJECTIONS.get(match[2]) if match else None
         if match is None or target is None or int(match[1]) >= spec.num_experts:
             unknown.append(name)
-        elif match[3] in parts:
-            tensor_names[target][match[3]][int(match[1])] = f"{path}.{name}"
-        elif match[3] not in UNREAD:
-            unknown.append(name)
+        else:
+            tensor_names[target][int(match[1])] = f"{path}.{name}"
     kind = source.method or "plain weights"
     if unknown:
         raise ValueError(f"{source.folder}: {path}.{unknown[0]} is not known among experts of {kind}")
-    for target, by_part in tensor_names.items():
-        for part, listed in by_part.items():
-            if "" in listed:
-                raise ValueError(
-                    f"{source.folder}: {path}: expert {listed.index('')} has no {target} {part} ({kind}; "
-                    f"the config says {spec.num_experts} experts)"
-                )
+    for target, listed in tensor_names.items():
+        if "" in listed:
+            raise ValueError(
+                f"{source.folder}: {path}: expert {listed.index('')} has no {target} weight ({kind}; "
+                f"the config says {spec.num_experts} experts)"
+            )
     return tensor_names
 
 
-def _stacked(source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], packing: Packing) -> PackedExperts:
+def _stacked(source: WeightSource, path: str, spec: ExpertsSpec, names: set[str], packing: Packing) -> PackedExperts:
     gate_up, down = (source.get(f"{path}.{name}") for name in ("gate_up_proj", "down_proj"))
     upright = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
     shape, swapped = tuple(gate_up.shape), (upright[0], upright[2], upright[1])
@@ -132,7 +104,7 @@ def _stacked(source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[s
 
 
 def _mxfp4(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], group_size: int | None, partitions: int
+    source: WeightSource, path: str, spec: ExpertsSpec, names: set[str], group_size: int | None, partitions: int
 ) -> PackedExperts:
     check_all_known(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
@@ -146,17 +118,9 @@ def _mxfp4(
     )
 
 
-def check_all_known(source: ModelCheckpoint, path: str, names: set[str], known: set[str]) -> None:
+def check_all_known(source: WeightSource, path: str, names: set[str], known: set[str]) -> None:
     unknown = sorted(names - known)
     if unknown:
         raise ValueError(
             f"{source.folder}: {path}.{unknown[0]} is not known among experts of {source.method or 'plain weights'}"
         )
-
-
-def _group_size(source: ModelCheckpoint, parts: tuple[_PerExpert, ...]) -> int | None:
-    """The number of inputs that share a scale, from the first expert's codes; None for blocks."""
-    if source.method == "fp8":
-        return None
-    codes, scale = (next(iter(part)).shape for part in (parts[0], parts[-1]))
-    return codes[0] // scale[0] if source.method == "awq" else codes[1] * 8 // scale[1]

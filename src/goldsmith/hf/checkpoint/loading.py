@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
-from . import quantisation
-from .reader import ModelCheckpoint, Progress
+from .formats.linear import check_plain, decoded
+from .source import Progress, WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def load_other_weights(
-    model: PreTrainedModel, source: ModelCheckpoint, *, skip: Sequence[str] = (), progress: Progress | None = None
+    model: PreTrainedModel, source: WeightSource, *, skip: Sequence[str] = (), progress: Progress | None = None
 ) -> None:
     """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
@@ -80,16 +80,14 @@ class _Dtypes:
         return next((to for pattern, to in self._plans[dtype] if pattern.search(name)), dtype)
 
 
-def _value(source: ModelCheckpoint, name: str, used: set[str]) -> Tensor | None:
-    stem = name.removesuffix(".weight")
-    parts = {part for part in quantisation.PARTS if f"{stem}.{part}" in source.names}
-    if name.endswith(".weight") and source.method and parts & quantisation.CODED_PARTS:
-        used.update(f"{stem}.{part}" for part in parts)
-        return quantisation.decode(source.method, {part: source.get(f"{stem}.{part}") for part in parts}, name)
+def _value(source: WeightSource, name: str, used: set[str]) -> Tensor | None:
+    value = decoded(source, source.siblings(name), name, used)
+    if value is not None:
+        return value
     if name not in source.names:
         return None
     used.add(name)
-    return source.get(name)
+    return check_plain(source, name, source.get(name)) if source.method else source.get(name)
 
 
 def _assign(model: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
@@ -134,7 +132,7 @@ def _written(buffer: Tensor | None, mark: float) -> bool:
     return not (buffer.isnan() if buffer.is_floating_point() else buffer == mark).any()
 
 
-def _warn_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[str], skipped: tuple[str, ...]) -> None:
+def _warn_unexpected(model: PreTrainedModel, source: WeightSource, used: set[str], skipped: tuple[str, ...]) -> None:
     known = skipped + tuple(path + "." for path in converted_modules(model))
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})

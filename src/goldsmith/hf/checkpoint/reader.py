@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from . import quantisation
+from ...offload.store.source_key import files_of
+from ..experts_spec import ExpertsSpec
+from .formats.layer import CodedLayer, QuantisedLayer
+from .formats.modelopt import settings_beside
+from .formats.registry import Schemes
+from .formats.scheme import Scheme
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# quant_method in config.json -> the format of `experts.pack` that holds its codes
-METHODS = {"compressed-tensors": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}
 Progress = Callable[[int, int | None, str], None]
 
 
@@ -34,17 +37,57 @@ class ModelCheckpoint:
         self._model = cast("PreTrainedModel", model)
         self._open: dict[str, safe_open] = {}
         self._file_of = self._index()
-        self.quantisation = _quantisation(self._model.config)
-        self.method: str | None = self.quantisation.get("quant_method")
-        self._check_quantisation()
-
-    def check_format(self, format: str) -> None:
-        stored = METHODS.get(self.method or "")
-        if stored and format not in ("auto", stored):
+        settings = _quantisation(self._model.config) or settings_beside(folder)
+        self._schemes = Schemes(folder, settings) if settings else None
+        self._layers: dict[str, CodedLayer | None] = {}
+        self._marks = {part for scheme in (self._schemes.all if self._schemes else []) for part in scheme.marks}
+        if self._marks and not any(name.rpartition(".")[2] in self._marks for name in self.names):
             raise ValueError(
-                f"goldsmith.hf.convert: format is {format!r}, but {self.folder} holds {stored} codes ({self.method}), "
-                f'which are never requantised: use format="auto" or {stored!r}'
+                f"{folder}: its config says {self.method!r}, but no tensor is stored so: none is called "
+                f"{', '.join(sorted(self._marks))}"
             )
+
+    @property
+    def method(self) -> str | None:
+        """The quantisation, by transformers' name; None for plain weights."""
+        return self._schemes.method if self._schemes else None
+
+    @property
+    def label(self) -> str:
+        """What messages call this checkpoint."""
+        return str(self.folder)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that determine the weights."""
+        return files_of(self.folder)
+
+    def scheme(self, layer: str) -> Scheme | None:
+        """How the linear layer with this name in the model is stored; None if it cannot be quantised."""
+        if self._schemes is None:
+            return None
+        parts = (part for scheme in self._schemes.all for part in scheme.marks)
+        key = next((self.names[name] for part in parts if (name := f"{layer}.{part}") in self.names), None)
+        return None if key is None else self._schemes.of(key.rpartition(".")[0])
+
+    def siblings(self, name: str) -> dict[str, str]:
+        """The tensors of the same layer: the last part of each name -> the name."""
+        return self._by_layer.get(name.rpartition(".")[0], {})
+
+    def experts(self, path: str, spec: ExpertsSpec) -> CodedLayer | None:
+        """The experts at this path in codes; None if they are plain weights, or gpt-oss's mxfp4."""
+        if path not in self._layers:
+            coded = any(name.rpartition(".")[2] in self._marks for name in self.below(path))
+            self._layers[path] = QuantisedLayer(self, path, spec) if coded else None
+        return self._layers[path]
+
+    @cached_property
+    def _by_layer(self) -> dict[str, dict[str, str]]:
+        layers: dict[str, dict[str, str]] = {}
+        for name in self.names:
+            layer, _, part = name.rpartition(".")
+            layers.setdefault(layer, {})[part] = name
+        return layers
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -107,17 +150,6 @@ class ModelCheckpoint:
         if not files_by_name:
             raise ValueError(f"{self.folder}: no safetensors file with weights here")
         return files_by_name
-
-    def _check_quantisation(self) -> None:
-        if self.method is None:
-            return
-        if self.method not in METHODS:
-            raise ValueError(
-                f"{self.folder}: quantised with {self.method!r}; supported are {', '.join(METHODS)} and plain weights"
-            )
-        reason = quantisation.unsupported_reason(self.method, self.quantisation)
-        if reason:
-            raise ValueError(f"{self.folder}: {reason}")
 
 
 def _quantisation(config: PreTrainedConfig) -> dict[str, Any]:

@@ -16,15 +16,16 @@ from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
-from ...offload.store.source_key import files_of
 from ..checkpoint.experts import packed_from
+from ..checkpoint.gguf.files import SUFFIX, config_of, gguf_file
 from ..checkpoint.loading import load_other_weights
-from ..checkpoint.reader import ModelCheckpoint
+from ..checkpoint.opening import open_checkpoint
+from ..checkpoint.source import stored_format, warn_decoded
 from ..dispatch import ENGINE
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
 from .layers import ExpertsLayer, layers_of
-from .weights import Weights, from_checkpoint, from_module
+from .weights import Weights, decoded_experts, from_checkpoint, from_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,7 +77,7 @@ def load(
     **options: Any,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
@@ -86,9 +87,9 @@ def load(
         )
     _checked(options)
     model_folder = folder(path)
-    config = AutoConfig.from_pretrained(model_folder)
+    config = config_of(model_folder)
     wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    if not any(model_folder.glob("*.safetensors")):
+    if gguf_file(model_folder) is None and not any(model_folder.glob("*.safetensors")):
         return attach(
             AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
             store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
@@ -97,10 +98,16 @@ def load(
         model = AutoModelForCausalLM.from_config(config, dtype=wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
-    checkpoint = ModelCheckpoint(model_folder, model)
+    checkpoint = open_checkpoint(model_folder, model)
+    specs = {layer.path: layer.spec for layer in layers}
+    stored_format(checkpoint, specs, alike=True)
+    warn_decoded(checkpoint, cpu_format, specs)
 
     def read(layer: ExpertsLayer) -> Weights | PackedExperts:
-        if checkpoint.method is not None:
+        coded = checkpoint.experts(layer.path, layer.spec)
+        if coded is not None and isinstance(coded.target, str):
+            return decoded_experts(coded, wanted)
+        if coded is not None or checkpoint.method == "mxfp4":
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
@@ -109,7 +116,7 @@ def load(
     if (model_folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
-    source = LayerSource(layers, read, files_of(model_folder))
+    source = LayerSource(layers, read, checkpoint.files)
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
 
 
@@ -181,11 +188,13 @@ def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
 
 
 def folder(name: str | Path) -> Path:
-    """The model's folder, or this machine's copy of a model from the hub; raises ValueError if there is neither."""
+    """The model's folder or GGUF file, or this machine's copy of a model from the hub; ValueError if there is none."""
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
+    if str(name) and Path(name).is_file() and Path(name).suffix == SUFFIX:
+        return Path(name)
     if str(name) and Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
+        if not (Path(name) / "config.json").is_file() and gguf_file(name) is None:
             raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
         return Path(name)
     model_name = str(name)

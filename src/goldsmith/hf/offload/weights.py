@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ...offload.store.expert_store import ExpertStore
 from ..checkpoint.experts import STACKED, check_all_known, names_by_expert
-from ..checkpoint.reader import ModelCheckpoint
+from ..checkpoint.formats.layer import CodedLayer
+from ..checkpoint.source import WeightSource
 from ..experts_spec import ExpertsSpec
 from .layers import ExpertsLayer
 
@@ -53,7 +54,7 @@ def from_module(layer: ExpertsLayer) -> Weights:
     return {name: _canonical(name, tensor, spec, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def from_checkpoint(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.dtype) -> Weights:
+def from_checkpoint(source: WeightSource, layer: ExpertsLayer, dtype: torch.dtype) -> Weights:
     """The experts of a checkpoint as the model would hold them in `dtype`, read from the files one by one.
 
     Either one tensor for all experts, or one for each projection of each expert, under any name that transformers
@@ -64,7 +65,7 @@ def from_checkpoint(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.d
         check_all_known(source, layer.path, names, set(STACKED))
         return _fused(source, layer, dtype)
     tensor_names = names_by_expert(source, layer.path, spec, names)
-    names_of = {name: tensor_names[name]["weight"] for name in ("gate", "up", "down")}
+    names_of = {name: tensor_names[name] for name in ("gate", "up", "down")}
     shapes = {"gate": (spec.intermediate_size, spec.hidden_size), "down": (spec.hidden_size, spec.intermediate_size)}
     shapes["up"] = shapes["gate"]
 
@@ -83,12 +84,28 @@ def from_checkpoint(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.d
     return {"gate_up": (all_of("gate"), all_of("up")), "down": all_of("down")}
 
 
+def decoded_experts(layer: CodedLayer, dtype: torch.dtype) -> Weights:
+    """The experts of a layer whose codes no format holds: their weights in float32, decoded one by one.
+
+    Plain floats of a GGUF file are in the dtype that the model would hold them in.
+    """
+    sizes = (layer.spec.intermediate_size, layer.spec.hidden_size)
+    held = torch.float32 if layer.floats is None else cast(torch.empty(0, dtype=layer.floats), dtype).dtype
+
+    def all_of(name: str, shape: tuple[int, ...]) -> PerExpertTensor:
+        return PerExpertTensor(lambda e: layer.weights(name, e).to(held), (layer.spec.num_experts, *shape), held)
+
+    weights: Weights = {"gate_up": (all_of("gate", sizes), all_of("up", sizes)), "down": all_of("down", sizes[::-1])}
+    biases = zip(("gate_up_bias", "down_bias"), layer.biases())
+    return weights | {name: bias for name, bias in biases if bias is not None}
+
+
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor in the model's dtype; but bfloat16 stays if the model has float32, which holds the same values."""
     return tensor if (tensor.dtype, dtype) == (torch.bfloat16, torch.float32) else tensor.to(dtype)
 
 
-def _fused(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.dtype) -> Weights:
+def _fused(source: WeightSource, layer: ExpertsLayer, dtype: torch.dtype) -> Weights:
     spec = layer.spec
     names = ["gate_up", "down", *(("gate_up_bias", "down_bias") if spec.biased else ())]
     shapes = {

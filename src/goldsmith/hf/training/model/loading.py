@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ....experts.packed.files import mode_for
+from ...checkpoint.gguf.files import SUFFIX, config_of, gguf_file, tokenizer_arguments
 from ...converted_experts import ConvertedExperts
 from ...model_types import Tokenizer
 from ...routers import router_weights
@@ -47,13 +48,13 @@ class LoadedModel:
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The model's folder: `name` itself, or the hub's copy on this disk, which is downloaded if missing.
+    """The model's folder or GGUF file: `name` itself, or the hub's copy on this disk, which is downloaded if missing.
 
     Raises TrainingError if there is neither.
     """
     if not name:
         raise TrainingError("MODEL is empty; give a folder, or the name of a model on the hub.")
-    if Path(name).is_dir():
+    if Path(name).is_dir() or Path(name).is_file() and Path(name).suffix == SUFFIX:
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TrainingError(f"MODEL {name}: there is no such folder.")
@@ -73,7 +74,8 @@ def tokenizer(name: str) -> Tokenizer:
 
     path = folder(name)
     try:
-        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path))
+        place, arguments = tokenizer_arguments(path)
+        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, **arguments))
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
@@ -85,10 +87,10 @@ def check(options: Options) -> None:
     """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
     if not options.lora_modules and not options.train_router:
         return
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(folder(options.model))
+        config = config_of(folder(options.model))
         with torch.device("meta"):
             bare = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
@@ -164,12 +166,12 @@ def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
 
 def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
     """The model, and the folder from which its weights are still to be read, None if they are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     dtype = DTYPES[options.dtype]
-    if not any(place.glob("*.safetensors")):
+    if gguf_file(place) is None and not any(place.glob("*.safetensors")):
         return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
-    config = AutoConfig.from_pretrained(place)
+    config = config_of(place)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype), place
 

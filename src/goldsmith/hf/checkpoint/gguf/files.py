@@ -1,0 +1,123 @@
+"""Which GGUF file MODEL means, and how transformers reads its config and its tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .header import check_header
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+SUFFIX = ".gguf"
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+# general.architecture -> the keys of its metadata that transformers 5.23 leaves out of the config
+ARCHITECTURES: dict[str, dict[str, str]] = {
+    "qwen2moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "qwen35moe": {},
+}
+
+
+def gguf_file(model: str | Path) -> Path | None:
+    """The GGUF file that MODEL means, the first of a split one; None if it means anything else.
+
+    MODEL is the file, or a folder without other weights and with one GGUF file. Raises ValueError for a folder with
+    several, for a missing part, and if the package gguf is not installed.
+    """
+    path = Path(model)
+    if path.is_file() and path.suffix == SUFFIX:
+        found = [path]
+    elif path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
+        found = sorted(path.glob(f"*{SUFFIX}"))
+    else:
+        return None
+    models = {_first(file) for file in found}
+    if not models:
+        return None
+    if len(models) > 1:
+        names = ", ".join(sorted(file.name for file in models))
+        raise ValueError(f"{path} holds several GGUF files ({names}): give the path of one")
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(f"{path} is a GGUF file, and reading it needs the package gguf: pip install gguf")
+    return models.pop()
+
+
+def parts_of(file: Path) -> list[Path]:
+    """All files of a model whose first file this is; raises ValueError for a missing one."""
+    match = PART.fullmatch(file.name)
+    if match is None:
+        return [file]
+    parts = [file.with_name(f"{match[1]}-{k:05}-of-{match[3]}.gguf") for k in range(1, int(match[3]) + 1)]
+    missing = next((part for part in parts if not part.is_file()), None)
+    if missing is not None:
+        raise ValueError(f"{file.parent}: the part {missing.name} of {file.name} is missing")
+    return parts
+
+
+def config_of(place: Path, **options: Any) -> PreTrainedConfig:
+    """The config of a model's folder or GGUF file.
+
+    A config.json beside the GGUF file comes first. Raises ValueError for a damaged file and for an architecture that is
+    not supported.
+    """
+    from transformers import AutoConfig
+
+    file = gguf_file(place)
+    if file is None:
+        return AutoConfig.from_pretrained(place, **options)
+    header = check_header(file)
+    architecture = header.architecture
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{file}: the GGUF architecture {architecture!r} is not supported; mixtures of experts that are: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    if (file.parent / "config.json").is_file():
+        return AutoConfig.from_pretrained(file.parent, **options)
+    with _Explained(file):
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, **options)
+    text = config.get_text_config()
+    for key, name in ARCHITECTURES[architecture].items():
+        value = header.fields.get(f"{architecture}.{key}")
+        if value is not None:
+            setattr(text, name, value)
+    names = {name for part in parts_of(file) for name in check_header(part).tensors}
+    config.tie_word_embeddings = "output.weight" not in names  # transformers looks at the first part alone
+    return config
+
+
+def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:
+    """The arguments of AutoTokenizer.from_pretrained: tokenizer files beside a GGUF file come before its own."""
+    file = gguf_file(place)
+    if file is None:
+        return place, {}
+    check_header(file)
+    if any((file.parent / name).is_file() for name in TOKENIZER):
+        return file.parent, {}
+    return file.parent, {"gguf_file": file.name}
+
+
+def _first(file: Path) -> Path:
+    match = PART.fullmatch(file.name)
+    return file.with_name(f"{match[1]}-00001-of-{match[3]}.gguf") if match else file
+
+
+class _Explained:
+    """Raises what transformers raises about a file's metadata again as one sentence."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: object) -> None:
+        if isinstance(value, (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)):
+            raise ValueError(f"{self._file}: its metadata does not describe a model: {value!r}") from value
