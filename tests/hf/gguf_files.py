@@ -47,8 +47,12 @@ def write(path, model, kinds=None, dense=Type.F32, *, parts=1, fields=()):
                     half.copy_(torch.from_numpy(decoded(data, kinds[projection])))
                     tensors[f"blk.{layer}.ffn_{projection}_exps.weight"] = data, kinds[projection]
                 continue
+            if name == "lm_head.weight" and config.tie_word_embeddings:
+                continue
             stem, _, leaf = name.rpartition(".")
             kind = dense if weight.dim() == 2 and "norm" not in name and weight.shape[-1] % 32 == 0 else Type.F32
+            if "shared_expert_gate" in name:  # llama.cpp stores a vector
+                weight = weight.squeeze(0)
             data = blocks(weight.numpy(), kind)
             weight.copy_(torch.from_numpy(decoded(data, kind)))
             tensors[f"{names.get_name(stem)}.{leaf}"] = data, kind
@@ -99,3 +103,76 @@ def _describe(writer, config):
 
 def _number_of(architecture):
     return next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+
+
+def byte_tokenizer(special=("<|end|>", "<|pad|>")):
+    """Calls of the writer for a tokenizer with one token a byte, one merge, and special tokens."""
+    from tokenizers import pre_tokenizers
+
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th", *special]
+    kinds = [gguf.TokenType.NORMAL] * (len(tokens) - len(special)) + [gguf.TokenType.CONTROL] * len(special)
+    return [
+        ("add_tokenizer_model", "gpt2"),
+        ("add_tokenizer_pre", "qwen2"),
+        ("add_token_list", tokens),
+        ("add_token_types", kinds),
+        ("add_token_merges", ["t h"]),
+        ("add_eos_token_id", tokens.index(special[0])),
+        ("add_pad_token_id", tokens.index(special[1])),
+    ]
+
+
+QWEN35_NAMES = {
+    "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out", "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "post_attention_norm",
+}  # fmt: skip
+
+
+def qwen35(path, model, kind):
+    """A file of architecture qwen35moe with random numbers, whose meaning transformers' own loader gives."""
+    config, generator = model.config, np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "qwen35moe")
+    key = "qwen35moe."
+    for name, value in {
+        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads, "attention.key_length": config.head_dim,
+        "full_attention_interval": 4, "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "ssm.state_size": config.linear_key_head_dim, "ssm.group_count": config.linear_num_key_heads,
+        "ssm.time_step_rank": config.linear_num_value_heads,
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim, "rope.dimension_count": 4,
+        "expert_feed_forward_length": config.moe_intermediate_size, "expert_count": config.num_experts,
+        "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        "expert_used_count": config.num_experts_per_tok,
+    }.items():  # fmt: skip
+        writer.add_uint32(key + name, value)
+    writer.add_float32(key + "attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32(key + "rope.freq_base", 1e4)
+    writer.add_array(key + "rope.dimension_sections", [1, 1, 0, 0])
+    writer.add_token_list([f"t{k}" for k in range(config.vocab_size)])
+    for name, weight in model.state_dict().items():
+        layer = f"blk.{name.split('.')[2]}." if ".layers." in name else ""
+        shape, stem = list(weight.shape), name.removesuffix(".weight")
+        if ".experts." in name:
+            for part in ("gate", "up") if "gate_up" in name else ("down",):
+                size = [shape[0], shape[1] // 2, shape[2]] if part != "down" else shape
+                data = blocks(generator.normal(size=size), kind)
+                writer.add_tensor(f"{layer}ffn_{part}_exps.weight", data, raw_dtype=kind)
+            continue
+        mine = QWEN35_NAMES[stem.partition(".layers.")[2].partition(".")[2] or stem]
+        numbers = generator.normal(size=[size for size in shape if size != 1]).astype(np.float32)
+        numbers = -np.abs(numbers) if mine == "ssm_a" else numbers
+        writer.add_tensor(layer + mine + ("" if mine in ("ssm_a", "ssm_dt.bias") else ".weight"), numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -12,7 +12,7 @@ from offload.whole_models import check_alike
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
 from goldsmith.hf.checkpoint.formats.registry import Schemes
-from goldsmith.hf.checkpoint.formats.scheme import Target
+from goldsmith.hf.checkpoint.formats.scheme import CodeFormat
 from goldsmith.hf.checkpoint.source import DecodedExperts
 from goldsmith.offload import from_pretrained
 
@@ -118,7 +118,7 @@ def test_groups_of_layers_may_be_stored_in_different_ways(tmp_path):
 
 def test_scales_for_whole_rows_are_repeated_where_gate_and_down_differ():
     scheme = Schemes(Path("m"), layouts.settings_of(PACKED, num_bits=4, strategy="channel")).all[0]
-    assert scheme.target(64, 48) == Target("int4", 16)
+    assert scheme.target(64, 48) == CodeFormat("int4", 16)
     assert scheme.target(64, 4) == "groups of a whole row do not fit 64 and 4"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..notes import warnings_as_notes
 from ..signals import handle_signals
 from ..terminal import Problem, console, count, write_json
 from .display import FinetuneDisplay
@@ -226,7 +227,7 @@ class FinetuneRun:
         from ...hf.training.model.accounting import account
         from ...hf.training.model.loading import load
 
-        with self.show.doing("loading the model") as progress:
+        with self.show.doing("loading the model") as progress, warnings_as_notes(self.show.note):
             loaded = load(self.options, progress)
         size = loaded.embeddings
         if self.highest >= size:

@@ -8,8 +8,9 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
+from ..notes import warnings_as_notes
 from ..signals import terminate_like_ctrl_c
 from ..terminal import Problem, console, write_json
 from .arguments import GenerateArguments, check, prompts, stretched
@@ -262,19 +263,7 @@ class GenerateRun:
 @contextlib.contextmanager
 def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
     """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
-    with warnings.catch_warnings():
-        plain = warnings.showwarning
-
-        def told(
-            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:  # fmt: skip
-            if category.__module__.startswith("goldsmith") or str(message).startswith("offload."):
-                show.note(_as_options(str(message)))
-            else:
-                plain(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = told
+    with warnings_as_notes(lambda text: show.note(_as_options(text))):
         warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
         yield
 

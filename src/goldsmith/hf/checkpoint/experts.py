@@ -71,11 +71,11 @@ def names_by_expert(source: WeightSource, path: str, spec: ExpertsSpec, names: s
             tensor_names[target][int(match[1])] = f"{path}.{name}"
     kind = source.method or "plain weights"
     if unknown:
-        raise ValueError(f"{source.folder}: {path}.{unknown[0]} is not known among experts of {kind}")
+        raise ValueError(f"{source.label}: {path}.{unknown[0]} is not known among experts of {kind}")
     for target, listed in tensor_names.items():
         if "" in listed:
             raise ValueError(
-                f"{source.folder}: {path}: expert {listed.index('')} has no {target} weight ({kind}; "
+                f"{source.label}: {path}: expert {listed.index('')} has no {target} weight ({kind}; "
                 f"the config says {spec.num_experts} experts)"
             )
     return tensor_names
@@ -86,7 +86,7 @@ def _stacked(source: WeightSource, path: str, spec: ExpertsSpec, names: set[str]
     upright = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
     shape, swapped = tuple(gate_up.shape), (upright[0], upright[2], upright[1])
     if shape not in (upright, swapped):
-        raise ValueError(f"{source.folder}: {path}.gate_up_proj is {list(shape)}, but the config says {list(upright)}")
+        raise ValueError(f"{source.label}: {path}.gate_up_proj is {list(shape)}, but the config says {list(upright)}")
     # files may store the transpose of the model's layout (qwen3_vl_moe); square weights have the model's layout
     transposed = spec.transposed if upright == swapped else shape == swapped
     gate_up_bias, down_bias = (
@@ -122,5 +122,5 @@ def check_all_known(source: WeightSource, path: str, names: set[str], known: set
     unknown = sorted(names - known)
     if unknown:
         raise ValueError(
-            f"{source.folder}: {path}.{unknown[0]} is not known among experts of {source.method or 'plain weights'}"
+            f"{source.label}: {path}.{unknown[0]} is not known among experts of {source.method or 'plain weights'}"
         )

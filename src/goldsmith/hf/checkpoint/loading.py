@@ -45,7 +45,7 @@ def load_other_weights(
             progress(done, total, "reading all but the experts")
         if value is not None and value.shape != tensor.shape:
             raise ValueError(
-                f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
+                f"{source.label}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
             _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
@@ -53,7 +53,7 @@ def load_other_weights(
             missing.append(name)
     if missing:
         raise ValueError(
-            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
+            f"{source.label}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
             f"that transformers renames, first {missing[0]}. Load the model with from_pretrained, then convert it"
         )
     model.tie_weights()
@@ -146,7 +146,7 @@ def _warn_unexpected(model: PreTrainedModel, source: WeightSource, used: set[str
     )
     if unknown:
         warnings.warn(
-            f"{source.folder}: ignored {len(unknown)} tensors that {type(model).__name__} has no place for, "
+            f"{source.label}: ignored {len(unknown)} tensors that {type(model).__name__} has no place for, "
             f"first {unknown[0]}",
             stacklevel=4,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..experts_spec import ExpertsSpec
 from .formats.layer import CodedLayer
-from .formats.scheme import Scheme, Target
+from .formats.scheme import CodeFormat, Scheme
 
 Progress = Callable[[int, int | None, str], None]
 GIB = 2**30
@@ -69,7 +69,7 @@ def stored_format(source: WeightSource, specs: Mapping[str, ExpertsSpec], *, ali
         for layer in layers:
             layer.target = "its layers are stored in different ways"
         return None
-    formats = [target.format for target in targets if isinstance(target, Target)]
+    formats = [target.format for target in targets if isinstance(target, CodeFormat)]
     return formats[0] if formats else "mxfp4" if source.method == "mxfp4" else None
 
 
@@ -90,10 +90,11 @@ def warn_decoded(source: WeightSource, format: str, specs: Mapping[str, ExpertsS
     reasons = [layer.target for layer in layers if isinstance(layer.target, str) and layer.floats is None]
     if not reasons or format != "auto":
         return
-    size = 12 * sum(s.num_experts * s.hidden_size * s.intermediate_size for s in specs.values()) / GIB
+    size = 12 * sum(s.num_experts * s.hidden_size * s.intermediate_size for s in specs.values())
+    memory = f"{size / GIB:.3g} GiB" if size > GIB / 10 else f"{size / 2**20:.3g} MiB"
     warnings.warn(
         f"{source.label}: no format of goldsmith holds the codes of its experts ({layers[0].label}: {reasons[0]}). "
-        f"They are decoded to float32 exactly and take {size:.3g} GiB; another format, such as bf16 or int8, takes "
+        f"They are decoded to float32 exactly and take {memory}; another format, such as bf16 or int8, takes "
         "less and rounds them",
         DecodedExperts,
         stacklevel=3,

@@ -14,7 +14,7 @@ from ....experts.packed.formats import FORMATS, Codes
 from ....experts.packed.importers import imported
 from ....experts.packed.layout import Expert
 from ...experts_spec import ExpertsSpec
-from .scheme import Scheme, Target
+from .scheme import CodeFormat, Scheme
 
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
 NAMES = ("gate", "up", "down")
@@ -26,7 +26,7 @@ class CodedLayer(Protocol):
     where: str  # file or folder and path, for messages
     label: str  # the kind of quantisation, for messages
     spec: ExpertsSpec
-    target: Target | str
+    target: CodeFormat | str
     floats: torch.dtype | None  # of weights that the files hold as floats; None for codes
 
     def codes(self, projection: str, expert: int) -> Codes: ...
@@ -78,10 +78,12 @@ class QuantisedLayer:
                 self._check_whole(projection, expert)
         targets = {scheme.target(spec.hidden_size, spec.intermediate_size) for scheme in self._schemes.values()}
         reasons = sorted(target for target in targets if isinstance(target, str))
-        self.target: Target | str = targets.pop() if len(targets) == 1 else (reasons or ["its projections differ"])[0]
+        self.target: CodeFormat | str = (
+            targets.pop() if len(targets) == 1 else (reasons or ["its projections differ"])[0]
+        )
 
     def codes(self, projection: str, expert: int) -> Codes:
-        assert isinstance(self.target, Target)  # noqa: S101
+        assert isinstance(self.target, CodeFormat)  # noqa: S101
         parts = self._parts(projection, expert)
         try:
             return self._checked(projection, self._schemes[projection].codes(parts, self.target))
@@ -126,7 +128,7 @@ class QuantisedLayer:
         return {part: self._source.get(names[part]) for part in (*scheme.parts, *scheme.optional) if part in names}
 
     def _checked(self, projection: str, codes: Codes) -> Codes:
-        assert isinstance(self.target, Target)  # noqa: S101
+        assert isinstance(self.target, CodeFormat)  # noqa: S101
         shape = (codes.codes.shape[0], codes.codes.shape[1] * FORMATS[self.target.format].per_code)
         if shape != self._shape(projection):
             raise self._other_shape(projection, list(shape))
@@ -171,7 +173,7 @@ def packed_layer(
     """
     biases = layer.biases()
     target = layer.target
-    if isinstance(target, Target):
+    if isinstance(target, CodeFormat):
         if group_size not in (None, target.group):
             own = "blocks of 128 x 128" if target.format == "fp8_block" else target.group or "one scale for each row"
             raise ValueError(

@@ -25,7 +25,7 @@ ACTIVATIONS = (
 
 
 @dataclass(frozen=True)
-class Target:
+class CodeFormat:
     """A format of `experts.pack` that holds codes exactly, and the inputs that share a scale (None: as in `pack`)."""
 
     format: str
@@ -64,7 +64,7 @@ class Scheme:
         """Names of parts that show that a layer is stored in codes."""
         return {*self.parts, *self.aliases} - {"weight"}
 
-    def target(self, hidden: int, intermediate: int) -> Target | str:
+    def target(self, hidden: int, intermediate: int) -> CodeFormat | str:
         """The format that holds the codes of experts of these sizes, or the reason why none does."""
         if self.format is None:
             return self.reason
@@ -72,17 +72,17 @@ class Scheme:
         if fmt.fixed:
             if fmt.name == "mxfp4" and (hidden % 32 or intermediate % 32):
                 return f"groups of 32 do not divide {hidden} and {intermediate}"
-            return Target(self.format, fmt.group)
+            return CodeFormat(self.format, fmt.group)
         if group is None and fmt.bits == 8:
-            return Target(self.format, None)
+            return CodeFormat(self.format, None)
         both = [size for size in divisors(hidden) if intermediate % size == 0]
         if group is None and both:  # one scale per row, repeated
-            return Target(self.format, both[-1])
+            return CodeFormat(self.format, both[-1])
         if group is not None and group % 8 == 0 and hidden % group == 0 and intermediate % group == 0:
-            return Target(self.format, group)
+            return CodeFormat(self.format, group)
         return f"groups of {group or 'a whole row'} do not fit {hidden} and {intermediate}"
 
-    def codes(self, parts: Parts, target: Target) -> Codes:
+    def codes(self, parts: Parts, target: CodeFormat) -> Codes:
         """The codes of a matrix with the groups of `target`; only for a scheme with a format."""
         codes = self.read(parts)
         assert isinstance(codes, Codes) and codes.scales is not None  # noqa: S101

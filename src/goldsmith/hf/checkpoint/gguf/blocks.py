@@ -17,7 +17,7 @@ from gguf import dequantize
 from torch import Tensor
 
 from ....experts.packed.formats import Codes, nibbles
-from ..formats.scheme import Target
+from ..formats.scheme import CodeFormat
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +52,7 @@ _ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
 class Holding:
     """The one format that holds several types."""
 
-    target: Target
+    target: CodeFormat
     scales: torch.dtype
 
 
@@ -69,7 +69,7 @@ def holding(types: Iterable[Type]) -> Holding | str:
     scales = {kind.scales for kind in known}
     wide = scales.pop() if len(scales) == 1 else torch.float32
     form = formats.pop() if len(formats) == 1 else "int8"
-    return Holding(Target(form, min(kind.group for kind in known)), wide)
+    return Holding(CodeFormat(form, min(kind.group for kind in known)), wide)
 
 
 def codes(kind: Type, data: Bytes, held: Holding) -> Codes:

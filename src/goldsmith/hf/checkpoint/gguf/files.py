@@ -99,9 +99,10 @@ def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:
     file = gguf_file(place)
     if file is None:
         return place, {}
-    check_header(file)
     if any((file.parent / name).is_file() for name in TOKENIZER):
         return file.parent, {}
+    if "tokenizer.ggml.tokens" not in check_header(file).fields:
+        raise ValueError(f"{file} has no tokenizer in its metadata: put the model's tokenizer.json beside it")
     return file.parent, {"gguf_file": file.name}
 
 

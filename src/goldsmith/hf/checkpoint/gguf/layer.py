@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....experts.packed.formats import Codes
 from ...experts_spec import ExpertsSpec
-from ..formats.scheme import Target
+from ..formats.scheme import CodeFormat
 from . import blocks
 from .blocks import Holding
 
@@ -35,7 +35,7 @@ class GgufLayer:
             self._tensors[projection] = tensors[name]
         self._held = held
         self.label = "GGUF"
-        self.target: Target | str = held if isinstance(held, str) else held.target
+        self.target: CodeFormat | str = held if isinstance(held, str) else held.target
         kinds = {tensor.tensor_type for tensor in self._tensors.values()}
         dtypes = {blocks.FLOATS[kind] for kind in kinds if kind in blocks.FLOATS}
         # bfloat16 only if everything is: float32 holds all three exactly

@@ -55,6 +55,11 @@ def folder(name: str) -> Path:
     if not name:
         raise TrainingError("MODEL is empty; give a folder, or the name of a model on the hub.")
     if Path(name).is_dir() or Path(name).is_file() and Path(name).suffix == SUFFIX:
+        try:
+            if gguf_file(name) is not None:
+                config_of(Path(name))  # a damaged file is reported as one, not as a model without a tokenizer
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"MODEL {error}") from error
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TrainingError(f"MODEL {name}: there is no such folder.")
