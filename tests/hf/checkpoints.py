@@ -95,10 +95,10 @@ def write(folder, config, tensors, shards=2):
     return folder
 
 
-def quantised(folder, kind, family="deepseek_v3"):
+def quantised(folder, kind, family="deepseek_v3", **options):
     """A checkpoint of this kind in `folder`, and the eager float32 model that it represents."""
     changes = {"intermediate_size": 32} if kind == "mxfp4" else {"moe_intermediate_size": 32, "intermediate_size": 48}
-    plain = models.model(family, **changes)
+    plain = models.model(family, **(changes | options))
     generator = torch.Generator().manual_seed(5)
     tensors = {}
     with torch.no_grad():

@@ -15,6 +15,7 @@ from torch import nn
 
 from ....experts.packed.files import mode_for
 from ...checkpoint.gguf.files import SUFFIX, config_of, gguf_file, tokenizer_arguments
+from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
 from ...model_types import Tokenizer
 from ...routers import router_weights
@@ -89,15 +90,19 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def check(options: Options) -> None:
-    """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
-    if not options.lora_modules and not options.train_router:
-        return
+    """Raises TrainingError, before anything is written, for what a run could not use; reads no weights.
+
+    A kind of quantisation that is not supported, or --lora-modules or --train-router that match nothing in the model.
+    """
     from transformers import AutoModelForCausalLM
 
     try:
-        config = config_of(folder(options.model))
+        place = folder(options.model)
+        config = config_of(place)
         with torch.device("meta"):
             bare = AutoModelForCausalLM.from_config(config)
+        if _streamed(place):
+            open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
     extra_targets.check(bare, options)
@@ -174,11 +179,16 @@ def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | No
     from transformers import AutoModelForCausalLM
 
     dtype = DTYPES[options.dtype]
-    if gguf_file(place) is None and not any(place.glob("*.safetensors")):
+    if not _streamed(place):
         return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
     config = config_of(place)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype), place
+
+
+def _streamed(place: Path) -> bool:
+    """Whether the weights are read from files that `convert` reads, one expert at a time."""
+    return gguf_file(place) is not None or any(place.glob("*.safetensors"))
 
 
 def save_adapter(loaded: LoadedModel, folder: Path) -> None:
