@@ -149,12 +149,12 @@ ERRORS = [
     ({"layouts": "dense"}, ValueError, "layouts: 'dense' is not valid; there are: any, contiguous"),
     ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not valid; there are: ieee, tf32"),
     ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
-    ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; there are: torch.bfloat16, "),
+    ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; use one of: torch.bfloat16, "),
     ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs twice"),
     (
         {"compute": torch.int8},
         ValueError,
-        "compute: torch.int8 is not a compute precision; there are: torch.bfloat16, ",
+        "compute: torch.int8 is not a compute precision; use one of: torch.bfloat16, ",
     ),
     ({"decisions": ("i",)}, TypeError, "decisions: expected a dict, got tuple"),
     ({"decisions": {"i": "topk"}}, TypeError, "decisions: 'i' must be assay.topk, argmax, sign or given, got 'topk'"),
@@ -250,7 +250,7 @@ def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration()
     ):
         assay.check(made(candidate=lambda x, w: "three"))
     with pytest.raises(
-        assay.TargetError, match="^outputs: the candidate returns 'z', the golden has no output or stage"
+        assay.TargetError, match="^outputs: the candidate returns 'z', but the golden has no output or stage"
     ):
         assay.check(made(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
     with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients; wanted are 2: x, w$"):

@@ -143,7 +143,7 @@ def test_an_operator_that_a_file_rejects_is_not_timed(proof, tmp_path):
 
 @pytest.mark.parametrize("what, said", [
     ({"source": "0" * 64}, "proves other code: source 000000000000 there"),
-    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "made on another machine: NVIDIA H100 there"),
+    ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "made on another machine, NVIDIA H100; this one is"),
     ({"interrupted": True}, "its run was interrupted"),
 ])  # fmt: skip
 def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, what, said):

@@ -57,7 +57,7 @@ def test_the_version_option_prints_the_version():
         (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary"),
         (["bench", "mhc.connection"], "modules of several operators: python -m benchmarks.bench"),
         (["bench", "--against", "liger"], "an installed goldsmith has no peers"),
-        (["bench", "--device", "tpu"], "'tpu' is no device"),
+        (["bench", "--device", "tpu"], "--device tpu: not a device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; available: decode[T=1,D=4096]"),
     ],
 )

@@ -178,7 +178,7 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said
         ),
         ({"names": ["own_kernels:not_a_target"]}, "is int; expected a goldsmith.assay.Target or a list of them."),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
-        ({"names": ["mhc"], "device": "tpu"}, "'tpu' is not a device; use cpu, cuda or cuda:1"),
+        ({"names": ["mhc"], "device": "tpu"}, "--device tpu: not a device; use cpu, cuda or cuda:1"),
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )

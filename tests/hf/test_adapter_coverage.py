@@ -93,7 +93,7 @@ def test_an_adapter_with_fewer_or_more_layers_is_refused(adapter, tmp_path):
     [
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set, which neither peft nor goldsmith supports"),
         ({"modules_to_save": ["lm_head"]}, "covers lm_head, but the file has no base_model.model.lm_head.weight"),
-        ({"modules_to_save": ["nosuch"]}, "modules_to_save has 'nosuch', which this model does not have"),
+        ({"modules_to_save": ["nosuch"]}, "modules_to_save names 'nosuch', a module that this model does not have"),
         ({"target_parameters": [*TARGETS, "foo"]}, "target_parameters has 'foo', which matches no parameter"),
         ({"target_parameters": TARGETS[:1]}, "for other experts|has no place in this model"),
         ({"target_modules": ["k_proj"]}, "self_attn.q_proj.lora_A.weight has no place in this model"),

@@ -128,8 +128,8 @@ def second(model):
 @pytest.mark.parametrize(
     "config, change, message",
     [
-        ({}, merged, r"its adapter 'default' is merged: unmerge_adapter\(\) first; nothing was changed"),
-        ({}, second, r"it has the adapters \['default', 'second'\], and only one can be replaced"),
+        ({}, merged, r"the model's adapter 'default' is merged: call unmerge_adapter\(\) first; nothing was changed"),
+        ({}, second, r"the model has the adapters \['default', 'second'\], and only one can be replaced"),
         (
             {"init_lora_weights": "pissa"},
             lambda model: None,

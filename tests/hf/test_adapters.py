@@ -306,7 +306,7 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
 @pytest.mark.parametrize(
     "spoil, message",
     [
-        (lambda f: (f / CONFIG).unlink(), "has no adapter_config.json: not the folder of a peft adapter"),
+        (lambda f: (f / CONFIG).unlink(), "has no adapter_config.json, so it is not the folder of a peft adapter"),
         (lambda f: (f / WEIGHTS).unlink(), "has no adapter_model.safetensors"),
         (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json: not JSON"),
         (lambda f: (f / WEIGHTS).write_bytes((f / WEIGHTS).read_bytes()[:-9]), "not a whole safetensors file"),
@@ -329,7 +329,7 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
         (lambda f: tensors(f, lambda t: t.update({A: t[A][:7]})), r"\[7, 24\] .* wanted \[r\*5, 24\] and \[32, r\*5\]"),
         (lambda f: tensors(f, lambda t: t.update({A.replace("1", "7"): t.pop(A)})), "lora_A.*one is missing"),
         (lambda f: tensors(f, lambda t: t.update({A.replace("1", "7"): t[A] + 1})), "layers.7.* has no place in"),
-        (lambda f: tensors(f, dict.clear), "holds nothing for this model's experts"),
+        (lambda f: tensors(f, dict.clear), "has no tensors for this model's experts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -256,9 +256,7 @@ def _not_run(
 
 
 def _float32(examination: Examination, tally: _Tally) -> None:
-    """Run a 16-bit target once more with float32 inputs, where a factor of 1.002 is not rounded away. A refusal is a
-    note.
-    """
+    """Run a 16-bit target again with float32 inputs, where a factor of 1.002 is visible. A refusal becomes a note."""
     name = examination.target.name or ""
     try:
         with tally.timing("float32", examination):

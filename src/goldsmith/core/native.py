@@ -55,9 +55,7 @@ class Structure(ctypes.Structure):
 
 
 class TensorView(Structure):
-    """The address, sizes and strides of a tensor. It does not keep the tensor alive: the caller must, until the call
-    returns.
-    """
+    """The address, sizes and strides of a tensor. The caller must keep the tensor alive until the call returns."""
 
     _c_name_ = "gs_tensor"
     _fields_ = [
@@ -256,9 +254,7 @@ def _lower(loaded: ctypes.CDLL, asked: str) -> None:
 
 
 def _place(loaded: ctypes.CDLL) -> None:
-    """The processors for worker threads: spread over all NUMA nodes, not only where the first caller happens to be
-    bound.
-    """
+    """The processors for worker threads, spread over all NUMA nodes even if the first caller is bound to one."""
     places = [(processor, node) for processor, node in processors.places() if processor < 1024]
     listed = c_int32 * len(places)
     loaded.gs_workers_on(listed(*(p for p, _ in places)), listed(*(n for _, n in places)), len(places))

@@ -79,9 +79,7 @@ def numbers(text: str) -> list[int]:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """The processor time that this process's control group and its parents grant, in processors; None without a
-    limit.
-    """
+    """The number of processors that this process's control group and its parents allow; None without a limit."""
     found: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -26,8 +26,8 @@ def base_of(op: str, base: object) -> tuple[Tensor, Tensor, Tensor | None, Tenso
         return gate_up, down, *(biases or (None, None)), ""
     came = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
     raise TypeError(
-        f"{op}: base is {came}, wanted a PackedExperts, or plain tensors (gate_up [E, 2I, H], down [E, H, I]) with or "
-        "without (.., gate_up_bias [E, 2I], down_bias [E, H])"
+        f"{op}: base is {came}, wanted a PackedExperts, or a tuple of tensors: (gate_up [E, 2I, H], down [E, H, I]) or "
+        "(gate_up, down, gate_up_bias [E, 2I], down_bias [E, H])"
     )
 
 

@@ -38,7 +38,7 @@ class HyperStack(nn.Module):
                 came = f"connections[{at}] is {kind(connection)}"
                 raise TypeError(f"mhc.HyperStack: {came}, wanted a connection: mhc.HyperConnection(dim, layer)")
         if isinstance(keep_every, bool) or not isinstance(keep_every, int) or keep_every != 1:
-            raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, only 1 is offered")
+            raise ValueError(f"mhc.HyperStack: keep_every={keep_every!r}, but only 1 is supported")
         sizes = {(c.n, c.dim) for c in connections}
         if len(sizes) > 1:
             raise ValueError(f"mhc.HyperStack: connections differ in (n, dim): {sorted(sizes)}")

@@ -203,9 +203,7 @@ class Engine:
         return ids.contiguous(), counts, skips
 
     def _begin_early(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
-        """The assignment of a call of one token, whose CPU work begins here so that it overlaps all the rest; otherwise
-        None.
-        """
+        """The assignment of a call of one token, whose CPU work begins here, beside the rest; otherwise None."""
         lanes, assignment = self._lanes, None
         if not isinstance(lanes, DeviceLanes):
             return None

@@ -107,7 +107,7 @@ class Target:
         _choice("dot", self.dot, tuple(DOTS))
         self._set("dtypes", _dtypes(self.dtypes))
         if self.compute is not None and self.compute not in UNIT:
-            raise TargetError(f"compute: {self.compute!r} is not a compute precision; there are: {listed(UNIT)}")
+            raise TargetError(f"compute: {self.compute!r} is not a compute precision; use one of: {listed(UNIT)}")
         self._check_decisions()
         self._check_segments()
         self._check_bindings()
@@ -298,7 +298,7 @@ def _dtypes(value: object) -> tuple[torch.dtype, ...]:
         raise TargetError(f"dtypes: {twice[0]} occurs twice")
     unknown = [d for d in dtypes if d not in UNIT]
     if unknown:
-        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; there are: {listed(UNIT)}")
+        raise TargetError(f"dtypes: {unknown[0]} cannot be judged; use one of: {listed(UNIT)}")
     return tuple(dtypes)
 
 

@@ -132,9 +132,7 @@ def _ratios_in_block(
 
 
 def wrong_block(y: Tensor, golden: Tensor, bound: Tensor) -> dict[int, tuple[int, int]] | None:
-    """axis -> [lo, hi) of the smallest block with all wrong elements; None if it is the whole tensor or they are
-    scattered.
-    """
+    """axis -> [lo, hi) of the smallest block with all wrong elements; None if it is the whole tensor or scattered."""
     wrong = ~((y - golden).abs() <= SLACK * bound) & torch.isfinite(golden)
     if not bool(wrong.any()) or not bool(torch.isfinite(y).all()):
         return None

@@ -128,9 +128,7 @@ class _AxisInfluence:
         return any(lo <= place <= hi for lo, hi in (*self.missing, *self.extra))
 
     def _halve(self, lo: int, hi: int, before: str, after: str) -> None:
-        """Bisect between two known ends: if both agree, a slice in the middle decides for all; otherwise find the
-        edge.
-        """
+        """Bisect between two known slices: if they agree, one slice in the middle decides; otherwise find the edge."""
         if lo > hi:
             return
         middle = (lo + hi) // 2
@@ -207,10 +205,8 @@ class _AxisInfluence:
 
         MISSING: elements move in the golden, and none in the candidate. EXTRA: an element moves only in the candidate.
         ELSEWHERE: the same, and some elements that the golden moves stay still. A golden's element moves if it changes
-        by
-        more than rounding; a candidate's if any bit changes. The mask is the golden's if influence is missing,
-        otherwise the
-        candidate's.
+        by more than rounding; a candidate's if any bit changes. The mask is the golden's if influence is missing,
+        otherwise the candidate's.
         """
         now, before, mine = ref.bounded.get(name), self.examination.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:

@@ -22,7 +22,7 @@ from ..judge.examination import Examination
 from ..nonfinite.events import Event
 from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
-from .evidence import Born
+from .evidence import NonFiniteOrigin
 from .isolate import named, order
 from .whatif.run.calls import Listening, OperatorCall, _line, moved
 from .whatif.run.golden import Golden
@@ -33,7 +33,7 @@ _ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatte
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
 
-def provenance(examination: Examination, own: CandidateRun) -> Born | None:
+def provenance(examination: Examination, own: CandidateRun) -> NonFiniteOrigin | None:
     """None if all finite values of the golden are finite in the candidate, at least with zeroed memory."""
     if _first(examination, own) is None:
         return None
@@ -72,7 +72,7 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
         )
         cause = "uninitialised_accumulator" if freed.added else "use_after_free"
     cause = "overflow" if passed is not None else cause
-    return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
+    return NonFiniteOrigin("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
 
 
 class _Freed(DispatchMode):

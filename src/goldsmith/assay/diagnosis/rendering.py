@@ -21,8 +21,7 @@ class Diagnosis(DiagnosisFacts):
         diagnosis_page.write(self, path)
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle, with a page in it, into `folder`; returns the bundle's own
-        folder.
+        """Write the smallest failing case as a bundle with a page into `folder`; returns the folder of the bundle.
 
         Raises ValueError if there is no failing case to write.
         """

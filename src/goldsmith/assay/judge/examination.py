@@ -224,9 +224,7 @@ class Examination:
         return not judgement.ok
 
     def _attributed(self, finding: Finding) -> Finding | None:
-        """Rungs 2 to 4 of the plain run belong to the probes that measure them; without those probes they are
-        dropped.
-        """
+        """The finding, under the probe that measures its rung; None if that probe was not selected."""
         owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(
             finding.rung, finding.probe
         )

@@ -1,4 +1,4 @@
-"""Where the wrong elements of a tensor are, and what the tensor looks like, in words."""
+"""Describes in words where the wrong elements of a tensor are, and what the tensor looks like."""
 
 from __future__ import annotations
 

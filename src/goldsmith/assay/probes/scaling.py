@@ -94,8 +94,7 @@ def _judge_changed(
     """Judge a run on changed inputs; drop a failure if the golden in compute precision fails too.
 
     noise: also compare with the noise of legal orders here, on inputs perturbed by one rounding. A formula that is
-    right
-    for inputs this close (log-sum-exp minus a logit) is honest; one that loses the square of the rounding is not.
+    right for inputs this close (log-sum-exp minus a logit) is honest; one that loses the square of the rounding is not.
 
     Returns the run and the golden's results it was judged by (None if it raised).
     """
@@ -294,8 +293,7 @@ def _report_swallowed(
     """Report finite results where the golden is NaN or Inf, if the element of one input causes that and matters there.
 
     It matters if a finite change moves the golden. 0 * Inf at a masked element is an accident of the golden's formula.
-    So is
-    0 * NaN in the gradient of an unchosen row, although a finite number there would change the choice
+    So is 0 * NaN in the gradient of an unchosen row, although a finite number there would change the choice
     (`zero_times_nan`).
     """
     lost = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in lost.items()}
@@ -336,8 +334,8 @@ def _without_planted(examination: Examination, label: str, name: str, mask: Tens
     """The mask without the gradient of the changed element itself, if every output is NaN as it should be.
 
     A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through its closed branch, and a clamp
-    sends none
-    to a value out of its range. The loss is NaN, which is warning enough. For |x - y| the same holds for NaN in either.
+    sends none to a value out of its range. The loss is NaN, which is warning enough. For |x - y| the same holds for NaN
+    in either.
     """
     inputs, mask = examination.material.inputs, mask.contiguous()  # a gradient may be stored transposed
     places = [place for other, place in _places(examination).items() if inputs[other].shape == mask.shape]

@@ -115,5 +115,8 @@ def _load(file: str) -> ReportJson:
     here, there = machine().short, data["machine"]
     name = there["gpus"][0]["name"] if there["gpus"] else there["cpu"]
     if name != here:
-        raise Problem(f"--proof {file}: made on another machine: {name} there, {here} here.")
+        raise Problem(
+            f"--proof {file}: made on another machine, {name}; this one is {here}. Run `goldsmith verify --json "
+            "FILE` here."
+        )
     return data

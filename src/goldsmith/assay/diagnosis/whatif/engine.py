@@ -111,8 +111,7 @@ class Search:
         """All changes found until `spent` says so, the best first.
 
         It ends early if a change makes every element of the tensor and the other results too, since only much rarer
-        changes
-        would follow. If the other results are not explained, it searches for as long again and then stops.
+        changes would follow. If the other results are not explained, it searches for as long again and then stops.
         """
         if self._waiting is None:
             self._waiting = enumerate(self._all(self._calls()))

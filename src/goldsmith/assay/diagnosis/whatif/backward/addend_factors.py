@@ -114,8 +114,7 @@ def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Chang
     """Backward sums that are 0 for every input, or that have such an addend, with a change that keeps them as they are.
 
     An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When something
-    else
-    is changed, autograd's version of that path is no longer 0.
+    else is changed, autograd's version of that path is no longer 0.
     """
     zeroed: dict[int, Changed] = {}
     sizes: dict[Key, float] = {}  # key -> size of the cancelling addends; a maximum that is subtracted has no gradient

@@ -253,8 +253,7 @@ def _ordered(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]
     """Places of an axis taken in turn where they belong to groups, or the reverse: h % r for h // (n / r).
 
     This covers heads that share keys, pairs of features, and groups of channels. The candidate computes the golden's
-    result
-    for the reordered places and stores it at the original places.
+    result for the reordered places and stores it at the original places.
     """
     numbers = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool)}
     for extent in sorted({n, *(v for v in numbers if 2 < v < n)}, reverse=True):
