@@ -72,6 +72,15 @@ class ExpertsSpec:
         """The keywords that `experts.moe` and `experts.Experts` share."""
         return {"activation": self.activation, "alpha": self.alpha, "limit": self.limit}
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The experts module's parameters in its own layout: {name: shape}."""
+        e, h, i = self.num_experts, self.hidden_size, self.intermediate_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "gate_up_proj": (e, h, 2 * i) if self.transposed else (e, 2 * i, h),
+            "down_proj": (e, i, h) if self.transposed else (e, h, i),
+        }
+        return shapes | ({"gate_up_proj_bias": (e, 2 * i), "down_proj_bias": (e, h)} if self.biased else {})
+
     def canonical_gate_up(self, weight: Tensor) -> Tensor:
         """gate_up [E, 2I, H] or [E, H, 2I], or its bias [E, 2I], with all gates before all ups, as [E, 2I, H].
 
