@@ -95,6 +95,22 @@ class ExpertsSpec:
         return weight.transpose(1, 2) if self.transposed else weight
 
 
+    def own_layout(
+        self, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The module's parameters by name, from gate_up [E, 2I, H] with all gates before all ups, and down [E, H, I]."""
+
+        def rows(tensor: Tensor) -> Tensor:
+            return torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2) if self.interleaved else tensor
+
+        parts = {"gate_up_proj": rows(gate_up), "down_proj": down}
+        if self.transposed:
+            parts = {name: tensor.transpose(1, 2) for name, tensor in parts.items()}
+        if gate_up_bias is not None and down_bias is not None:
+            parts |= {"gate_up_proj_bias": rows(gate_up_bias), "down_proj_bias": down_bias}
+        return parts
+
+
 def is_experts(module: nn.Module) -> bool:
     """Whether transformers dispatches this module's forward to a registered experts implementation."""
     return all(hasattr(module, mark) for mark in MARKS)
