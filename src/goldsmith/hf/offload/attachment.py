@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,6 +18,8 @@ from ...offload.store.cache_folder import cached_store
 from ...offload.store.expert_store import ExpertStore
 from ..dispatch import ENGINE, NAME, register
 from ..experts_spec import SharedOptions
+from . import adapters as reading
+from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
 from .layers import ExpertsLayer
 from .weights import Weights, into_module
@@ -84,6 +86,7 @@ class Attached:
     ) -> None:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
         self.engine: Engine
+        self.adapters = ModelAdapters(model, {})
         self._configs: dict[int, PreTrainedConfig] = {}
         self._trained: list[str] = []  # names, because releasing an expert's parameter replaces the object
         self._hooks: list[RemovableHandle] = []
@@ -98,18 +101,41 @@ class Attached:
             self.move(device)
             if device.type == "cuda" and options.get("gpu_budget", "auto") == "auto":
                 options["gpu_budget"] = automatic(self.model, device, batch, max_length)
-            self.engine = Engine(self.store, **options)
+            self.engine = Engine(self.store, **options, adapters=self.adapters.for_engine())
+            try:
+                self.adapters.install()
+            except BaseException:
+                self.engine.close()
+                raise
         except BaseException:
+            self.adapters.remove()
             self.move(self.home)
             raise
         self._put_in()
+        if self.adapters.names:
+            self.adapters.use(self.adapters.names[0], self.engine)
+
+    def load_adapter(self, adapter: AdapterArgument) -> tuple[str, ...]:
+        """Adds the adapters of this argument, and returns their names; `use_adapter` selects them."""
+        folders = reading.folders_of(adapter)
+        known = [name for name in folders if name in self.adapters.names]
+        if known:
+            raise ValueError(f"offload: there is already an adapter {known[0]!r}: give {{name: folder}} with another")
+        with torch.no_grad():
+            read = {name: reading.read(self.model, self.layers, folder) for name, folder in folders.items()}
+        for name, one in read.items():
+            self.adapters.add(name, one, self.engine)
+        return tuple(read)
+
+    def use_adapter(self, names: str | Sequence[str] | None) -> None:
+        self.adapters.use(names, self.engine)
 
     def _put_in(self) -> None:
         register()
         released: dict[int, nn.Parameter] = {}
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:  # inference only: the engine's x then needs no gradient, even outside no_grad
-                self._trained.append(name)
+                self._trained.append(name.replace(".base_layer.", "."))  # as it is without peft's layers
                 parameter.requires_grad_(False)
         for layer in self.layers:
             module = layer.module
@@ -168,6 +194,7 @@ class Attached:
     def detach(self) -> PreTrainedModel:
         """Returns the plain model: experts restored from the store, everything on its home device."""
         parameters: dict[int, nn.Parameter] = {}
+        self.adapters.remove()
         for layer in self.layers:
             layer.module.__dict__.pop("_apply", None)
             into_module(layer, self.store, self.home, parameters)
