@@ -120,9 +120,7 @@ def of_other_experts(tensors):
     ({"tensors": lambda tensors: dict(list(tensors.items())[:3])}, "belong together, but one is missing"),
     ({"tensors": lambda tensors: {name: t * float("nan") for name, t in tensors.items()}}, "wanted finite floats"),
 ], ids=["rank", "transposed", "names", "sizes", "parameters", "kind", "truncated", "nan"])  # fmt: skip
-def test_an_adapter_that_does_not_fit_is_refused_in_one_paragraph(
-    model, adapters, tmp_path, monkeypatch, change, text
-):
+def test_an_adapter_that_does_not_fit_is_refused_in_one_paragraph(model, adapters, tmp_path, monkeypatch, change, text):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     folder = changed(adapters["experts"], tmp_path / "wrong", **change)
     done = run(model, "--prompt", "the sea", "--adapter", folder)

@@ -151,6 +151,7 @@ def shell(module: nn.Module, copies: dict[int, nn.Module] | None = None) -> nn.M
         copy = copies[id(module)] = object.__new__(type(module))
         copy.__dict__.update(module.__dict__)
         copy.__dict__["_parameters"] = dict(module._parameters)
+        copy.__dict__["_state_dict_pre_hooks"] = {}  # an offloaded model refuses state_dict, but its shell has one
         copy.__dict__["_modules"] = {
             name: None if child is None else shell(child, copies) for name, child in module._modules.items()
         }

@@ -124,6 +124,7 @@ class ModelAdapters:
         self._by_name = dict(adapters)
         self._original: dict[str, Tensor] = {}  # the model's own tensors of the modules that are replaced now
         self.active: tuple[str, ...] = ()
+        self.injecting = False  # whether peft adds its layers to the model at this moment
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,11 +177,14 @@ class ModelAdapters:
         from peft.tuners.tuners_utils import cast_adapter_dtype
 
         ours = self._peft_name(name)
+        self.injecting = True
         try:
             with torch_defaults():
                 inject_adapter_in_model(lora_config(adapter.config, self.model), self.model, ours)
         except ValueError as error:
             raise ValueError(f"{adapter.folder / CONFIG}: {error}") from error
+        finally:
+            self.injecting = False
         cast_adapter_dtype(self.model, ours)  # to float32, as PeftModel.from_pretrained does
         there = dict(self.model.named_parameters())
         with torch.no_grad():

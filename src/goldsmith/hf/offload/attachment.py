@@ -97,6 +97,7 @@ class Attached:
         """Creates the engine and installs it. If creating it fails, the model stays as it was, on its home device."""
         options = dict(options)
         device = chosen_device(options.get("device", "auto"))
+        self._freeze()
         try:
             self.move(device)
             if device.type == "cuda" and options.get("gpu_budget", "auto") == "auto":
@@ -109,6 +110,7 @@ class Attached:
                 raise
         except BaseException:
             self.adapters.remove()
+            self._thaw()
             self.move(self.home)
             raise
         self._put_in()
@@ -133,10 +135,6 @@ class Attached:
     def _put_in(self) -> None:
         register()
         released: dict[int, nn.Parameter] = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # inference only: the engine's x then needs no gradient, even outside no_grad
-                self._trained.append(name.replace(".base_layer.", "."))  # as it is without peft's layers
-                parameter.requires_grad_(False)
         for layer in self.layers:
             module = layer.module
             # a copy, so that neither other users of the config nor set_experts_implementation change it
@@ -157,8 +155,8 @@ class Attached:
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # every module that contains experts
             if any(id(below) in experts for below in module.modules()):
-                self._hooks.append(module.register_state_dict_pre_hook(_no_state))
-                self._hooks.append(module.register_load_state_dict_pre_hook(_no_state))
+                self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
+                self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -202,13 +200,32 @@ class Attached:
             layer.module.config = self._configs[layer.index]
         for hook in self._hooks:
             hook.remove()
-        for name in self._trained:
-            self.model.get_parameter(name).requires_grad_(True)
+        self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:
             generation.disable_compile = self._compile
         self.move(self.home)
         return self.model
+
+    def _freeze(self) -> None:
+        """Inference only: without trained parameters the engine's x needs no gradient, even outside no_grad."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                self._trained.append(name)
+                parameter.requires_grad_(False)
+
+    def _thaw(self) -> None:
+        for name in self._trained:
+            self.model.get_parameter(name).requires_grad_(True)
+
+    def _refuse_state(self, *_: object) -> None:
+        """Refuses state_dict and load_state_dict, which would cover only half of the model."""
+        if not self.adapters.injecting:  # peft reads the names of the model that it changes
+            raise RuntimeError(
+                "offload: the experts of this model are in a store, not in its parameters, so state_dict, "
+                "save_pretrained and load_state_dict would miss them: call detach() on what offload() returned to get "
+                "the plain model back first. An adapter goes into load_adapter() of what offload() returned"
+            )
 
     def move(self, device: torch.device) -> None:
         """Moves everything except the experts to the device."""
@@ -225,14 +242,6 @@ def _last(outputs: object) -> Tensor | None:
         if isinstance(states, Tensor) and states.dim() == 3 and states.shape[1]:
             return states[:, -1]
     return None
-
-
-def _no_state(*_: object) -> None:
-    """Refuses state_dict and load_state_dict, which would cover only half of the model."""
-    raise RuntimeError(
-        "offload: the experts of this model are in a store, not in its parameters, so state_dict, save_pretrained and "
-        "load_state_dict would miss them: call detach() on what offload() returned to get the plain model back first"
-    )
 
 
 def release(module: nn.Module, released: dict[int, nn.Parameter]) -> None:
