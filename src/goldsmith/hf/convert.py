@@ -17,6 +17,7 @@ from .converted_experts import ConvertedExperts, converted_modules, freeze_other
 from .dispatch import is_parallel
 from .experts_spec import ExpertsSpec, experts_modules, spec_of
 from .model_types import ExpertsModule
+from .saving import make_saveable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,8 +50,8 @@ def convert(
     checkpoint  a folder of safetensors files; default: the folder from which the model's config was read
     progress    called with (done, total, path) after each experts module
 
-    The experts' weights leave `model.parameters()`, so `state_dict()` and `save_pretrained` keep only the other
-    weights and the LoRA. Shared experts, dense layers and routers stay as they are. Raises ValueError, with nothing
+    The experts' weights leave `model.parameters()` and `state_dict()`, which keep the other weights and the LoRA.
+    `model.save_pretrained` writes a folder that loads as this model, experts and LoRA included. Shared experts, dense layers and routers stay as they are. Raises ValueError, with nothing
     changed, for a model without experts modules, for experts that cannot be computed (naming class and flag) and for
     unsupported checkpoints.
     """
@@ -87,6 +88,7 @@ def convert(
         load_other_weights(cast("PreTrainedModel", model), source)
     if lora is not None:
         freeze_other_parameters(model)
+    make_saveable(model)
     return model
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..experts import moe
 from .experts_spec import experts_modules, name_of, spec_of
 from .model_types import base_of
-from .peft_factors import lora_of, skip_trials, weight_and_factors
+from .peft_factors import lora_of, hand_over_factors, weight_and_factors
 
 NAME = "goldsmith"
 ENGINE = "_goldsmith_engine"  # key in an experts module's __dict__: the offload engine that computes it
@@ -22,8 +22,8 @@ def register(model: nn.Module | None = None) -> None:
     nothing if the source file of the model's class has no `@use_experts_implementation`; `register(model)` raises
     ValueError in that case, and for experts that goldsmith cannot compute, naming class and flag.
 
-    On a model with stock peft adapters (`target_parameters`), call it after peft: its wrappers then skip a trial
-    evaluation of W + BA at every forward.
+    On a model with stock peft adapters (`target_parameters`), call it after peft: its wrappers then give A and B to the
+    experts, and W + BA is never computed.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -49,7 +49,7 @@ def register(model: nn.Module | None = None) -> None:
                 f"{type(base).__name__} ({type(base).__module__}) has no @use_experts_implementation. "
                 f"Give experts_implementation={NAME!r} when the model is made, or use goldsmith.hf.convert"
             )
-    skip_trials(model)
+    hand_over_factors(model)
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -72,6 +72,15 @@ class ExpertsSpec:
         """The keywords that `experts.moe` and `experts.Experts` share."""
         return {"activation": self.activation, "alpha": self.alpha, "limit": self.limit}
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The experts module's parameters in its own layout: {name: shape}."""
+        e, h, i = self.num_experts, self.hidden_size, self.intermediate_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "gate_up_proj": (e, h, 2 * i) if self.transposed else (e, 2 * i, h),
+            "down_proj": (e, i, h) if self.transposed else (e, h, i),
+        }
+        return shapes | ({"gate_up_proj_bias": (e, 2 * i), "down_proj_bias": (e, h)} if self.biased else {})
+
     def canonical_gate_up(self, weight: Tensor) -> Tensor:
         """gate_up [E, 2I, H] or [E, H, 2I], or its bias [E, 2I], with all gates before all ups, as [E, 2I, H].
 
@@ -84,6 +93,21 @@ class ExpertsSpec:
     def canonical_down(self, weight: Tensor) -> Tensor:
         """down [E, H, I] or [E, I, H] as [E, H, I]; a view."""
         return weight.transpose(1, 2) if self.transposed else weight
+
+    def own_layout(
+        self, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The module's parameters by name, from gate_up [E, 2I, H] with all gates before all ups, and down [E, H, I]."""
+
+        def rows(tensor: Tensor) -> Tensor:
+            return torch.stack(tensor.chunk(2, 1), 2).flatten(1, 2) if self.interleaved else tensor
+
+        parts = {"gate_up_proj": rows(gate_up), "down_proj": down}
+        if self.transposed:
+            parts = {name: tensor.transpose(1, 2) for name, tensor in parts.items()}
+        if gate_up_bias is not None and down_bias is not None:
+            parts |= {"gate_up_proj_bias": rows(gate_up_bias), "down_proj_bias": down_bias}
+        return parts
 
 
 def is_experts(module: nn.Module) -> bool:

@@ -312,12 +312,9 @@ def _quiet() -> None:
 
 
 def _config(place: Path) -> PreTrainedConfig:
-    from transformers import AutoConfig
+    from ...hf.model_class import config_of
 
-    try:
-        return AutoConfig.from_pretrained(place).get_text_config()
-    except OSError as error:
-        raise ValueError(f"its config.json cannot be read: {error}") from error
+    return config_of(place).get_text_config()
 
 
 def _sentence(error: BaseException) -> str:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
 from ..experts_spec import ExpertsSpec
+from .conversions import Group
+from .per_expert import Part
 from .reader import ModelCheckpoint
 
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -42,13 +44,18 @@ def packed_from(
     packing: Packing = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _mxfp4(source, path, spec, names, group_size, partitions)
-    if {"gate_up_proj", "down_proj"} <= names:
-        check_all_known(source, path, names, set(STACKED))
-        return _stacked(source, path, spec, names, packing)
+    if source.method is None or set(STACKED[:2]) <= names:
+        parts_by_name = plain_parts(source, path, spec)
+        return pack(
+            parts_by_name["gate_up_proj"],
+            parts_by_name["down_proj"],
+            gate_up_bias=parts_by_name.get("gate_up_proj_bias"),
+            down_bias=parts_by_name.get("down_proj_bias"),
+            transposed=spec.transposed,
+            interleaved=spec.interleaved,
+            **packing,
+        )
     tensor_names = names_by_expert(source, path, spec, names)
-    if source.method is None:
-        by_target = {name: _PerExpert(source, tensor_names[name]["weight"]) for name in ("gate", "up", "down")}
-        return pack((by_target["gate"], by_target["up"]), by_target["down"], **packing)
     parts = PARTS[source.method]
     gate, up, down = (
         tuple(_PerExpert(source, tensor_names[name][part]) for part in parts) for name in ("gate", "up", "down")
@@ -109,26 +116,53 @@ def names_by_expert(
     return tensor_names
 
 
-def _stacked(source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], packing: Packing) -> PackedExperts:
-    gate_up, down = (source.get(f"{path}.{name}") for name in ("gate_up_proj", "down_proj"))
-    upright = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
-    shape, swapped = tuple(gate_up.shape), (upright[0], upright[2], upright[1])
-    if shape not in (upright, swapped):
-        raise ValueError(f"{source.folder}: {path}.gate_up_proj is {list(shape)}, but the config says {list(upright)}")
-    # files may store the transpose of the model's layout (qwen3_vl_moe); square weights have the model's layout
-    transposed = spec.transposed if upright == swapped else shape == swapped
-    gate_up_bias, down_bias = (
-        source.get(f"{path}.{which}_proj_bias") if spec.biased else None for which in ("gate_up", "down")
-    )
-    return pack(
-        gate_up,
-        down,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-        transposed=transposed,
-        interleaved=spec.interleaved,
-        **packing,
-    )
+def plain_parts(source: ModelCheckpoint, path: str, spec: ExpertsSpec) -> dict[str, Part]:
+    """The experts' plain weights in the model's layout, by the model's names; read one by one where possible.
+
+    Raises ValueError for a missing or unknown tensor, an expert that the files lack, and shapes other than the config's.
+    """
+    names = source.below(path)
+    wanted = spec.parameter_shapes()
+    check_all_known(source, path, names, set(wanted))
+    parts: dict[str, Part] = {}
+    for name, shape in wanted.items():
+        full = f"{path}.{name}"
+        if name not in names:
+            raise ValueError(f"{source.folder}: none of its files has {full}")
+        made_by = source.names[full]
+        if isinstance(made_by, Group):
+            _check_experts(source, full, made_by, spec)
+        part: Part | None = source.per_expert(full, spec.num_experts)
+        part = source.get(full) if part is None else part
+        if tuple(part.shape) != shape:
+            raise ValueError(f"{source.folder}: {full} is {list(part.shape)}, but the config says {list(shape)}")
+        parts[name] = part
+    return parts
+
+
+def _check_experts(source: ModelCheckpoint, full: str, group: Group, spec: ExpertsSpec) -> None:
+    """Raises ValueError if a converter that stacks experts would stack others than 0..E-1, or lacks a projection."""
+    if type(group.converter.operations[0]).__name__ != "MergeModulelist":
+        return
+    for pattern in group.converter.source_patterns:
+        numbers = [_last_number(key) for key in group.keys.get(pattern, ())]
+        missing = sorted(set(range(spec.num_experts)) - set(numbers))
+        projection = re.sub(r"^.*\*\\?\.|\.?weight\$?$", "", pattern).replace("\\", "") or pattern
+        if missing:
+            raise ValueError(
+                f"{source.folder}: {full.rpartition('.')[0]}: expert {missing[0]} has no {projection} weight (plain "
+                f"weights; the config says {spec.num_experts} experts)"
+            )
+        if numbers != list(range(spec.num_experts)):
+            extra = sorted(set(numbers) - set(range(spec.num_experts))) or [n for n in numbers if numbers.count(n) > 1]
+            raise ValueError(
+                f"{source.folder}: {full.rpartition('.')[0]} has the expert {extra[0]} more than once or beyond the "
+                f"{spec.num_experts} of the config"
+            )
+
+
+def _last_number(key: str) -> int:
+    return int(next((part for part in reversed(key.split(".")) if part.isdecimal()), "-1"))
 
 
 def _mxfp4(

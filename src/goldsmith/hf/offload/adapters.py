@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from ...core.shapes import kind
 from ...experts._factors import LayerLora
-from ..adapter.coverage import check_peft_layers, check_targets, lora_config, refuse_missing, saved_modules, shell
-from ..adapter.files import CONFIG, ROOT, AdapterConfig, plain_path
+from ..adapter.coverage import lora_config
+from ..adapter.files import CONFIG, ROOT
+from ..adapter.fitting import FittedAdapter, fitted
 from ..adapter.peft_layers import remove_peft_layers, tensors_of, torch_defaults
-from ..adapter.reading import factors_in_file, read_adapter, split_factors
+from ..adapter.reading import split_factors
 from .layers import ExpertsLayer
 
 if TYPE_CHECKING:
@@ -34,13 +35,10 @@ _OP = "offload"
 
 @dataclass(frozen=True)
 class OffloadedAdapter:
-    """An adapter that fits the model: LoRA of the experts by layer, peft's tensors, and the modules replaced whole."""
+    """An adapter that fits the model, with the LoRA of its experts by layer."""
 
-    folder: Path
-    config: AdapterConfig
+    fitted: FittedAdapter
     experts: dict[int, LayerLora]
-    peft: dict[str, Tensor]
-    whole: dict[str, Tensor]
 
 
 def folders_of(adapter: AdapterArgument) -> dict[str, Path]:
@@ -88,32 +86,14 @@ def adapter_folder(name: str | Path) -> Path:
 
 def read(model: nn.Module, layers: Sequence[ExpertsLayer], folder: Path) -> OffloadedAdapter:
     """The adapter in this folder. Raises ValueError, with nothing changed, unless all of it fits the model."""
-    config, tensors, ranks = read_adapter(folder, _OP)
-    check_targets(folder / CONFIG, config, model)
-    used, missing = set[str](), list[str]()
+    adapter = fitted(model, {layer.path: layer.spec for layer in layers}, folder, _OP)
     experts: dict[int, LayerLora] = {}
     for layer in layers:
-        where = plain_path(layer.path)
-        by_parameter = factors_in_file(folder, config, tensors, where, layer.spec, used, missing)
-        if by_parameter:
-            factors, scaling, _ = split_factors(layer.spec, by_parameter, ranks.get(where))
+        if layer.path in adapter.experts:
+            by_parameter, ranks = adapter.experts[layer.path], adapter.ranks.get(layer.path)
+            factors, scaling, _ = split_factors(layer.spec, by_parameter, ranks)
             experts[layer.index] = LayerLora(factors, scaling)
-    rest = {name: tensor for name, tensor in tensors.items() if name not in used}
-    unknown = [name for name in rest if ".experts." in name]
-    if unknown:
-        raise ValueError(
-            f"{folder}: {unknown[0]} has no place in this model; its target_parameters are "
-            f"{config.get('target_parameters')}"
-        )
-    bare = _bare(model)
-    whole = saved_modules(bare, folder / CONFIG, config, rest, missing)
-    peft = {name: tensor for name, tensor in rest.items() if name not in whole}
-    check_peft_layers(bare, folder, config, peft, missing)
-    refuse_missing(folder, missing)
-    if not experts and not peft and not whole:
-        raise ValueError(f"{folder}: it holds nothing for this model")
-    replaced = {name.removeprefix(ROOT): rest[name] for name in whole}
-    return OffloadedAdapter(folder, config, experts, peft, replaced)
+    return OffloadedAdapter(adapter, experts)
 
 
 class ModelAdapters:
@@ -154,10 +134,10 @@ class ModelAdapters:
             raise ValueError(f"{_OP}: there is no adapter {unknown[0]!r}; known: {known}")
         replaced: dict[str, Tensor] = {}
         for name in wanted:
-            twice = sorted(set(replaced) & set(self._by_name[name].whole))
+            twice = sorted(set(replaced) & set(self._by_name[name].fitted.whole))
             if twice:
                 raise ValueError(f"{_OP}: adapters {list(wanted)} both replace {twice[0]} whole: use one of them")
-            replaced |= self._by_name[name].whole
+            replaced |= self._by_name[name].fitted.whole
         engine.set_adapter(wanted)
         self._switch(wanted)
         self._replace(replaced)
@@ -166,11 +146,11 @@ class ModelAdapters:
     def remove(self) -> None:
         """Takes everything of the adapters out of the model."""
         self._replace({})
-        if any(adapter.peft for adapter in self._by_name.values()):
+        if any(adapter.fitted.peft for adapter in self._by_name.values()):
             remove_peft_layers(self.model)
 
     def _inject(self, name: str) -> None:
-        adapter = self._by_name[name]
+        adapter = self._by_name[name].fitted
         if not adapter.peft:
             return
         from peft import inject_adapter_in_model
@@ -193,7 +173,7 @@ class ModelAdapters:
                 there[parameter].copy_(tensor)
 
     def _switch(self, names: Sequence[str]) -> None:
-        wanted = [self._peft_name(name) for name in names if self._by_name[name].peft]
+        wanted = [self._peft_name(name) for name in names if self._by_name[name].fitted.peft]
         for layer in _peft_layers(self.model):
             layer.enable_adapters(bool(wanted))
             if wanted:
@@ -220,9 +200,3 @@ def _peft_layers(model: nn.Module) -> Iterator[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return (module for module in model.modules() if isinstance(module, BaseTunerLayer))
-
-
-def _bare(model: nn.Module) -> nn.Module:
-    bare = shell(model)
-    remove_peft_layers(bare)
-    return bare

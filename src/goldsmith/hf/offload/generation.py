@@ -68,7 +68,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
+        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
     # transformers creates an empty tokenizer if the files are missing

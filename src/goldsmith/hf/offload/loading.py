@@ -16,11 +16,12 @@ from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
-from ...offload.store.source_key import files_of
 from ..checkpoint.experts import packed_from
+from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.loading import load_other_weights
 from ..checkpoint.reader import ModelCheckpoint
 from ..dispatch import ENGINE
+from ..model_class import config_of, empty_model, load_whole
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
@@ -81,7 +82,7 @@ def load(
     **options: Any,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
@@ -91,16 +92,21 @@ def load(
         )
     _checked(options)
     model_folder = folder(path)
-    config = AutoConfig.from_pretrained(model_folder)
-    wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    if not any(model_folder.glob("*.safetensors")):
+    config = config_of(model_folder)
+    files = weight_files(model_folder, config)
+    wanted = dtype or default_dtype(files, config)
+    if wanted not in EXACT:
+        raise ValueError(
+            f"offload: {model_folder} holds {str(wanted).removeprefix('torch.')}, which experts are not computed in: "
+            "give dtype=, one of " + ", ".join(map(str, EXACT))
+        )
+    if files.pickled:
         return attach(
-            AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
+            load_whole(model_folder, config, wanted),
             store=store, adapter=adapter, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress,
             **options,
         )  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
     adapters = _read_adapters(model, layers, adapter)
@@ -116,7 +122,7 @@ def load(
     if (model_folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
-    source = LayerSource(layers, read, files_of(model_folder))
+    source = LayerSource(layers, read, files.sources)
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
 
 

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from ....experts.packed.files import mode_for
+from ...checkpoint.files import weight_files
 from ...converted_experts import ConvertedExperts
+from ...model_class import config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -73,7 +75,7 @@ def tokenizer(name: str) -> Tokenizer:
 
     path = folder(name)
     try:
-        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path))
+        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path, trust_remote_code=False))
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
@@ -85,12 +87,8 @@ def check(options: Options) -> None:
     """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
     if not options.lora_modules and not options.train_router:
         return
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     try:
-        config = AutoConfig.from_pretrained(folder(options.model))
-        with torch.device("meta"):
-            bare = AutoModelForCausalLM.from_config(config)
+        bare = empty_model(config_of(folder(options.model)), torch.float32)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
     extra_targets.check(bare, options)
@@ -164,14 +162,11 @@ def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
 
 def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
     """The model, and the folder from which its weights are still to be read, None if they are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     dtype = DTYPES[options.dtype]
-    if not any(place.glob("*.safetensors")):
-        return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
-    config = AutoConfig.from_pretrained(place)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype), place
+    config = config_of(place)
+    if weight_files(place, config).pickled:
+        return load_whole(place, config, dtype), None
+    return empty_model(config, dtype), place
 
 
 def save_adapter(loaded: LoadedModel, folder: Path) -> None:
