@@ -67,6 +67,12 @@ def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tenso
     """
     engine = module.__dict__.get(ENGINE)
     if engine is not None:
+        if getattr(module, "parametrizations", None):
+            raise ValueError(
+                f"goldsmith.offload: peft has wrapped the parameters of {name_of(module)}, but an engine computes "
+                "these experts from their store and would not see the adapter: give it to offload(adapter=...) or to "
+                "load_adapter of what offload() returned"
+            )
         return engine(hidden_states, top_k_index, top_k_weights)
     spec = spec_of(module)
     first, first_factors = weight_and_factors(module, spec.first)

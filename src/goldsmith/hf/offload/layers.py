@@ -42,8 +42,8 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
     for path, module in modules:
         if path.endswith("base_layer"):
             raise UnsupportedModel(
-                f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Merge the adapter, or offload "
-                "the plain model"
+                f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Offload the plain model "
+                "and give the adapter's folder: offload(model, adapter=folder)"
             )
         try:
             spec = spec_of(module)

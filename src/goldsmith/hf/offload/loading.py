@@ -22,6 +22,8 @@ from ..checkpoint.loading import load_other_weights
 from ..checkpoint.reader import ModelCheckpoint
 from ..dispatch import ENGINE
 from ..model_class import config_of, empty_model, load_whole
+from . import adapters as reading
+from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
 from .layers import ExpertsLayer, layers_of
@@ -37,6 +39,7 @@ def attach(
     model: PreTrainedModel,
     *,
     store: ExpertStore | str | Path | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -61,8 +64,9 @@ def attach(
         )
     home = next(layers[0].module.parameters()).device
     with torch.no_grad():
+        adapters = _read_adapters(model, layers, adapter)
         source = LayerSource(layers, from_module)
-        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
 
 
 def load(
@@ -70,6 +74,7 @@ def load(
     *,
     store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -98,11 +103,13 @@ def load(
     if files.pickled:
         return attach(
             load_whole(model_folder, config, wanted),
-            store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
+            store=store, adapter=adapter, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress,
+            **options,
         )  # fmt: skip
     model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
+    adapters = _read_adapters(model, layers, adapter)
     checkpoint = ModelCheckpoint(model_folder, model)
 
     def read(layer: ExpertsLayer) -> Weights | PackedExperts:
@@ -116,7 +123,14 @@ def load(
         model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
     source = LayerSource(layers, read, files.sources)
-    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
+
+
+def _read_adapters(
+    model: PreTrainedModel, layers: list[ExpertsLayer], adapter: AdapterArgument
+) -> dict[str, OffloadedAdapter]:
+    """The adapters of this argument by name, read and checked before a store is built."""
+    return {name: reading.read(model, layers, path) for name, path in reading.folders_of(adapter).items()}
 
 
 def _begin(
@@ -129,6 +143,7 @@ def _begin(
     progress: Progress | None,
     options: dict[str, Any],
     text_room: tuple[int, int | None],
+    adapters: dict[str, OffloadedAdapter],
 ) -> Attached:
     exact = options.get("exact", True)
     check_fits(model, _checked(options))
@@ -136,6 +151,7 @@ def _begin(
         check_exact(source[layers[0].index], cpu_format)
     expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
     attached = Attached(model, layers, expert_store, owned, home)
+    attached.adapters = ModelAdapters(model, adapters)
     try:
         attached.begin(options, *text_room)
     except BaseException:
@@ -147,7 +163,7 @@ def _begin(
 
 def _checked(options: dict[str, Any]) -> torch.device:
     """The device, after a check of all keywords: building a store first may take minutes."""
-    known = list(inspect.signature(Engine).parameters)[1:]
+    known = [name for name in list(inspect.signature(Engine).parameters)[1:] if name != "adapters"]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")
