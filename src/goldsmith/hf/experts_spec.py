@@ -89,6 +89,11 @@ class ExpertsSpec:
         return "gate_up_proj" if self.gated else "up_proj"
 
     @property
+    def swapped_in_peft(self) -> bool:
+        """Whether peft takes the inputs of these weights for outputs: it knows a transposed layout by a flag alone."""
+        return self.transposed and self.calling == "rows"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the module's parameters, weights first."""
         weights = (self.first, "down_proj")
