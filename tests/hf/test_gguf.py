@@ -12,9 +12,10 @@ from offload.whole_models import check_alike
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
-from goldsmith.hf.checkpoint.gguf.files import config_of, gguf_file, parts_of
+from goldsmith.hf.checkpoint.gguf.files import gguf_file, parts_of
 from goldsmith.hf.checkpoint.gguf.header import check_header
 from goldsmith.hf.checkpoint.source import DecodedExperts
+from goldsmith.hf.model_class import config_of
 from goldsmith.offload import from_pretrained
 
 NAMES = ("gate", "up", "down")

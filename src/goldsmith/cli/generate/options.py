@@ -47,6 +47,13 @@ def generate(
             help="A model folder in the transformers layout, or a hub name that this machine has a copy of.",
         ),
     ],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A peft adapter, as FOLDER or NAME=FOLDER. Several: each prompt is answered with each of them.",
+            metavar="[NAME=]DIR",
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Beginning of the text; several prompts make a batch.", metavar="TEXT")
     ] = None,
@@ -127,6 +134,8 @@ def generate(
 ) -> None:
     """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
 
+    An adapter's LoRA is computed beside the experts, whose weights do not change: the text equals peft's.
+
     The first run writes the experts to a file, the store. Some experts are computed on the CPU, the others on the GPU.
     The text equals the plain model's, except where two logits or router scores tie in 16 bits. Ctrl-C keeps the text so
     far.
@@ -139,6 +148,7 @@ def generate(
 
     arguments = GenerateArguments(
         model=model,
+        adapter=adapter,
         prompt=prompt,
         prompt_file=prompt_file,
         chat=chat,

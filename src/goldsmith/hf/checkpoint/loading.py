@@ -31,8 +31,7 @@ def load_other_weights(
     as codes are decoded. Raises ValueError for weights that the files lack.
     """
     skipped = tuple(f"{path}." for path in skip)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    missing: list[str] = []
+    missing: set[str] = set()
     used: set[str] = set()
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(skipped)]
@@ -49,14 +48,15 @@ def load_other_weights(
             )
         if value is not None:
             _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
-        elif name not in tied and not _is_transient(model, name):
-            missing.append(name)
+        elif not _is_transient(model, name):
+            missing.add(name)
+    # with the missing names transformers ties no two tensors that the files hold with different values
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
     if missing:
         raise ValueError(
             f"{source.label}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
-            f"that transformers renames, first {missing[0]}. Load the model with from_pretrained, then convert it"
+            f"that transformers renames, first {min(missing)}. Load the model with from_pretrained, then convert it"
         )
-    model.tie_weights()
     fill_transient_buffers(model)
     _warn_unexpected(model, source, used, skipped)
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():

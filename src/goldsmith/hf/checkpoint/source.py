@@ -10,8 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from ..experts_spec import ExpertsSpec
+from .conversions import Group
 from .formats.layer import CodedLayer
 from .formats.scheme import CodeFormat, Scheme
+from .per_expert import PerExpertTensor
 
 Progress = Callable[[int, int | None, str], None]
 GIB = 2**30
@@ -31,12 +33,12 @@ class WeightSource(Protocol):
         """What messages call this checkpoint."""
 
     @property
-    def files(self) -> list[Path]:
+    def sources(self) -> list[Path]:
         """The files that determine the weights."""
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """The model's name of each tensor -> its name in the files."""
+    def names(self) -> Mapping[str, str | Group]:
+        """The model's name of each tensor -> its name in the files, or the tensors that make it."""
 
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""
@@ -49,6 +51,9 @@ class WeightSource(Protocol):
 
     def siblings(self, name: str) -> Mapping[str, str]:
         """The tensors of the same layer: the last part of each name -> the name."""
+
+    def per_expert(self, name: str, experts: int) -> PerExpertTensor | None:
+        """The tensor [E, ...], if the files hold each expert by itself, so that they can be read one by one."""
 
     def experts(self, path: str, spec: ExpertsSpec) -> CodedLayer | None:
         """The experts at this path in codes; None if they are plain weights, or gpt-oss's mxfp4."""

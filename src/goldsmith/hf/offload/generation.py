@@ -70,7 +70,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
     try:
         place, options = tokenizer_arguments(folder)
-        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, **options))
+        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
     # transformers creates an empty tokenizer if the files are missing

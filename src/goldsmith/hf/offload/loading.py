@@ -17,11 +17,15 @@ from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
 from ..checkpoint.experts import packed_from
-from ..checkpoint.gguf.files import SUFFIX, config_of, gguf_file
+from ..checkpoint.files import default_dtype, weight_files
+from ..checkpoint.gguf.files import SUFFIX, gguf_file
 from ..checkpoint.loading import load_other_weights
 from ..checkpoint.opening import open_checkpoint
 from ..checkpoint.source import stored_format, warn_decoded
 from ..dispatch import ENGINE
+from ..model_class import config_of, empty_model, load_whole
+from . import adapters as reading
+from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
 from .layers import ExpertsLayer, layers_of
@@ -37,6 +41,7 @@ def attach(
     model: PreTrainedModel,
     *,
     store: ExpertStore | str | Path | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -61,8 +66,9 @@ def attach(
         )
     home = next(layers[0].module.parameters()).device
     with torch.no_grad():
+        adapters = _read_adapters(model, layers, adapter)
         source = LayerSource(layers, from_module)
-        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
 
 
 def load(
@@ -70,6 +76,7 @@ def load(
     *,
     store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -77,7 +84,7 @@ def load(
     **options: Any,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
@@ -88,16 +95,23 @@ def load(
     _checked(options)
     model_folder = folder(path)
     config = config_of(model_folder)
-    wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    if gguf_file(model_folder) is None and not any(model_folder.glob("*.safetensors")):
+    files = None if gguf_file(model_folder) else weight_files(model_folder, config)
+    wanted = dtype or default_dtype(files, config)
+    if wanted not in EXACT:
+        raise ValueError(
+            f"offload: {model_folder} holds {str(wanted).removeprefix('torch.')}, which experts are not computed in: "
+            "give dtype=, one of " + ", ".join(map(str, EXACT))
+        )
+    if files is not None and files.pickled:
         return attach(
-            AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
-            store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
+            load_whole(model_folder, config, wanted),
+            store=store, adapter=adapter, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress,
+            **options,
         )  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
+    adapters = _read_adapters(model, layers, adapter)
     checkpoint = open_checkpoint(model_folder, model)
     specs = {layer.path: layer.spec for layer in layers}
     stored_format(checkpoint, specs, alike=True)
@@ -116,8 +130,15 @@ def load(
     if (model_folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
-    source = LayerSource(layers, read, checkpoint.files)
-    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+    source = LayerSource(layers, read, checkpoint.sources)
+    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
+
+
+def _read_adapters(
+    model: PreTrainedModel, layers: list[ExpertsLayer], adapter: AdapterArgument
+) -> dict[str, OffloadedAdapter]:
+    """The adapters of this argument by name, read and checked before a store is built."""
+    return {name: reading.read(model, layers, path) for name, path in reading.folders_of(adapter).items()}
 
 
 def _begin(
@@ -130,6 +151,7 @@ def _begin(
     progress: Progress | None,
     options: dict[str, Any],
     text_room: tuple[int, int | None],
+    adapters: dict[str, OffloadedAdapter],
 ) -> Attached:
     exact = options.get("exact", True)
     check_fits(model, _checked(options))
@@ -137,6 +159,7 @@ def _begin(
         check_exact(source[layers[0].index], cpu_format)
     expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
     attached = Attached(model, layers, expert_store, owned, home)
+    attached.adapters = ModelAdapters(model, adapters)
     try:
         attached.begin(options, *text_room)
     except BaseException:
@@ -148,7 +171,7 @@ def _begin(
 
 def _checked(options: dict[str, Any]) -> torch.device:
     """The device, after a check of all keywords: building a store first may take minutes."""
-    known = list(inspect.signature(Engine).parameters)[1:]
+    known = [name for name in list(inspect.signature(Engine).parameters)[1:] if name != "adapters"]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .header import check_header
 
@@ -62,31 +62,26 @@ def parts_of(file: Path) -> list[Path]:
     return parts
 
 
-def config_of(place: Path, **options: Any) -> PreTrainedConfig:
-    """The config of a model's folder or GGUF file.
-
-    A config.json beside the GGUF file comes first. Raises ValueError for a damaged file and for an architecture that is
-    not supported.
-    """
-    from transformers import AutoConfig
-
-    file = gguf_file(place)
-    if file is None:
-        return AutoConfig.from_pretrained(place, **options)
-    header = check_header(file)
-    architecture = header.architecture
+def check_architecture(file: Path) -> None:
+    """Raises ValueError for a damaged file and for an architecture that is not supported."""
+    architecture = check_header(file).architecture
     if architecture not in ARCHITECTURES:
         raise ValueError(
             f"{file}: the GGUF architecture {architecture!r} is not supported; mixtures of experts that are: "
             f"{', '.join(ARCHITECTURES)}"
         )
-    if (file.parent / "config.json").is_file():
-        return AutoConfig.from_pretrained(file.parent, **options)
+
+
+def config_of_file(file: Path) -> PreTrainedConfig:
+    """The config that transformers makes of a file's metadata, with the sizes that it leaves out."""
+    from transformers import AutoConfig
+
+    header = check_header(file)
     with _Explained(file):
-        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, **options)
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     text = config.get_text_config()
-    for key, name in ARCHITECTURES[architecture].items():
-        value = header.fields.get(f"{architecture}.{key}")
+    for key, name in ARCHITECTURES[header.architecture].items():
+        value = header.fields.get(f"{header.architecture}.{key}")
         if value is not None:
             setattr(text, name, value)
     names = {name for part in parts_of(file) for name in check_header(part).tensors}

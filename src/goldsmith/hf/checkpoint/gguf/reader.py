@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ...experts_spec import ExpertsSpec
 from ..formats.layer import CodedLayer
 from ..formats.scheme import Scheme
+from ..per_expert import PerExpertTensor
 from . import blocks
 from .files import parts_of
 from .header import check_header
@@ -45,8 +46,8 @@ class GgufCheckpoint:
         self.folder, self.file, self._model = file.parent, file, cast("PreTrainedModel", model)
         self.architecture = check_header(file).architecture
         self._tensors: dict[str, ReaderTensor] = {}
-        self.files = parts_of(file)
-        for part in self.files:
+        self.sources = parts_of(file)
+        for part in self.sources:
             check_header(part)
             try:
                 self._tensors |= {tensor.name: tensor for tensor in GGUFReader(part).tensors}
@@ -78,6 +79,10 @@ class GgufCheckpoint:
         except ValueError as error:
             raise ValueError(f"{self.file}: {tensor.name}: {error}") from error
         return self._processed(tensor.name, values.view([int(size) for size in tensor.shape[::-1]]), name)
+
+    def per_expert(self, name: str, experts: int) -> PerExpertTensor | None:
+        """None: experts are read by `experts`."""
+        return None
 
     def scheme(self, layer: str) -> Scheme | None:
         """None: `get` decodes every tensor."""

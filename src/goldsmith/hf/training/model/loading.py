@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from ....experts.packed.files import mode_for
-from ...checkpoint.gguf.files import SUFFIX, config_of, gguf_file, tokenizer_arguments
+from ...checkpoint.files import weight_files
+from ...checkpoint.gguf.files import SUFFIX, gguf_file, tokenizer_arguments
 from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
+from ...model_class import config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -26,7 +28,7 @@ from . import device as places
 from . import extra_targets
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -81,7 +83,7 @@ def tokenizer(name: str) -> Tokenizer:
     path = folder(name)
     try:
         place, arguments = tokenizer_arguments(path)
-        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, **arguments))
+        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments))
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
@@ -94,14 +96,11 @@ def check(options: Options) -> None:
 
     A kind of quantisation that is not supported, or --lora-modules or --train-router that match nothing in the model.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         place = folder(options.model)
         config = config_of(place)
-        with torch.device("meta"):
-            bare = AutoModelForCausalLM.from_config(config)
-        if _streamed(place):
+        bare = empty_model(config, torch.float32)
+        if not _pickled(place, config):
             open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
@@ -176,19 +175,16 @@ def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
 
 def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
     """The model, and the folder from which its weights are still to be read, None if they are loaded."""
-    from transformers import AutoModelForCausalLM
-
     dtype = DTYPES[options.dtype]
-    if not _streamed(place):
-        return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
     config = config_of(place)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype), place
+    if _pickled(place, config):
+        return load_whole(place, config, dtype), None
+    return empty_model(config, dtype), place
 
 
-def _streamed(place: Path) -> bool:
-    """Whether the weights are read from files that `convert` reads, one expert at a time."""
-    return gguf_file(place) is not None or any(place.glob("*.safetensors"))
+def _pickled(place: Path, config: PreTrainedConfig) -> bool:
+    """Whether the weights are pickles, which only transformers reads, and not expert by expert."""
+    return gguf_file(place) is None and weight_files(place, config).pickled
 
 
 def save_adapter(loaded: LoadedModel, folder: Path) -> None:
