@@ -208,6 +208,37 @@ def test_a_file_with_altered_bytes_in_its_header_ends_in_one_sentence_or_is_read
             assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("qwen3moe.block_count", 2**30, "says 1073741824 layers, but its tensors belong to 1"),
+        ("qwen3moe.expert_count", 0, "says expert_count 0, wanted a whole number of at least 1"),
+        ("qwen3moe.attention.key_length", 0, "says attention.key_length 0, wanted a whole number"),
+    ],
+)
+def test_sizes_of_which_no_model_can_be_made_are_refused(key, value, message, tmp_path):
+    file, _ = made(tmp_path)
+    reader = gguf_files.gguf.GGUFReader(file, "r+")
+    reader.get_field(key).parts[-1][0] = value
+    reader.data.flush()
+    with pytest.raises(ValueError, match=f"model.gguf: its metadata {message}"):
+        config_of(file)
+
+
+def test_a_file_with_altered_metadata_gives_a_model_or_one_sentence(tmp_path):
+    file, plain = made(tmp_path, (Type.Q4_0,) * 3)
+    whole = bytearray(file.read_bytes())
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        spoilt = bytearray(whole)
+        spoilt[generator.integers(0, 900)] = generator.choice([0, 1, 0x7F, 0x80, 0xFF])
+        file.write_bytes(spoilt)
+        try:
+            hf.convert(on_meta(file), checkpoint=file)
+        except ValueError as error:
+            assert "\n" not in str(error)
+
+
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0, Type.Q6_K, Type.MXFP4], ids=lambda kind: kind.name)
 def test_altered_scales_are_named(kind, tmp_path):
     file, _ = made(tmp_path, (kind,) * 3)

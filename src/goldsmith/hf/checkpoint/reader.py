@@ -87,7 +87,7 @@ class ModelCheckpoint:
     def experts(self, path: str, spec: ExpertsSpec) -> CodedLayer | None:
         """The experts at this path in codes; None if they are plain weights, or gpt-oss's mxfp4."""
         if path not in self._layers:
-            coded = any(name.rpartition(".")[2] in self._marks for name in self.below(path))
+            coded = bool(self._marks) and any(name.rpartition(".")[2] in self._marks for name in self.below(path))
             self._layers[path] = QuantisedLayer(self, path, spec) if coded else None
         return self._layers[path]
 

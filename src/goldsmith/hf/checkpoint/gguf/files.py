@@ -7,13 +7,20 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .header import check_header
+from .header import GgufHeader, check_header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+LAYER = re.compile(r"blk\.(\d+)\.")
+SIZES = (
+    *("block_count", "context_length", "embedding_length", "expert_count", "expert_used_count"),
+    *("attention.head_count", "attention.head_count_kv"),
+)
+OPTIONAL_SIZES = ("attention.key_length", "expert_feed_forward_length", "expert_shared_feed_forward_length")
+LARGEST = 2**31
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 # general.architecture -> the keys of its metadata that transformers 5.23 leaves out of the config
 ARCHITECTURES: dict[str, dict[str, str]] = {
@@ -77,6 +84,8 @@ def config_of_file(file: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     header = check_header(file)
+    names = {name for part in parts_of(file) for name in check_header(part).tensors}
+    _check_sizes(file, header, names)
     with _Explained(file):
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     text = config.get_text_config()
@@ -84,9 +93,22 @@ def config_of_file(file: Path) -> PreTrainedConfig:
         value = header.fields.get(f"{header.architecture}.{key}")
         if value is not None:
             setattr(text, name, value)
-    names = {name for part in parts_of(file) for name in check_header(part).tensors}
     config.tie_word_embeddings = "output.weight" not in names  # transformers looks at the first part alone
     return config
+
+
+def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
+    """Raises ValueError for sizes of which no model can be made: a changed byte may ask for a billion layers."""
+    for key in (*SIZES, *OPTIONAL_SIZES):
+        value = header.fields.get(f"{header.architecture}.{key}")
+        if key in OPTIONAL_SIZES and value is None:
+            continue
+        if type(value) is not int or not 0 < value < LARGEST:
+            raise ValueError(f"{file}: its metadata says {key} {value}, wanted a whole number of at least 1")
+    layers = {match[1] for name in names if (match := LAYER.match(name))}
+    told = header.fields[f"{header.architecture}.block_count"]
+    if told != len(layers):
+        raise ValueError(f"{file}: its metadata says {told} layers, but its tensors belong to {len(layers)}")
 
 
 def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:
@@ -115,5 +137,5 @@ class _Explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: object) -> None:
-        if isinstance(value, (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError)):
+        if isinstance(value, (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)):
             raise ValueError(f"{self._file}: its metadata does not describe a model: {value!r}") from value
