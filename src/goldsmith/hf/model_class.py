@@ -41,7 +41,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
 
 def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of the part that reads and writes text, if the whole model has no forward (Qwen3-Omni: the thinker)."""
+    """The config of the part that reads and writes text, if the whole model has no forward (Qwen3-Omni)."""
     if "thinker_config" not in (config.sub_configs or {}):
         return config
     thinker = config.thinker_config
