@@ -68,8 +68,8 @@ def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str
     share = min(survival.share, survival.along)
     return (
         f"Only {share:.1%} of the adapter survive rounding to the format {report.format} (below {least:.0%}): "
-        f"its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate {model} "
-        f"--adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
+        f"its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate "
+        f"{model} --adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
     )
 
 
