@@ -133,7 +133,7 @@ def test_vllm_reads_an_adapter_that_goldsmith_saved(tmp_path):
 
 
 def test_vllm_transposes_B_in_models_that_do_not_declare_stacked_experts(model, tmp_path):
-    """Its fallback cuts B's columns into experts, where peft's rank is the outer index; our check knows that mistake."""
+    """Its fallback cuts B's columns into experts, where peft's rank is the outer index; our check knows this."""
     saved(model, tmp_path)
     layers = {n: (path, spec) for n, (path, spec) in enumerate(specs_of(model).items())}
     fit = fitted(model, specs_of(model), tmp_path, "test")
