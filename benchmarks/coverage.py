@@ -105,6 +105,8 @@ def examine(model_type: str) -> dict[str, str]:
                 plain.set_experts_implementation("eager")
         except ImportError as error:
             return row | dict.fromkeys(COLUMNS, "refused") | {"why": f"transformers needs a package for it: {error}"}
+        except (AttributeError, TypeError, RuntimeError, ValueError) as error:
+            return row | dict.fromkeys(COLUMNS, "refused") | {"why": f"transformers cannot make this model: {error}"}
         trial = Trial(plain, Path(folder))
         for column in COLUMNS:
             try:

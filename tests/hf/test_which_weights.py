@@ -3,11 +3,13 @@
 import json
 import pickle
 import random
+import re
 import shutil
 import warnings
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hf import models
@@ -161,7 +163,7 @@ def build(folder, tmp_path, number):
     for change in dict.fromkeys(changes):
         try:
             change(folder, tmp_path, draw)
-        except (IndexError, ValueError, OSError):
+        except (IndexError, ValueError, OSError, SafetensorError):
             pass  # an earlier change has removed the file that this one needs
     return [change.__name__ for change in changes]
 
@@ -234,7 +236,7 @@ def test_each_kind_of_folder_is_read_or_refused_as_intended(change, said, tmp_pa
     ours = by_goldsmith(folder)
     if said is not None:
         assert isinstance(ours, str)
-        assert pytest.raises(ValueError, match=said) and __import__("re").search(said, ours), ours
+        assert re.search(said, ours), ours
         return
     theirs = by_transformers(folder)
     assert not isinstance(ours, str), ours

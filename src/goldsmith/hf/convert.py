@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from ..experts import LoRA, PackedExperts, pack
-from .checkpoint.experts import packed_from
+from ..experts import LoRA, PackedExperts
+from .checkpoint.experts import Packing, pack_parts, packed_from
 from .checkpoint.loading import load_other_weights
 from .checkpoint.reader import ModelCheckpoint
 from .converted_experts import ConvertedExperts, converted_modules, freeze_other_parameters
 from .dispatch import is_parallel
 from .experts_spec import ExpertsSpec, experts_modules, spec_of
-from .model_types import ExpertsModule
 from .saving import make_saveable
 
 if TYPE_CHECKING:
@@ -69,16 +68,18 @@ def convert(
         )
     if lora is not None:  # a wrong keyword must fail before the first layer is replaced
         spec = next(iter(specs.values()))
-        LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{**lora, "device": "meta"})
+        options = lora_keywords(spec, lora)
+        LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{**options, "device": "meta"})
     for done, (path, module) in enumerate(modules, 1):
         spec = specs[path]
         if source is not None:
             base = packed_from(source, path, spec, format, group_size, partitions)
         else:
-            base = _pack_module(cast("ExpertsModule", module), spec, format, group_size, partitions)
+            base = _pack_module(module, spec, format, group_size, partitions)
         module_lora = None
         if lora is not None:  # on the base's device, whatever torch's default device is
-            module_lora = LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **{"device": "cpu", **lora})
+            options = {"device": "cpu", **lora_keywords(spec, lora)}
+            module_lora = LoRA(spec.num_experts, spec.hidden_size, spec.intermediate_size, **options)
         converted = ConvertedExperts(base, module_lora, spec=spec, expert_parallel=is_parallel(module), backend=backend)
         _replace(model, path, converted)
         module._parameters.clear()  # frees the weights even if someone still holds the old module
@@ -131,20 +132,33 @@ def _folder(model: nn.Module, checkpoint: str | Path | None) -> Path:
 
 
 def _pack_module(
-    module: ExpertsModule, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
+    module: nn.Module, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
 ) -> PackedExperts:
+    packing: Packing = {
+        "format": "bf16" if format == "auto" else format,
+        "group_size": group_size,
+        "partitions": partitions,
+    }
     with torch.no_grad():
-        return pack(
-            module.gate_up_proj.detach(),
-            module.down_proj.detach(),
-            format="bf16" if format == "auto" else format,
-            group_size=group_size,
-            gate_up_bias=module.gate_up_proj_bias.detach() if spec.biased else None,
-            down_bias=module.down_proj_bias.detach() if spec.biased else None,
-            transposed=spec.transposed,
-            interleaved=spec.interleaved,
-            partitions=partitions,
-        )
+        return pack_parts({name: getattr(module, name).detach() for name in spec.names}, spec, packing)
+
+
+def lora_keywords(spec: ExpertsSpec, lora: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `experts.LoRA` for these experts; without a gate, "up" is the only first projection.
+
+    Its factors are named "gate" in `experts.LoRA`, because act(W x) is computed in the place of a gate.
+    """
+    if spec.gated:
+        return dict(lora)
+    targets = tuple(lora.get("targets", ("gate", "up", "down")))
+    ours = tuple(name for name, of in (("gate", "up"), ("down", "down")) if of in targets)
+    if not ours:
+        raise ValueError(f"goldsmith.hf.convert: lora's targets are {targets}, but these experts have only up and down")
+    changed: dict[str, Any] = {**lora, "targets": ours, "shared_a": False}
+    for name in ("rank", "alpha"):  # one number for each target, or one for all
+        if isinstance(lora.get(name), Mapping):
+            changed[name] = {one: lora[name]["up" if one == "gate" else one] for one in ours}
+    return changed
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

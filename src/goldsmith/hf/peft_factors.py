@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .experts_spec import ExpertsSpec, is_experts, name_of
+from .experts_spec import ExpertsSpec, is_experts, is_undispatched, name_of
 
 Factors = tuple[Tensor, Tensor, float]  # lhs, rhs, scaling: W + scaling * lhs @ rhs in the parameter's own layout
 _PROXY = "_LoraFactorsProxy"
@@ -57,7 +57,9 @@ def lora_of(
     """The `lora` and `lora_scaling` arguments of `experts.moe` from peft's factors; gate and up share one A."""
     lora: dict[str, tuple[Tensor, Tensor]] = {}
     scaling: dict[str, float] = {}
-    if gate_up is not None:
+    if gate_up is not None and not spec.gated:
+        lora["gate"], scaling["gate"] = _upright(spec, gate_up), gate_up[2]
+    elif gate_up is not None:
         a, b = _upright(spec, gate_up)
         half = spec.intermediate_size
         gate, up = (b[:, 0::2], b[:, 1::2]) if spec.interleaved else (b[:, :half], b[:, half:])
@@ -85,7 +87,8 @@ def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
     """Hands over the factors of one active adapter; calls peft's own method in every other case."""
     adapters = [name for name in active_adapters if name in self.lora_A]
     param, base = self.get_param(), self.get_base_layer()
-    ours = getattr(getattr(base, "config", None), "_experts_implementation", None) == "goldsmith"
+    implementation = getattr(getattr(base, "config", None), "_experts_implementation", None)
+    ours = implementation == "goldsmith" or is_undispatched(base) and "forward" in base.__dict__
     if not ours or len(adapters) != 1 or self.num_experts == 1 or param.element_size() < 2:
         with type(self)._activate_lora(self, active_adapters):
             yield

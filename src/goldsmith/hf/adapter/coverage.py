@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from ..routers import first_parameters
 from .files import (
     CONFIG,
     DOWN,
-    GATE_UP,
     ROOT,
     WEIGHTS,
     AdapterConfig,
-    experts_paths,
     matches_target,
     other_parameters,
     plain_path,
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
 SHOWN = 3  # entries of a long list that a message prints
 
 
-def targeted(config: AdapterConfig, where: str) -> list[str]:
-    """Which of gate_up_proj and down_proj `target_parameters` names for the experts at `where`, by peft's rule."""
+def targeted(config: AdapterConfig, where: str, first: str) -> list[str]:
+    """Which of the experts' parameters at `where` (`first`, down_proj) `target_parameters` names, by peft's rule."""
     targets = config.get("target_parameters") or ()
-    return [name for name in (GATE_UP, DOWN) if any(matches_target(target, [f"{where}.{name}"]) for target in targets)]
+    return [name for name in (first, DOWN) if any(matches_target(target, [f"{where}.{name}"]) for target in targets)]
 
 
 def check_targets(path: Path, config: AdapterConfig, model: nn.Module) -> None:
     """Raises ValueError for a target parameter that matches no parameter of the model."""
-    names = [f"{plain_path(where)}.{name}" for where in experts_paths(model) for name in (GATE_UP, DOWN)]
+    names = [f"{plain_path(where)}.{name}" for where, first in first_parameters(model).items() for name in (first, DOWN)]
     for target in config.get("target_parameters") or ():
         if not matches_target(target, names) and not matches_target(target, other_parameters(model)):
             raise ValueError(f"{path}: target_parameters has {target!r}, which matches no parameter of this model")
@@ -117,7 +116,7 @@ def check_peft_layers(
     finally:
         for parameter, flag in trained:
             parameter.requires_grad_(flag)
-    ours = tuple(f"{plain_path(path)}." for path in experts_paths(bare))
+    ours = tuple(f"{plain_path(path)}." for path in first_parameters(bare))
     state = get_peft_model_state_dict(like, save_embedding_layers=False)
     wanted = {f"{ROOT}{plain_path(key)}": t for key, t in state.items() if not plain_path(key).startswith(ours)}
     for name, tensor in tensors.items():

@@ -16,7 +16,6 @@ from .coverage import targeted
 from .files import (
     CONFIG,
     DOWN,
-    GATE_UP,
     RANKS,
     REFUSED,
     ROOT,
@@ -103,22 +102,24 @@ def factors_in_file(
 ) -> dict[str, PeftFactors]:
     """The file's LoRA for the experts at `where`, by parameter; tensors that the file lacks are added to `missing`.
 
-    With two parameters peft nests its wrappers: gate_up_proj is the inner one.
+    With two parameters peft nests its wrappers: gate_up_proj (without a gate: up_proj) is the inner one.
     """
     outer, inner = f"{ROOT}{where}.", f"{ROOT}{where}.base_layer."
-    covered = targeted(config, where)
+    covered = targeted(config, where, spec.first)
     stems = dict(zip(covered, (inner, outer))) if len(covered) == 2 else dict.fromkeys(covered, outer)
     by_parameter: dict[str, PeftFactors] = {}
     for name, stem in stems.items():
-        pair = [f"{stem}lora_{which}.weight" for which in "AB"]
-        if not any(tensor in tensors for tensor in pair):
-            missing += pair
+        both = [f"{stem}lora_{which}.weight" for which in "AB"]
+        if not any(tensor in tensors for tensor in both):
+            missing += both
             continue
         inputs, outputs = (
-            (spec.hidden_size, 2 * spec.intermediate_size)
-            if name == GATE_UP
+            (spec.hidden_size, (1 + spec.gated) * spec.intermediate_size)
+            if name == spec.first
             else (spec.intermediate_size, spec.hidden_size)
         )
+        if spec.swapped_in_peft:
+            inputs, outputs = outputs, inputs
         a, b = (tensors.get(f"{stem}lora_{which}.weight") for which in "AB")
         if a is None or b is None:
             raise ValueError(
@@ -142,9 +143,9 @@ def factors_in_file(
                 problem = "NaN or Inf in it" if t.is_floating_point() else f"the dtype {str(t.dtype)[6:]}"
                 raise ValueError(f"{folder / WEIGHTS}: {stem}lora_{which}.weight has {problem}; wanted finite floats")
         used |= {f"{stem}lora_A.weight", f"{stem}lora_B.weight"}
-        by_parameter[name] = PeftFactors(
-            *layout.from_peft(a, b, spec.num_experts), _scaling(config, f"{where}.{name}", r)
-        )
+        pair = layout.from_peft(a, b, spec.num_experts)
+        pair = layout.swapped(pair) if spec.swapped_in_peft else pair
+        by_parameter[name] = PeftFactors(*pair, _scaling(config, f"{where}.{name}", r))
     return by_parameter
 
 
@@ -160,9 +161,13 @@ def split_factors(
     """(factors by target, their scalings, whether gate and up share one A); `ranks` as in `layout.split`."""
     factors: dict[str, Pair] = {}
     scaling: dict[str, float] = {}
-    if GATE_UP in by_parameter:
-        factors |= layout.split(by_parameter[GATE_UP], ranks, interleaved=spec.interleaved)
-        scaling |= {name: by_parameter[GATE_UP].scaling for name in factors}
+    if spec.first in by_parameter:
+        first = by_parameter[spec.first]
+        if spec.gated:
+            factors |= layout.split(first, ranks, interleaved=spec.interleaved)
+        else:
+            factors["gate"] = (first.a, first.b)
+        scaling |= {name: first.scaling for name in factors}
     shared = "gate" in factors and "up" in factors and factors["gate"][0] is factors["up"][0]
     if DOWN in by_parameter:
         factors["down"] = (by_parameter[DOWN].a, by_parameter[DOWN].b)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
 from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
 from ..experts_spec import ExpertsSpec
 from .conversions import Group
-from .per_expert import Part
+from .per_expert import Part, PerExpertTensor
 from .reader import ModelCheckpoint
 
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -23,7 +24,6 @@ PARTS = {
     "awq": ("qweight", "qzeros", "scales"),
 }
 UNREAD = {"weight_shape"}  # tensors that may accompany a projection and are not needed
-STACKED = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
 MXFP4 = ("gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
 
 
@@ -44,17 +44,10 @@ def packed_from(
     packing: Packing = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _mxfp4(source, path, spec, names, group_size, partitions)
-    if source.method is None or set(STACKED[:2]) <= names:
-        parts_by_name = plain_parts(source, path, spec)
-        return pack(
-            parts_by_name["gate_up_proj"],
-            parts_by_name["down_proj"],
-            gate_up_bias=parts_by_name.get("gate_up_proj_bias"),
-            down_bias=parts_by_name.get("down_proj_bias"),
-            transposed=spec.transposed,
-            interleaved=spec.interleaved,
-            **packing,
-        )
+    if source.method is None or {spec.first, "down_proj"} <= names:
+        return pack_parts(plain_parts(source, path, spec), spec, packing)
+    if not spec.gated:
+        raise ValueError(f"{source.folder}: {path} has codes of experts without a gate, which goldsmith does not read")
     tensor_names = names_by_expert(source, path, spec, names)
     parts = PARTS[source.method]
     gate, up, down = (
@@ -114,6 +107,32 @@ def names_by_expert(
                     f"the config says {spec.num_experts} experts)"
                 )
     return tensor_names
+
+
+def pack_parts(parts: Mapping[str, Part], spec: ExpertsSpec, packing: Packing) -> PackedExperts:
+    """`experts.pack` of plain weights in the module's own layout, by its names."""
+    first, down = parts[spec.first], parts["down_proj"]
+    biases: list[Any] = [_whole(parts[name]) for name in spec.names[2:]] or [None, None]
+    gate_up: Any = first
+    if not spec.gated:
+        e, i, h = first.shape
+        gate_up = (first, PerExpertTensor(lambda k: torch.zeros(i, h, dtype=first.dtype), (e, i, h), first.dtype))
+        bias = torch.zeros(e, i, dtype=first.dtype) if biases[0] is None else biases[0]
+        biases = [torch.cat((bias, torch.ones_like(bias)), 1), biases[1]]
+        biases[1] = torch.zeros(e, spec.hidden_size, dtype=first.dtype) if biases[1] is None else biases[1]
+    return pack(
+        gate_up,
+        down,
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+        transposed=spec.transposed,
+        interleaved=spec.interleaved,
+        **packing,
+    )
+
+
+def _whole(part: Part) -> Tensor:
+    return part if isinstance(part, Tensor) else torch.stack(list(part))
 
 
 def plain_parts(source: ModelCheckpoint, path: str, spec: ExpertsSpec) -> dict[str, Part]:

@@ -16,8 +16,8 @@ from ...offload.engine import Engine
 from ...offload.settings import chosen_device, pickling_error
 from ...offload.store.cache_folder import cached_store
 from ...offload.store.expert_store import ExpertStore
-from ..dispatch import ENGINE, NAME, register
-from ..experts_spec import SharedOptions
+from ..dispatch import ENGINE, NAME, call_ours, register
+from ..experts_spec import SharedOptions, is_undispatched
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
@@ -137,10 +137,12 @@ class Attached:
         released: dict[int, nn.Parameter] = {}
         for layer in self.layers:
             module = layer.module
-            # a copy, so that neither other users of the config nor set_experts_implementation change it
-            self._configs[layer.index] = module.config
-            module.config = copy.copy(module.config)
-            module.config._experts_implementation_internal = NAME
+            if is_undispatched(module):
+                call_ours(module)
+            else:  # a copy, so that neither other users of the config nor set_experts_implementation change it
+                self._configs[layer.index] = module.config
+                module.config = copy.copy(module.config)
+                module.config._experts_implementation_internal = NAME
             module.__dict__[ENGINE] = EngineCall(self.engine, layer.index)
             release(module, released)
             module.__dict__["_apply"] = _KeepsDevice(module)
@@ -197,7 +199,10 @@ class Attached:
             layer.module.__dict__.pop("_apply", None)
             into_module(layer, self.store, self.home, parameters)
             layer.module.__dict__.pop(ENGINE, None)
-            layer.module.config = self._configs[layer.index]
+            if layer.index in self._configs:
+                layer.module.config = self._configs[layer.index]
+            else:
+                del layer.module.forward
         for hook in self._hooks:
             hook.remove()
         self._thaw()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...experts import moe
 from ...offload.errors import UnsupportedModel
-from ..experts_spec import ExpertsSpec, experts_modules, name_of, spec_of
+from ..dispatch import routed
+from ..experts_spec import ExpertsSpec, experts_modules, is_undispatched, name_of, spec_of
 
 TOKENS, PAIR = 5, 2  # size of the trial: rows, and number of experts
 
@@ -113,21 +114,27 @@ def _check_eager_forward(module: Any, spec: ExpertsSpec) -> None:
     small.num_experts = PAIR
     x, weights = draw(TOKENS, spec.hidden_size), draw(TOKENS, 1).abs() + 0.5
     ids = torch.arange(TOKENS, device="cpu").remainder(PAIR).unsqueeze(1)
-    base = [spec.canonical_gate_up(small.gate_up_proj), spec.canonical_down(small.down_proj)]
-    if spec.biased:
-        base += [spec.canonical_gate_up(small.gate_up_proj_bias), small.down_proj_bias]
-    eager = getattr(type(module).forward, "__wrapped__", None)
+    spec = replace(spec, num_experts=PAIR)
+    base = spec.base(*(getattr(small, name) for name in spec.names))
+    forward = type(module).forward
+    eager = forward if is_undispatched(module) else getattr(forward, "__wrapped__", None)
+    arguments = (x, ids, weights)
+    if spec.calling == "rows":
+        routes = torch.nn.functional.one_hot(ids.squeeze(1), PAIR).T
+        arguments = ((x * routes.unsqueeze(2)).flatten(0, 1),)
     if eager is None:
         raise UnsupportedModel(f"{name_of(module)} has no eager forward to compare with")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         try:
-            actual = eager(small, x, ids, weights)
+            actual = eager(small, *arguments)
         except (RuntimeError, TypeError, AttributeError, IndexError) as error:
             raise UnsupportedModel(
                 f"{name_of(module)} cannot be tried: its eager forward on {PAIR} experts raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        expected = moe(x, ids, weights, tuple(base), backend="reference", **spec.options())
+        expected = routed(
+            spec, arguments, lambda x, ids, w: moe(x, ids, w, base, backend="reference", **spec.options())
+        )
     # a loose tolerance: this distinguishes formulas, it does not judge rounding
     if actual.shape != expected.shape or not torch.allclose(
         actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())

@@ -7,6 +7,9 @@ before it is accessed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast as cast_type
+
 import torch
 from torch import Tensor, nn
 
@@ -23,14 +26,8 @@ Weights = dict[str, Part | tuple[Part, Part]]  # by name, in the layout above; g
 
 def from_module(layer: ExpertsLayer) -> Weights:
     """The experts of a module in memory, as views."""
-    spec = layer.spec
-    tensors = {"gate_up": layer.module.gate_up_proj.detach(), "down": layer.module.down_proj.detach()}
-    if spec.biased:
-        tensors |= {
-            "gate_up_bias": layer.module.gate_up_proj_bias.detach(),
-            "down_bias": layer.module.down_proj_bias.detach(),
-        }
-    return {name: _canonical(name, tensor, spec, tensor.dtype) for name, tensor in tensors.items()}
+    parts: dict[str, Part] = {name: getattr(layer.module, name).detach() for name in layer.spec.names}
+    return _canonical_weights(parts, layer.spec, None)
 
 
 def from_checkpoint(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.dtype) -> Weights:
@@ -39,14 +36,23 @@ def from_checkpoint(source: ModelCheckpoint, layer: ExpertsLayer, dtype: torch.d
     The files may hold any layout that transformers converts. Raises ValueError for a missing or unknown tensor, and for
     shapes that differ from the config's.
     """
-    parts = plain_parts(source, layer.path, layer.spec)
-    names = ["gate_up", "down", *(("gate_up_bias", "down_bias") if layer.spec.biased else ())]
-    return {
-        name: _canonical(
-            name, parts[name.replace("gate_up", "gate_up_proj").replace("down", "down_proj")], layer.spec, dtype
-        )
-        for name in names
-    }
+    return _canonical_weights(plain_parts(source, layer.path, layer.spec), layer.spec, dtype)
+
+
+def _canonical_weights(parts: Mapping[str, Part], spec: ExpertsSpec, dtype: torch.dtype | None) -> Weights:
+    """The module's own parameters in the store's layout; `dtype` None: as they are."""
+    weights: Weights = {}
+    for name, part in zip(("gate_up", "down", "gate_up_bias", "down_bias"), (parts[name] for name in spec.names)):
+        weights[name] = _canonical(name, part, spec, part.dtype if dtype is None else dtype)
+    if spec.gated:
+        return weights
+    gate = cast_type("Part", weights["gate_up"])
+    e, i, h, stored = *gate.shape, gate.dtype
+    weights["gate_up"] = gate, PerExpertTensor(lambda k: torch.zeros(i, h, dtype=stored), (e, i, h), stored)
+    bias = cast_type("Tensor", weights.get("gate_up_bias", torch.zeros(e, i, dtype=stored)))
+    weights["gate_up_bias"] = torch.cat((bias, torch.ones_like(bias)), 1)
+    weights.setdefault("down_bias", torch.zeros(e, h, dtype=stored))
+    return weights
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -58,7 +64,8 @@ def _canonical(name: str, part: Part, spec: ExpertsSpec, dtype: torch.dtype) -> 
     """The tensor in the store's layout: a view, a pair of views, or read per expert if its dtype or device changes."""
     if name.endswith("bias"):
         tensor = part if isinstance(part, Tensor) else torch.stack(list(part))
-        return cast(spec.canonical_gate_up(tensor) if name == "gate_up_bias" else tensor, dtype).cpu()
+        gated = name == "gate_up_bias" and spec.gated
+        return cast(spec.canonical_gate_up(tensor) if gated else tensor, dtype).cpu()
     upright = _turned(part) if spec.transposed else part
     if name == "gate_up" and spec.interleaved:
         return _lazily_cast(_every_second(upright, 0), dtype), _lazily_cast(_every_second(upright, 1), dtype)
@@ -92,9 +99,7 @@ def into_module(layer: ExpertsLayer, store: ExpertStore, device: torch.device, s
     shared   the restored parameters by the id of their empty replacement, for layers that share them
     """
     spec, module = layer.spec, layer.module
-    names = {"gate_up": "gate_up_proj", "down": "down_proj"}
-    if spec.biased:
-        names |= {"gate_up_bias": "gate_up_proj_bias", "down_bias": "down_proj_bias"}
+    names = dict(zip(("gate_up", "down", "gate_up_bias", "down_bias"), spec.names))
     empty = {name: module._parameters[own] for name, own in names.items()}
     fresh = {name: torch.empty_like(old, device=device) for name, old in empty.items() if id(old) not in shared}
     for e in range(spec.num_experts if fresh else 0):
@@ -107,6 +112,8 @@ def into_module(layer: ExpertsLayer, store: ExpertStore, device: torch.device, s
                 gate, up = numbers[name].chunk(2)
                 target[0::2].copy_(gate)
                 target[1::2].copy_(up)
+            elif name.startswith("gate_up") and not spec.gated:
+                target.copy_(numbers[name][: spec.intermediate_size])
             else:
                 target.copy_(numbers[name])
     for name, tensor in fresh.items():
