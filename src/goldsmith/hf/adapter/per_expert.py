@@ -54,10 +54,12 @@ def export(model: nn.Module, experts: dict[str, ExpertsSpec], adapter: Path, out
 def _experts(fit: FittedAdapter, experts: dict[str, ExpertsSpec]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path, by_parameter in fit.experts.items():
-        factors, scaling, _ = split_factors(experts[path], by_parameter, fit.ranks.get(path))
+        spec = experts[path]
+        factors, scaling, _ = split_factors(spec, by_parameter, fit.ranks.get(path))
         for target, (a, b) in factors.items():
+            name = NAMES[target] if spec.gated or target == "down" else "up_proj"
             for e in range(a.shape[0]):
-                stem = f"{ROOT}{plain_path(path)}.{e}.{NAMES[target]}"
+                stem = f"{ROOT}{plain_path(path)}.{e}.{name}"
                 tensors[f"{stem}.lora_A.weight"] = a[e].clone()
                 tensors[f"{stem}.lora_B.weight"] = (b[e].float() * scaling[target]).to(b.dtype)
     return tensors
@@ -73,7 +75,7 @@ def _others(fit: FittedAdapter) -> dict[str, Tensor]:
         path, _, kind = name.removeprefix(ROOT).partition(".lora_")
         if kind not in ("A.weight", "B.weight"):
             raise ValueError(f"{fit.folder}: {name} is not read by these loaders: merge the adapter instead")
-        scale = float(modules[path].scaling["default"]) if kind.startswith("B") else 1.0  # type: ignore[index]
+        scale = float(modules[path].scaling["default"]) if kind.startswith("B") else 1.0
         tensors[name] = tensor if scale == 1 else (tensor.float() * scale).to(tensor.dtype)
     return tensors
 

@@ -50,10 +50,11 @@ def log_probabilities(model: Any, rows: Rows) -> Tensor:
 
 def trained(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """The model as `goldsmith finetune` trains it: LoRA beside a packed base, nothing rounded."""
-    config = config_of(folder)
-    model: Any = empty_model(config, _dtype(folder))
+    config, dtype = config_of(folder), _dtype(folder)
+    coded = getattr(config, "quantization_config", None) is not None
+    model: Any = empty_model(config, dtype)
     model.config._name_or_path = str(folder)
-    convert(model, checkpoint=folder, **_exactly(_dtype(folder)))
+    convert(model, checkpoint=folder, format="auto" if coded or dtype == torch.bfloat16 else "fp32")
     model.eval()
     without = log_probabilities(model, rows)
     load_adapter(model, adapter)
@@ -96,8 +97,8 @@ def merged_folder(folder: Path, rows: Rows) -> Tensor:
 def vllm(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """vLLM with `LoRARequest`, if it is installed."""
     _need("vllm")
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-    from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
     longest = max(map(len, rows))
     engine = LLM(
@@ -119,7 +120,7 @@ def vllm(folder: Path, adapter: Path, rows: Rows) -> Pair:
 def sglang(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """SGLang with `lora_paths`, if it is installed."""
     _need("sglang")
-    import sglang as runtime  # type: ignore[import-not-found]
+    import sglang as runtime
 
     engine = runtime.Engine(
         model_path=str(folder), enable_lora=True, lora_paths={"adapter": str(adapter)}, disable_cuda_graph=True,
@@ -170,10 +171,6 @@ def _need(package: str) -> None:
 def _dtype(folder: Path) -> torch.dtype:
     config = config_of(folder)
     return default_dtype(weight_files(folder, config), config)
-
-
-def _exactly(dtype: torch.dtype) -> dict[str, str]:
-    return {} if dtype == torch.bfloat16 else {"format": "fp32"}
 
 
 def _plain(folder: Path) -> Any:

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
 def experts_delta(factors: PeftFactors, spec: ExpertsSpec) -> Tensor:
     """s B A of every expert in float32, in the model's own layout: the einsum of peft's `get_delta_weight`."""
-    experts = factors.a.shape[0]
-    flat_a, flat_b = (t if t.dtype == torch.float64 else t.float() for t in layout.to_peft(factors.a, factors.b))
+    experts, pair = factors.a.shape[0], (factors.a, factors.b)
+    flat_a, flat_b = layout.to_peft(*(layout.swapped(pair) if spec.swapped_in_peft else pair))
+    flat_a, flat_b = (t if t.dtype == torch.float64 else t.float() for t in (flat_a, flat_b))
     a = flat_a.reshape(experts, -1, flat_a.shape[-1])
     b = flat_b.reshape(flat_b.shape[0], -1, experts)
-    order = "o r e, e r i -> e i o" if spec.transposed else "o r e, e r i -> e o i"
+    transposed = spec.transposed and not spec.swapped_in_peft
+    order = "o r e, e r i -> e i o" if transposed else "o r e, e r i -> e o i"
     return torch.einsum(order, b, a) * factors.scaling
 
 
-def by_projection(name: str, delta: Tensor, spec: ExpertsSpec) -> dict[str, Tensor]:
-    """The delta of gate_up_proj or down_proj as {"gate": [E, I, H], "up": ...} or {"down": [E, H, I]}."""
+def by_projection(name: str, stack: Tensor, spec: ExpertsSpec) -> dict[str, Tensor]:
+    """A parameter in the model's layout as {"gate": [E, I, H], "up": ...} or {"down": [E, H, I]}; no gate: only "up"."""
     if name == DOWN:
-        return {"down": spec.canonical_down(delta)}
-    gate, up = spec.canonical_gate_up(delta).chunk(2, 1)
+        return {"down": spec.canonical_down(stack)}
+    if not spec.gated:
+        return {"up": spec.canonical_down(stack)}
+    gate, up = spec.canonical_gate_up(stack).chunk(2, 1)
     return {"gate": gate, "up": up}
 
 

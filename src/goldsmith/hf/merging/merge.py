@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..adapter.files import DOWN, GATE_UP
+from ..adapter.files import DOWN
 from ..adapter.fitting import FittedAdapter, fitted
 from ..checkpoint import quantisation
 from ..checkpoint.conversions import Group
@@ -154,7 +154,7 @@ class MergeWork:
                 content["quantization_config"] = own
             elif self.format in FLOATS:
                 content.pop("torch_dtype", None)
-                content["dtype"] = str(FLOATS[cast("str", self.format)]).removeprefix("torch.")
+                content["dtype"] = str(FLOATS[self.format]).removeprefix("torch.")
         return content
 
     # -- what is written ----------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class MergeWork:
 
     def _as_written(self, value: Tensor) -> Tensor:
         if self.format in FLOATS and value.is_floating_point():
-            return value.to(FLOATS[cast("str", self.format)])
+            return value.to(FLOATS[self.format])
         return value
 
     def _working(self, value: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class MergeWork:
             return tensors
         value, key = self.checkpoint.get(name), source if isinstance(source, str) else name
         parameter = name.rpartition(".")[2]
-        if parameter not in (GATE_UP, DOWN):
+        if parameter not in (spec.first, DOWN):
             return {key: self._as_written(value)}
         if not self.coded:
             return {key: self._stacked(path, parameter, value)}
@@ -270,7 +270,7 @@ class MergeWork:
 
     def _turned(self, value: Tensor, spec: ExpertsSpec, parameter: str) -> Tensor:
         """A stacked weight in the model's layout: files may store the transpose (qwen3_vl_moe)."""
-        out, inputs = (2 * spec.intermediate_size, spec.hidden_size)
+        out, inputs = (1 + spec.gated) * spec.intermediate_size, spec.hidden_size
         if parameter == DOWN:
             out, inputs = spec.hidden_size, spec.intermediate_size
         own = (spec.num_experts, inputs, out) if spec.transposed else (spec.num_experts, out, inputs)
