@@ -180,10 +180,13 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
 def commands() -> str:
     """Every command with its arguments and options, from the signatures that make its --help."""
     text = ""
-    shown = [command for command in app.registered_commands if not command.hidden]
-    for command in [*shown, *bench.registered_commands, *offload.registered_commands]:
-        name = command.name or command.callback.__name__
-        program = "goldsmith" if command in shown else "python -m"
+    own = [("", command) for command in app.registered_commands if not command.hidden]
+    for group in app.registered_groups:
+        own += [(f"{group.name} ", command) for command in group.typer_instance.registered_commands]
+    others = [("", command) for command in (*bench.registered_commands, *offload.registered_commands)]
+    for prefix, command in [*own, *others]:
+        name = prefix + (command.name or command.callback.__name__)
+        program = "goldsmith" if (prefix, command) in own else "python -m"
         hints = get_type_hints(command.callback, include_extras=True)
         arguments, options, usage = [], [], [program, name]
         for parameter in signature(command.callback).parameters.values():
