@@ -20,24 +20,24 @@ def offload(
         list[str] | None,
         typer.Argument(
             metavar="WHAT",
-            help="calls (the experts alone), steps (a model's layers), guard (its cost), memory, store (the time to "
-            "build, find, verify and open one). Default: all.",
+            help="What to time: calls (the experts alone), steps (a model's layers), guard (the cost of the guard), "
+            "memory, store (the time to build, find, verify and open a store). Default: all.",
             show_default=False,
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="qwen3 (Qwen3-30B-A3B), v2-lite (DeepSeek-V2-Lite), tiny. Default: the first two with a GPU, else "
-            "tiny.",
+            help="Layer sizes: qwen3 (Qwen3-30B-A3B), v2-lite (DeepSeek-V2-Lite), tiny. Default: the first two with a "
+            "GPU, otherwise tiny.",
             metavar="NAME",
         ),
     ] = None,
-    layers: Annotated[int, typer.Option(help="Layers with experts; a layer of qwen3 has 1.2 GB.", min=1)] = 4,
+    layers: Annotated[int, typer.Option(help="Number of layers with experts; a layer of qwen3 has 1.2 GB.", min=1)] = 4,
     tokens: Annotated[
         list[int] | None,
         typer.Option(
-            help="Tokens of a call. Default: 1, 512 and 4096 (steps: 1 and 512) with a GPU, else 1 and 32.",
+            help="Tokens in a call. Default: with a GPU 1, 512 and 4096 (steps: 1 and 512), otherwise 1 and 32.",
             metavar="N",
             min=1,
         ),
@@ -47,14 +47,14 @@ def offload(
         typer.Option(help="Share of the experts on the device, for decoding calls. Default: 0 and 0.5.", min=0, max=1),
     ] = None,
     format: Annotated[str, typer.Option(help="Format of the store; auto is bf16, which is exact.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of the CPU lane. Default: the engine's own.", min=1, max=1024)
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time budget of each timing.", min=0.01)] = 0.5,
     limit: Annotated[float | None, typer.Option(help="Start no new case after this many seconds.")] = None,
     no_peers: Annotated[
-        bool, typer.Option("--no-peers", help="Time our engine alone, by its own plan and by other rules.")
+        bool, typer.Option("--no-peers", help="Time only our engine, with its own plan and with other rules.")
     ] = False,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the temporary stores. Default: the system's.", metavar="DIR")
@@ -68,9 +68,11 @@ def offload(
 ) -> None:
     """Time experts that are split over CPU and GPU, at the sizes of real layers, with random weights.
 
-    Each case is verified against the float64 reference first. Peers in the same run: transformers with its experts on
-    the CPU, accelerate's offload, everything on the GPU, and our engine by Fiddler's rule and by a fixed ratio. Exit
-    status: 0 all results are right, 1 a result is wrong, 2 the command cannot run.
+    Each case is first verified against the float64 reference. Peers in the same
+    run: transformers with its experts on the CPU, accelerate's offload,
+    everything on the GPU, and our engine with Fiddler's rule and a fixed ratio.
+
+    Exit status: 0 all results are right, 1 a result is wrong, 2 the command could not run.
     """
     from .run import OffloadRequest, run
 

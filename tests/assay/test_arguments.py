@@ -18,7 +18,7 @@ def made(**changes):
 
 
 UNJUDGEABLE = (
-    "^dtype: torch.{} cannot be judged; there are: torch.bfloat16, torch.float16, torch.float32, torch.float64$"
+    "^dtype: torch.{} cannot be judged; use one of: torch.bfloat16, torch.float16, torch.float32, torch.float64$"
 )
 LITERAL = (
     r"^dtype: case given is a dict of tensors, which keep their own dtype \(float32\), and cannot be run in bfloat16; "
@@ -43,7 +43,7 @@ ARGUMENTS = [
         "^budget_s: expected a positive number of seconds or None, got nan$",
     ),
     ({"case": {"x": torch.ones(2)}}, TypeError, "^case: expected a Case, its name or None for all, got dict$"),
-    ({"probes": 3}, TypeError, "^probes: expected a level, or a list of levels and probes, got 3$"),
+    ({"probes": 3}, TypeError, "^probes: expected the name of a level, or a list of levels and probes, got 3$"),
 ]
 
 

@@ -49,8 +49,8 @@ BAD = {
     "k": (dict(w=torch.rand(T, K + 1)), ShapeError, "topk_weights and topk_ids need the same shape"),
     "weights": (dict(w=torch.rand(T, K).half()), TypeError, "topk_weights is float16, wanted float32 or x's float32"),
     "wide_weights": (dict(w=torch.rand(T, K).double()), TypeError, "topk_weights is float64, but x is float32"),
-    "base_of_three": (dict(base=(*base(), None)), TypeError, "base is a tuple of 3, wanted a PackedExperts, or plain"),
-    "base_of_a_tensor": (dict(base=base()[0]), TypeError, "base is a Tensor, wanted a PackedExperts, or plain tensors"),
+    "base_of_three": (dict(base=(*base(), None)), TypeError, "base is a tuple of 3, wanted a PackedExperts, or"),
+    "base_of_a_tensor": (dict(base=base()[0]), TypeError, "base is a Tensor, wanted a PackedExperts, or a tuple"),
     "base_of_a_list": (dict(base=[base()[0], [1.0]]), TypeError, "down is a list, wanted a torch.Tensor"),
     "two_dimensions": (
         dict(base=(base()[0][0], base()[1])), ShapeError, "gate_up needs three dimensions of at least 1",

@@ -44,8 +44,8 @@ def adapter(request, tmp_path_factory):
 
 def copied(adapter, folder, drop=lambda name: False, **changes):
     """The same adapter without some tensors, or with another config."""
-    held = {name: t for name, t in load_file(adapter / WEIGHTS).items() if not drop(name)}
-    save_file(held, folder / WEIGHTS, {"format": "pt"})
+    tensors = {name: t for name, t in load_file(adapter / WEIGHTS).items() if not drop(name)}
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(json.loads((adapter / CONFIG).read_text()) | changes))
     return folder
 
@@ -93,7 +93,7 @@ def test_an_adapter_with_fewer_or_more_layers_is_refused(adapter, tmp_path):
     [
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set, which neither peft nor goldsmith supports"),
         ({"modules_to_save": ["lm_head"]}, "covers lm_head, but the file has no base_model.model.lm_head.weight"),
-        ({"modules_to_save": ["nosuch"]}, "modules_to_save has 'nosuch', which this model does not have"),
+        ({"modules_to_save": ["nosuch"]}, "modules_to_save names 'nosuch', a module that this model does not have"),
         ({"target_parameters": [*TARGETS, "foo"]}, "target_parameters has 'foo', which matches no parameter"),
         ({"target_parameters": TARGETS[:1]}, "for other experts|has no place in this model"),
         ({"target_modules": ["k_proj"]}, "self_attn.q_proj.lora_A.weight has no place in this model"),

@@ -94,10 +94,12 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, family, partitions, tmp_pa
 def change(folder, which, function):
     """Applies the function to every tensor whose name contains `which`; removes it if the result is None."""
     for path in folder.glob("*.safetensors"):
-        held = {n: function(t) if which in n else t for n, t in load_file(path).items()}
-        save_file({n: t.contiguous() for n, t in held.items() if t is not None}, path, {"format": "pt"})
+        tensors = {n: function(t) if which in n else t for n, t in load_file(path).items()}
+        save_file({n: t.contiguous() for n, t in tensors.items() if t is not None}, path, {"format": "pt"})
         index = json.loads((folder / INDEX).read_text())
-        index["weight_map"] = {n: f for n, f in index["weight_map"].items() if n not in held or held[n] is not None}
+        index["weight_map"] = {
+            n: f for n, f in index["weight_map"].items() if n not in tensors or tensors[n] is not None
+        }
         (folder / INDEX).write_text(json.dumps(index))
 
 

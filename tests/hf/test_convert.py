@@ -85,7 +85,7 @@ def test_dropout_applies_only_in_training():
 
 def test_progress_is_reported_for_each_module():
     seen = []
-    made(progress=lambda *told: seen.append(told))
+    made(progress=lambda *progress: seen.append(progress))
     assert seen == [(1, 1, "model.layers.1.mlp.experts")]
 
 
@@ -96,9 +96,9 @@ def test_the_report_counts_what_an_optimizer_would_hold():
     ours = made(lora={"rank": 3, "shared_a": True, "targets": ("gate", "up", "down")})
     ours.model.layers[1].mlp.gate.weight.requires_grad_(True)
     report = hf.trainable_report(ours)
-    held = [p for p in ours.parameters() if p.requires_grad]
+    trained = [p for p in ours.parameters() if p.requires_grad]
     assert report["trained_parameters"] == {
-        "total": sum(p.numel() for p in held),
+        "total": sum(p.numel() for p in trained),
         "expert_lora": 5 * 3 * (32 + 24 + 24 + 24 + 32),
         "attention_lora": 0,
         "router": 5 * 32,

@@ -122,7 +122,11 @@ def test_bad_arguments_of_a_stack():
     says(TypeError, lambda: mhc.HyperStack(wrong), f"{name}: connections[1] is an Identity", "mhc.HyperConnection(dim")
     empty = f"{name}: connections is empty, wanted at least one mhc.HyperConnection"
     says(TypeError, lambda: mhc.HyperStack([]), empty)
-    says(ValueError, lambda: mhc.HyperStack([connection()], keep_every=2), f"{name}: keep_every=2, only 1 is offered")
+    says(
+        ValueError,
+        lambda: mhc.HyperStack([connection()], keep_every=2),
+        f"{name}: keep_every=2, but only 1 is supported",
+    )
     for value, kind in ((connection(), "a HyperConnection"), (torch.ones(()), "a Tensor"), (3, "an int")):
         start = f"{name}: connections is {kind}, wanted a list"
         says(TypeError, lambda value=value: mhc.HyperStack(value), start, "mhc.HyperStack([connection, ...])")

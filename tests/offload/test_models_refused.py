@@ -90,9 +90,9 @@ def test_another_class_with_the_same_interface_is_accepted_after_a_trial():
     ids = models.tokens()
     with torch.no_grad():
         wanted = model(ids).logits
-    with offload(model) as held:
-        came = held.model(ids).logits
-    assert held.stats().calls and torch.equal(came.argmax(-1), wanted.argmax(-1))
+    with offload(model) as offloaded:
+        value = offloaded.model(ids).logits
+    assert offloaded.stats().calls and torch.equal(value.argmax(-1), wanted.argmax(-1))
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Prove only this backend. Default: all.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Check only this backend. Default: all.")] = None,
     device: Device = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Prove only in this dtype. Default: all that apply.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Check only in this dtype. Default: all that apply.")] = None,
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
@@ -99,7 +99,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
-    """Prove operators and backends against their float64 references.
+    """Check operators and backends against their float64 references.
 
     Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
@@ -157,7 +157,7 @@ def diagnose(
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Find the first wrong stage of a kernel and why: ranked causes with evidence, and the smallest failing case.
+    """Find the first wrong stage of a kernel and its cause: ranked causes, evidence, the smallest failing case.
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
@@ -184,10 +184,12 @@ def diagnose(
 @app.command()
 @in_a_paragraph
 def replay(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder that diagnose or a test saved.")],
+    bundle: Annotated[
+        Path, typer.Argument(metavar="BUNDLE", help="A folder with a failing case, saved by diagnose or a test.")
+    ],
     target: Annotated[
         str | None,
-        typer.Argument(metavar="TARGET", help="As diagnose has it. Default: the operator that the bundle names."),
+        typer.Argument(metavar="TARGET", help="The same as for diagnose. Default: the operator that the bundle names."),
     ] = None,
     device: Device = None,
     budget: Annotated[
@@ -197,7 +199,7 @@ def replay(
     html: Html = None,
     json: Json = None,
 ) -> None:
-    """Run a bundle's inputs again and report whether they still fail. A run that hangs is stopped.
+    """Run the inputs of a bundle again and report whether they still fail. A run that hangs is stopped.
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
@@ -228,7 +230,7 @@ def new(
 ) -> None:
     """Write NAME.py with a kernel, its golden and its cases, and test_NAME.py for pytest. Both pass as written.
 
-    It overwrites nothing.
+    It never overwrites a file.
     """
     from .new.command import run
 

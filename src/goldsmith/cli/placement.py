@@ -21,9 +21,11 @@ def device_of(request: PlacementRequest) -> str:
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise UnknownName(f"{wanted!r} is not a device; use cpu, cuda or cuda:1") from error
+        raise UnknownName(f"--device {wanted}: not a device; use cpu, cuda or cuda:1.") from error
     if device.type not in ("cpu", "cuda"):
-        raise UnknownName(f"{wanted!r} is not a device that goldsmith supports; use cpu, cuda or cuda:1.")
+        raise UnknownName(
+            f"--device {wanted}: goldsmith does not support this kind of device; use cpu, cuda or cuda:1."
+        )
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UnknownName(f"--device {wanted}: torch finds no CUDA device on this machine.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -34,9 +36,9 @@ def device_of(request: PlacementRequest) -> str:
 
 
 def place(op: Op, backend: str, request: PlacementRequest) -> tuple[str, str | None]:
-    """The device to prove a backend on, and why it cannot run there, or None.
+    """The device to check a backend on, and why it cannot run there, or None.
 
-    If no device was named, a backend that runs on the CPU only is proved there.
+    If no device was named, a backend that runs on the CPU only is checked there.
     """
     device = device_of(request)
     reason = machine_reason(op, backend, device)

@@ -1,4 +1,4 @@
-"""The lowest floor: what an operator is, and what this machine can run. Imports torch alone, and loads lazily."""
+"""The base layer: declarations of operators, and what this machine can run. Imports only torch, on first use."""
 
 from __future__ import annotations
 

@@ -74,9 +74,7 @@ def triton_version() -> str | None:
 
 @functools.cache
 def triton_interpreted() -> bool:
-    """True when Triton runs kernels in its interpreter. Read once: Triton reads the variable when a kernel is
-    defined.
-    """
+    """True if Triton runs kernels in its interpreter. Read once, because Triton reads it when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 

@@ -1,5 +1,6 @@
-"""h = act(g, u) and its derivatives, from exp, tanh and erf only: the last bit of torch's own sigmoid and gelu depends
-on a number's position in memory.
+"""h = act(g, u) and its derivatives, in plain torch, from exp, tanh and erf only.
+
+The last bit of torch's own sigmoid and gelu depends on the position of a number in memory.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ AdapterFolders = str | Path | Mapping[str, str | Path] | Sequence[str | Path]
 
 
 class Offloaded:
-    """A transformers model whose experts are in a store and computed by an engine; returned by offload,
-    from_pretrained.
+    """A transformers model whose experts an engine computes from a store. offload and from_pretrained return it.
 
     model    the same transformers model: `model(...)` and `model.generate(...)` work as before
     engine   the Engine that computes its experts
@@ -91,7 +90,7 @@ class Offloaded:
         """
         store = self.engine.store
         if self.engine.closed:
-            raise ValueError("Offloaded.detach: it is closed; call detach() before close(), or instead of it")
+            raise ValueError("Offloaded.detach: this object is closed; call detach() before close(), or instead of it")
         if not store.exact:
             raise ValueError(
                 f"Offloaded.detach: the store holds the experts in {store.format}, which rounded their weights: "

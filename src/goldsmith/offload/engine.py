@@ -219,9 +219,7 @@ class Engine:
         return ids.contiguous(), counts, skips
 
     def _begin_early(self, layer: int, x: Tensor, ids: Tensor, counts: list[int]) -> Assignment | None:
-        """The assignment of a call of one token, whose CPU work begins here so that it overlaps all the rest; otherwise
-        None.
-        """
+        """The assignment of a call of one token, whose CPU work begins here, beside the rest; otherwise None."""
         lanes, assignment = self._lanes, None
         if not isinstance(lanes, DeviceLanes):
             return None
@@ -287,8 +285,8 @@ class Engine:
         later = [each for each in self.store.layers if each > layer]
         if not later:
             return None
-        held = self._caches[later[0]].resident()
-        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in held)
+        on_device = self._caches[later[0]].resident()
+        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in on_device)
 
     def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
         """Forgets the contents of caches and arenas after a lane raised."""

@@ -25,9 +25,7 @@ class EngineLock:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked process, without the engine's threads and GPU, where the lock may be held
-        forever.
-        """
+        """Whether this is a forked process: it has no engine threads and no GPU, and the lock may be held forever."""
         return os.getpid() != self._pid
 
     def check(self) -> None:

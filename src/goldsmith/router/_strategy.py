@@ -20,7 +20,8 @@ class Dense:
     dtypes: tuple[torch.dtype, ...] = FLOATS
 
 
-# From measurements with `goldsmith bench`: docs/router.md shows them, tests/router/test_strategies.py checks the rule.
+# From measurements with `python -m benchmarks.bench`, which docs/router.md shows; tests/router/test_strategies.py
+# checks the rule.
 DENSE = {
     "cpu": Dense(tokens=64, one_in=16),  # timed in float32, to which both strategies convert 16-bit rows
     # "dense" is faster in bfloat16 only. Products of float32 are IEEE float32, and so is the weighted sum of float16;

@@ -30,7 +30,7 @@ def test_the_last_steps_are_undone_until_the_case_shows_the_cause():
         asked.append(trial)
         return bool(drawn(trial)["w"].any())
 
-    shrunk = shrink(rows[0], always, least={"T": 1, "D": 1}, tells=tells)
+    shrunk = shrink(rows[0], always, least={"T": 1, "D": 1}, shows_cause=tells)
     assert bool(drawn(shrunk.trial)["w"].any()) and not bool(drawn(shrunk.trial)["x"].any())
     assert shrunk.steps[-1] == "x: zeros" and len(asked) <= 4
 
@@ -41,12 +41,12 @@ def test_nothing_is_undone_if_the_smallest_case_shows_the_cause():
 
 
 def test_the_whole_case_stays_if_only_it_shows_the_cause():
-    shrunk = shrink(rows[0], always, tells=lambda trial: trial.case.sizes == {"T": 4, "D": 8})
+    shrunk = shrink(rows[0], always, shows_cause=lambda trial: trial.case.sizes == {"T": 4, "D": 8})
     assert shrunk.steps == () and shrunk.case.sizes == {"T": 4, "D": 8}
 
 
 def test_the_smallest_case_is_used_if_not_even_the_whole_one_shows_the_cause():
-    shrunk = shrink(rows[0], always, tells=lambda trial: False)
+    shrunk = shrink(rows[0], always, shows_cause=lambda trial: False)
     assert shrunk.steps and all(shrunk.case.sizes[name] < size for name, size in {"T": 4, "D": 8}.items())
 
 
@@ -80,7 +80,7 @@ def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypa
         at_once.append(sum(examination() is not None for examination in outputs))
         return report, examinations
 
-    def told(self, trial):
+    def tells(self, trial):
         return trial.case.sizes["T"] > 1
 
     of = assay.Target(lambda x, w: (x * w).sum(-1) * 1.5, lambda x, w: (x * w).sum(-1), cases=rows, name="factor")
@@ -88,7 +88,7 @@ def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypa
     evidence = collect.begin(whole, report)
     collect.collect(whole, evidence, collect.Depth(runs=(), influence=(), whatif=frozenset()))
     monkeypatch.setattr(smallest_case, "examine", examine)
-    monkeypatch.setattr(smallest_case._Tells, "__call__", told)
+    monkeypatch.setattr(smallest_case._ShowsCause, "__call__", tells)
     shrunk, small = smallest_case.smallest_case(
         whole, evidence, "y", "wrong_factor", cause_shown="wrong_factor", spent=lambda more: False
     )

@@ -7,7 +7,7 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.collect import begin
-from goldsmith.assay.diagnosis.cotangents import carried
+from goldsmith.assay.diagnosis.cotangents import carriers
 from goldsmith.assay.diagnosis.open_questions import open_questions
 from goldsmith.assay.diagnosis.provenance import provenance
 from goldsmith.assay.diagnosis.trace_sentences import trace_sentences
@@ -124,7 +124,7 @@ def backward(fault):
 
 def asked(fault):
     it = examination(two, two, pairs, backward=backward(fault))
-    return it, carried(it, it.first, "x.grad")
+    return it, carriers(it, it.first, "x.grad")
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_fault_that_needs_several_rows_at_once():
 
 def test_only_gradients_are_traced():
     it = examination(two, two, pairs, backward=backward("y0"))
-    assert carried(it, it.first, "y0") is None and carried(it, it.first, "w.grad") is None  # the latter is right
+    assert carriers(it, it.first, "y0") is None and carriers(it, it.first, "w.grad") is None  # the latter is right
 
 
 @pytest.mark.parametrize(
-    "fault, said, open_",
+    "fault, message, open_",
     [
         ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone", ""),
         ("tail", "axis 1 [32..39] alone; a single 1 in grad_y0 at [0, 32] shows it", ""),
@@ -164,11 +164,11 @@ def test_only_gradients_are_traced():
         ("always", "x.grad is wrong with zeros for every output gradient", ""),
     ],
 )
-def test_the_sentences(fault, said, open_):
+def test_the_sentences(fault, message, open_):
     it, result = asked(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
-    evidence.carried = result
-    assert said in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
+    evidence.carriers = result
+    assert message in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
     assert bool(open_) == bool(open_questions(evidence, []))
 
 

@@ -41,7 +41,7 @@ def check_arguments(
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype: expected a torch dtype or None, got {dtype!r}")
     if dtype is not None and dtype not in UNIT:
-        raise TargetError(f"dtype: {dtype} cannot be judged; there are: {listed(UNIT)}")
+        raise TargetError(f"dtype: {dtype} cannot be judged; use one of: {listed(UNIT)}")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"seed: expected a whole number, got {seed!r}")
     if not -(2**62) < seed < 2**62:
@@ -49,7 +49,9 @@ def check_arguments(
     if not isinstance(probes, str) and not (
         isinstance(probes, Sequence | set | frozenset) and all(isinstance(p, str) for p in probes)
     ):
-        raise TypeError(f"probes: expected a level, or a list of levels and probes, got {probes!r}")
+        raise TypeError(
+            f"probes: expected the name of a level, or a list of names of levels and probes, got {probes!r}"
+        )
     if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, int | float)):
         raise TypeError(f"budget_s: expected a positive number of seconds or None, got {budget_s!r}")
     if budget_s is not None and not budget_s > 0:

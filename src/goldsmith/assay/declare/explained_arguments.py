@@ -1,4 +1,4 @@
-"""explained_arguments: a wrong or missing argument of a declaration gets a sentence that says what exists and why."""
+"""explained_arguments: a class decorator that explains unknown and missing arguments of a declaration."""
 
 from __future__ import annotations
 

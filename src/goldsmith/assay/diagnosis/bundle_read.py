@@ -69,9 +69,9 @@ def _meta(path: Path) -> dict[str, Any]:
     }  # fmt: skip
     for name, kind in wanted.items():
         if name not in meta or not isinstance(meta[name], kind) or isinstance(meta[name], bool):
-            raise ValueError(f"{JSON}: {name!r} is missing or not of its kind: {str(meta.get(name))[:80]!r}")
+            raise ValueError(f"{JSON}: {name!r} is missing or of the wrong type: {str(meta.get(name))[:80]!r}")
     if meta["dtype"] not in DTYPES:
-        raise ValueError(f"{JSON}: dtype {meta['dtype'][:80]!r}; there are: {', '.join(DTYPES)}")
+        raise ValueError(f"{JSON}: unknown dtype {meta['dtype'][:80]!r}; known: {', '.join(DTYPES)}")
     if not 0 <= meta["seed"] < 2**63 or not 1 <= meta["threads"] < 2**16:
         seed, threads = (
             f"{number:.4g}" if abs(number) < 2**64 else "of more than 64 bits"
@@ -82,7 +82,7 @@ def _meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{JSON}: left_out is {str(meta['left_out'])[:80]}; it may name only golden and outputs")
     for name in ("layouts", "versions"):
         if not all(isinstance(value, str) for value in meta[name].values()):
-            raise ValueError(f"{JSON}: {name!r} holds something other than text")
+            raise ValueError(f"{JSON}: {name!r} has a value that is not text")
     return meta
 
 
@@ -129,7 +129,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _rebuilt(label: str, entry: dict[str, Any], raw: Tensor) -> Tensor:
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry.get("dtype"), str) else None
     if dtype is None:
-        raise ValueError(f"{label}: dtype {str(entry.get('dtype'))[:80]!r}; there are: {', '.join(DTYPES)}")
+        raise ValueError(f"{label}: unknown dtype {str(entry.get('dtype'))[:80]!r}; known: {', '.join(DTYPES)}")
     shape, stride = _list(entry.get("shape")), _list(entry.get("stride"))
     offset: Any = entry.get("offset")
     numbers = [*shape, *stride, offset]

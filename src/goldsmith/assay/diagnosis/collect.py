@@ -19,7 +19,7 @@ from ..probes.maps import CELLS_BAD, error_map
 from ..report.check_report import Report
 from ..report.results import CERTAIN, QUALITY, REFERENCE_FAULT, RUNGS, Finding, Location
 from ..support.deadline import Pace
-from .cotangents import carried
+from .cotangents import carriers
 from .decision_check import explain_decision
 from .empty_groups import filled_groups
 from .evidence import CULPRIT, INHERITED, NO_TIME, NOT_TRIED, OBSERVED, OK, Evidence, MemoryFact, StageState
@@ -143,7 +143,7 @@ def collect(
     own = table.own or examination.first
     evidence.other, evidence.reused = _others(examination, own, evidence.tensor), own.reused
     if time.for_("where NaN begins", 0.0):
-        evidence.born = _step(evidence, "provenance", lambda: provenance(examination, own))
+        evidence.nonfinite_origin = _step(evidence, "provenance", lambda: provenance(examination, own))
     changed = None
     if depth.whatif != frozenset() and table.first_wrong in named(own) and time.for_("changed goldens", _GOLDEN):
         changed = _step(evidence, "whatif", lambda: _what_if(examination, evidence, own, depth.whatif, time))
@@ -178,7 +178,7 @@ def collect(
         evidence.influence = seen or evidence.influence
     if depth.sent and table.first_wrong is not None and time.for_("output gradients", _RUN):
         first_wrong, pace = table.first_wrong, time.pace("output gradients")
-        evidence.carried = _step(evidence, "cotangents", lambda: carried(examination, own, first_wrong, spent=pace))
+        evidence.carriers = _step(evidence, "cotangents", lambda: carriers(examination, own, first_wrong, spent=pace))
     nothing = not (evidence.whatif or evidence.memory or depth.whatif)
     more = changed is not None and changed.left and nothing and strength(evidence) < SURE
     if changed is not None and more and time.for_("changed goldens", 0.0):

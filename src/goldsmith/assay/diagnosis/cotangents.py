@@ -1,4 +1,4 @@
-"""Which output gradient, and which part of it, makes a gradient wrong: for backwards that name no stages.
+"""Finds the output gradient, and the part of it, that makes a gradient wrong. For backwards without named stages.
 
 Sends one output gradient at a time, with zeros for the others; then one slice of it at a time; then a single 1. The
 golden receives the same gradients.
@@ -16,7 +16,7 @@ from ..golden.golden_error import GoldenError
 from ..judge import ladder
 from ..judge.examination import Examination
 from ..probes import decisions
-from .evidence import Carried
+from .evidence import GradientCarriers
 from .isolate import named
 
 PROBE = "cotangents"
@@ -24,9 +24,9 @@ _SLICES = 10  # runs for each axis, at most
 _RUNS = 40  # runs in all
 
 
-def carried(
+def carriers(
     examination: Examination, own: CandidateRun, name: str, *, spent: Callable[[], bool] = lambda: False
-) -> Carried | None:
+) -> GradientCarriers | None:
     """The output gradients with which `name`, a gradient or backward stage, is wrong; None for any other tensor."""
     sent = own.cotangents
     if not sent or not name.endswith(".grad") or name not in named(own):
@@ -36,11 +36,11 @@ def carried(
         return None
     always = ask.wrong({})
     alone = tuple(n for n, t in sent.items() if ask.wrong({n: t}))
-    quiet = tuple(n for n in sent if n not in alone)
+    harmless = tuple(n for n in sent if n not in alone)
     results = {n for n, _, _ in own.results()}
     opaque = not any(n.endswith(".grad") and n not in results for n in own.stages)
     if always or not alone or not opaque:
-        return Carried(name, alone, quiet, always)
+        return GradientCarriers(name, alone, harmless, always)
     first = alone[0]
     parts: dict[int, tuple[tuple[int, int], ...]] = {}
     at, together = [], []
@@ -54,7 +54,7 @@ def carried(
     unit = torch.zeros_like(sent[first])
     unit[tuple(at)] = 1
     single = tuple(at) if not together and ask.wrong({first: unit}) else None
-    return Carried(name, alone, quiet, always, parts, single, tuple(together))
+    return GradientCarriers(name, alone, harmless, always, parts, single, tuple(together))
 
 
 class _Asking:
@@ -66,9 +66,7 @@ class _Asking:
         return self.left <= 0 or self.spent()
 
     def wrong(self, sent: Mapping[str, Tensor]) -> bool:
-        """True if the tensor is wrong with these output gradients and zeros for the others; a run without answer is
-        not wrong.
-        """
+        """True if the tensor is wrong with these output gradients, and zeros for the others; False without a result."""
         if self.ended:
             return False
         self.left -= 1

@@ -12,8 +12,7 @@ from .whatif import choices
 
 
 def explain_decision(examination: Examination, evidence: Evidence) -> None:
-    """Sets the changed goldens that explain a wrong decision; if it is right, sets the first wrong stage of another
-    run.
+    """Adds to the evidence what explains a wrong decision; for a right one, the first wrong stage of another run.
 
     A decision may fail only in another run, for example with large inputs. Then it merely follows from the first wrong
     stage of that run.

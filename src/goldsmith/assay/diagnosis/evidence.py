@@ -204,7 +204,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Born:
+class NonFiniteOrigin:
     """Where a value that is finite in the golden first becomes NaN or Inf in the candidate.
 
     kind   "nan" or "inf"; stage: the first named tensor that holds it
@@ -221,21 +221,21 @@ class Born:
 
 
 @dataclass(frozen=True)
-class Carried:
+class GradientCarriers:
     """The output gradients that make `tensor` wrong if all others are zero.
 
-    outputs   those that do so alone; quiet: those that do not
+    outputs   those that do so alone
+    harmless  those that do not
     always    the tensor is wrong even with zeros for all of them
-    parts     axis -> inclusive ranges of the first such gradient whose slices, one at a time, make it wrong; without
-              axes
-              on which all slices do
-    unit      index of a single 1 that makes it wrong; None: unknown, or it does not
+    parts     axis -> inclusive ranges of slices of the first such gradient that make it wrong, one slice at a time;
+              axes along which every slice does are left out
+    unit      index at which a single 1 makes it wrong; None: unknown, or a single 1 does not
     together  axes along which no single slice makes it wrong, only several together
     """
 
     tensor: str
     outputs: tuple[str, ...] = ()
-    quiet: tuple[str, ...] = ()
+    harmless: tuple[str, ...] = ()
     always: bool = False
     parts: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unit: tuple[int, ...] | None = None
@@ -268,7 +268,8 @@ class Evidence:
     operators             of the golden that make the tensor; empty if unknown
     left_out              steps that were left out -> why
     map                   the first wrong tensor as a small picture
-    born, carried         where NaN or Inf begins; which output gradients make the tensor wrong
+    nonfinite_origin      where NaN or Inf begins
+    carriers              the output gradients that make the tensor wrong
     alike                 another tensor of the golden with exactly these numbers; "" if there is none
     unused                integer inputs -> numbers below a size of the case that they do not contain
     made_of               operators, if a rule needs them and `operators` is empty
@@ -302,8 +303,8 @@ class Evidence:
     operators: frozenset[str] = frozenset()
     left_out: dict[str, str] = field(default_factory=dict)
     map: ErrorMap | None = None
-    born: Born | None = None
-    carried: Carried | None = None
+    nonfinite_origin: NonFiniteOrigin | None = None
+    carriers: GradientCarriers | None = None
     alike: str = ""
     unused: dict[str, list[int]] = field(default_factory=dict)
     filled: str = ""

@@ -1,6 +1,4 @@
-"""Runs that a check omits for lack of time: calls of other sizes in between, and more threads. Used if all else
-passes.
-"""
+"""More runs, if a check finds nothing wrong: calls of other sizes in between, and more threads."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _place(e: Evidence) -> set[str]:
     later = [s for s in e.stages if s.kind in ("output", "grad") and s.name != e.tensor]
     if later and not any(s.name in wrong for s in later):
         statements.add("nothing else is wrong")
-    if e.tensor.endswith(".grad") and e.carried is not None and e.carried.always:
+    if e.tensor.endswith(".grad") and e.carriers is not None and e.carriers.always:
         statements.add("wrong without any output's gradient")
     if e.golden is not None:
         statements.add(f"{min(e.golden.dim(), 3)} axes")

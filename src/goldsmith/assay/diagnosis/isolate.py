@@ -53,8 +53,7 @@ def isolate(examination: Examination) -> Isolation:
     """The stage table of an examination whose probe `values` has run.
 
     Costs one run of the candidate, one more for each of at most 8 wrong stages, and one run of the golden for each
-    stage
-    that the candidate does not name.
+    stage that the candidate does not name.
     """
     own = examination.first
     if own.asked:
@@ -104,9 +103,7 @@ def named(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
 
 
 def handed_in(done: CandidateRun) -> dict[str, tuple[str, Tensor | None]]:
-    """The same for an isolated run: of a result and a stage with one name, the value that the stage handed in
-    counts.
-    """
+    """The same for an isolated run. If a result and a stage share a name, the stage's value counts."""
     return {n: (kind, done.stages.get(n, t)) for n, (kind, t) in named(done).items()}
 
 
@@ -219,9 +216,7 @@ class _Work:
     # stages alone
 
     def try_alone(self, names: list[str], table: Isolation) -> set[str]:
-        """Substitute the golden's value for each wrong stage alone: fills `ignored`, returns those only defined
-        differently.
-        """
+        """Substitute each wrong stage alone. Fills `ignored`; returns the stages that are only defined differently."""
         otherwise = set()
         results = {n for n, _, _ in self.own.results()}
         for name in names:
@@ -256,9 +251,7 @@ class _Work:
         return False
 
     def _worse(self, name: str, names: list[str], done: CandidateRun) -> bool:
-        """True if the golden's value makes a right tensor wrong, or the nearest wrong one worse: the candidate needs
-        its own.
-        """
+        """True if the golden's value makes a right tensor wrong, or the nearest wrong one worse."""
         before, mine = named(self.own), named(done)
         nearest = True
         for other in names:
@@ -272,7 +265,7 @@ class _Work:
             if not own[1] and not ladder.judge(other, tensor, ref, probe=PROBE).ok:
                 return True
             # a tensor that is right with all stages on the golden's values reads this one as the golden defines it; its
-            # error while the others stay wrong proves nothing
+            # error while the others stay wrong shows nothing
             counts = nearest and self.isolated.get(other, (0.0, True))[1]
             if own[1] and counts and _off(tensor, ref) > _FARTHER * _off(before[other][1], ref):
                 return True

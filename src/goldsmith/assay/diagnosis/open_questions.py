@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .evidence import IGNORES, NO_TIME, OBSERVED, Carried, Evidence
+from .evidence import IGNORES, NO_TIME, OBSERVED, Evidence, GradientCarriers
 
 
 def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
@@ -42,7 +42,7 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
             "golden stay the same, bit for bit: small numbers are flushed to zero or rounded to fixed steps, or a "
             "result is cached."
         )
-    sentences += _gradient_sentences(evidence.carried)
+    sentences += _gradient_sentences(evidence.carriers)
     for name, why in evidence.left_out.items():
         sentences += [f"Left out: {name} ({why})."] if why != NO_TIME else []
     hurried = [name for name, why in evidence.left_out.items() if why == NO_TIME]
@@ -50,24 +50,25 @@ def open_questions(evidence: Evidence, suspects: Sequence[str]) -> list[str]:
     return sentences
 
 
-def _gradient_sentences(fact: Carried | None) -> list[str]:
-    if fact is None or fact.always:
+def _gradient_sentences(carriers: GradientCarriers | None) -> list[str]:
+    if carriers is None or carriers.always:
         return []
     text = ""
-    if len(fact.outputs) > 1:
+    if len(carriers.outputs) > 1:
         text = (
-            f"The gradients of {' and '.join(fact.outputs)} each make {fact.tensor} wrong. It is open whether that is "
-            "one fault in what they share or one fault in each. Name backward stages with assay.stage to find out."
+            f"The gradients of {' and '.join(carriers.outputs)} each make {carriers.tensor} wrong. It is open whether "
+            "that is one fault in what they share or one fault in each. Name backward stages with assay.stage to find "
+            "out."
         )
-    elif not fact.outputs and len(fact.quiet) > 1:
+    elif not carriers.outputs and len(carriers.harmless) > 1:
         text = (
-            f"No output's gradient alone makes {fact.tensor} wrong: it takes several at once. It is open where they "
-            "meet."
+            f"No output's gradient alone makes {carriers.tensor} wrong: it takes several at once. It is open where "
+            "they meet."
         )
-    elif fact.together:
-        axes = " or ".join(str(a) for a in fact.together)
+    elif carriers.together:
+        axes = " or ".join(str(a) for a in carriers.together)
         text = (
-            f"No slice of grad_{fact.outputs[0]} along axis {axes} alone makes {fact.tensor} wrong: it takes "
+            f"No slice of grad_{carriers.outputs[0]} along axis {axes} alone makes {carriers.tensor} wrong: it takes "
             "several at once, as in a sum of them. It is open which ones."
         )
     return [text] if text else []

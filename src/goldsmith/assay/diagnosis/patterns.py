@@ -96,9 +96,7 @@ def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
 
 
 def _shifts(tensor: str, y: Tensor, g: Tensor) -> Iterator[ErrorPattern]:
-    """Shifts along every axis and in memory (axis None); tries the step with the best correlation, circular or cut
-    off.
-    """
+    """Shifts along every axis and in memory (axis None) by the best-correlated step, circular or cut off."""
     views = [(axis, y.movedim(axis, -1), g.movedim(axis, -1)) for axis in range(g.dim())]
     tries: list[tuple[int | None, Tensor, Tensor]] = [*views] if g.dim() > 0 else []
     if g.dim() > 1:

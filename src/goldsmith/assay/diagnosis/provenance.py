@@ -22,9 +22,9 @@ from ..judge.examination import Examination
 from ..nonfinite.events import Event
 from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
-from .evidence import Born
+from .evidence import NonFiniteOrigin
 from .isolate import named, order
-from .whatif.run.calls import Listening, OperatorCall, _line, moved
+from .whatif.run.calls import Listening, OperatorCall, _line, with_result
 from .whatif.run.golden import Golden
 
 PROBE = "provenance"
@@ -33,7 +33,7 @@ _ADDING = frozenset("add_ sub_ addcmul_ addmm_ baddbmm_ addmv_ index_add_ scatte
 _FILLS = ("fill", "full", "masked", "where", "empty", "copy", "scatter", "index_put", "zeros", "ones")
 
 
-def provenance(examination: Examination, own: CandidateRun) -> Born | None:
+def provenance(examination: Examination, own: CandidateRun) -> NonFiniteOrigin | None:
     """None if all finite values of the golden are finite in the candidate, at least with zeroed memory."""
     if _first(examination, own) is None:
         return None
@@ -72,7 +72,7 @@ def provenance(examination: Examination, own: CandidateRun) -> Born | None:
         )
         cause = "uninitialised_accumulator" if freed.added else "use_after_free"
     cause = "overflow" if passed is not None else cause
-    return Born("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
+    return NonFiniteOrigin("nan" if nan else "inf", stage, "" if event is None else event.op, cause, tuple(sentences))
 
 
 class _Freed(DispatchMode):
@@ -158,7 +158,7 @@ def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> 
     golden.run_under(mode, examination.ref.leaves, stage)
     wide = torch.isfinite(examination.ref.bounded[stage].value)
     for call, largest, dtype, limit in list(_large(mode.calls or [], got.dtype, examination.dtype))[:_TRIED]:
-        change = moved(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
+        change = with_result(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
         try:
             value = golden.run_under(Listening({call.index: change}), examination.ref.leaves, stage).get(stage)
         except Exception:  # noqa: BLE001 - a golden that cannot go on with NaN answers nothing

@@ -269,8 +269,7 @@ def _reading(
     """(reading, exact coefficient, its name); for a factor, the name of what multiplied the golden's term.
 
     A term whose coefficient in the golden is unknown is read as if that coefficient were 1, if this gives a plain
-    reading
-    (missing, repeated, flipped); otherwise it is an addend that should not be there.
+    reading (missing, repeated, flipped); otherwise it is an addend that should not be there.
     """
     unit = golden if golden else 1.0
     relative, tolerance = coefficient / unit, 4 * abs(error / unit) + _FLOOR * abs(coefficient / unit)
@@ -310,9 +309,7 @@ def _alternatives(
 
 
 def _changed_factors(fits: list[Fit]) -> list[Fit]:
-    """A term that is missing with one factor and present with another is one mistake, a factor; `named` is new over
-    old.
-    """
+    """Reads a term that is missing with one factor and present with another as one wrong factor, new over old."""
     gone = [f for f in fits if f.reading == "missing"]
     merged: dict[int, Fit] = {}
     used: set[int] = set()

@@ -21,13 +21,12 @@ class Diagnosis(DiagnosisFacts):
         diagnosis_page.write(self, path)
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Write the smallest failing case as a bundle, with a page in it, into `folder`; returns the bundle's own
-        folder.
+        """Write the smallest failing case as a bundle with a page into `folder`; returns the folder of the bundle.
 
         Raises ValueError if there is no failing case to write.
         """
         if self.write_bundle is None:
-            raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
+            raise ValueError(f"save: the verdict is {self.verdict!r}, so there is no failing case to write")
         self.bundle = self.write_bundle(self, Path(folder))
         self.to_html(self.bundle / PAGE)
         return self.bundle

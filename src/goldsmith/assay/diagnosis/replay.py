@@ -31,8 +31,7 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     "not reproduced"  another verdict
 
     Lists versions that differ. On an interrupt, raises KeyboardInterrupt whose `.report` has the findings so far.
-    Raises
-    ValueError if the bundle cannot be read or does not fit the target.
+    Raises ValueError if the bundle cannot be read or does not fit the target.
     """
     bundle = load_bundle(path)
     if not isinstance(target, Target):

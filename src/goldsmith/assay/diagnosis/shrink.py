@@ -1,8 +1,8 @@
 """Finds the smallest case that still fails in the same way: first smaller sizes, then simpler values and layouts.
 
-The caller defines "in the same way": `keeps(trial)` runs the trial and compares stage and cause. Failure need not be
-monotone in a size (a mask may be wrong at 33 and 100, and right at 64). So sizes are tried from below first, and then
-the gap to the largest value that does not fail is bisected.
+The caller defines "in the same way": `still_fails(trial)` runs the trial and compares stage and cause. A smaller size
+may pass although an even smaller one fails (a mask may be wrong at 33 and 100, and right at 64). So the search tries
+small sizes first. Then it bisects between the smallest size that fails and the largest one below that passes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The smallest trial, the number of runs it took, and the steps in words.
+    """The smallest failing trial, the number of runs that found it, and the steps in words.
 
-    partial  the runs ended before everything was tried
+    partial  the runs or the time ended before everything was tried
     """
 
     trial: Trial
@@ -48,50 +48,48 @@ class Shrunk:
         return self.trial.case
 
 
-class _Spent(Exception):
-    """No run is left."""
+class _BudgetSpent(Exception):
+    """No run or no time is left."""
 
 
 class _Search:
-    """The best trial so far, and the number of runs that are left."""
+    """The smallest failing trial so far, the steps that led to it, and the runs and times of all trials."""
 
     def __init__(
-        self, trial: Trial, keeps: Callable[[Trial], bool], runs: int, spent: Callable[[float], bool],
-        costs: Callable[[Trial], float],
+        self, trial: Trial, still_fails: Callable[[Trial], bool], runs: int, spent: Callable[[float], bool],
+        predict: Callable[[Trial], float],
     ):  # fmt: skip
-        self.best, self.keeps, self.most, self.spent, self.costs = trial, keeps, runs, spent, costs
+        self.best, self.still_fails, self.max_runs, self.spent, self.predict = trial, still_fails, runs, spent, predict
         self.runs = 0
-        self.took: list[tuple[float, float]] = []  # (predicted, measured) seconds of every trial
+        self.times: list[tuple[float, float]] = []  # (predicted, measured) seconds of every trial
         self.steps: list[str] = []
         self.history: list[tuple[Trial, tuple[str, ...]]] = [(trial, ())]  # after every step
 
-    def did(self, step: str) -> None:
+    def record(self, step: str) -> None:
         self.steps.append(step)
         self.history.append((self.best, tuple(self.steps)))
 
-    def tried(self, trial: Trial) -> bool:
-        """True if a trial keeps the failure, which makes it the best. A trial that cannot be drawn or judged does
-        not.
-        """
-        foretold = self.costs(trial)
-        longest = max((seconds for other, seconds in self.took if other <= foretold), default=0.0)
-        if self.runs >= self.most or self.spent(max(longest, foretold)):
-            raise _Spent
+    def try_out(self, trial: Trial) -> bool:
+        """Run a trial, and make it the best if it still fails. A trial that cannot be drawn or judged does not."""
+        predicted = self.predict(trial)
+        longest = max((seconds for other, seconds in self.times if other <= predicted), default=0.0)
+        if self.runs >= self.max_runs or self.spent(max(longest, predicted)):
+            raise _BudgetSpent
         self.runs += 1
         began = time.perf_counter()
         try:
-            keeps_failure = self.keeps(trial)
+            fails = self.still_fails(trial)
         except (TargetError, GoldenError):
-            keeps_failure = False
-        self.took.append((foretold, time.perf_counter() - began))
-        if keeps_failure:
+            fails = False
+        self.times.append((predicted, time.perf_counter() - began))
+        if fails:
             self.best = trial
-        return keeps_failure
+        return fails
 
 
 def shrink(
     case: Case,
-    keeps: Callable[[Trial], bool],
+    still_fails: Callable[[Trial], bool],
     *,
     layouts: Mapping[str, str] | None = None,
     least: Mapping[str, int] | None = None,
@@ -99,44 +97,45 @@ def shrink(
     seed: int = 0,
     runs: int = MOST_RUNS,
     spent: Callable[[float], bool] = lambda more: False,
-    costs: Callable[[Trial], float] = lambda trial: 0.0,
-    tells: Callable[[Trial], bool] = lambda trial: True,
+    predict: Callable[[Trial], float] = lambda trial: 0.0,
+    shows_cause: Callable[[Trial], bool] = lambda trial: True,
 ) -> Shrunk:
-    """The smallest trial for which `keeps` is True.
+    """The smallest trial for which `still_fails` is True.
 
-    keeps  called at most `runs` times; `case` itself is assumed to fail
-    spent  spent(more) is True if the budget is over, or would be after `more` seconds; costs: seconds of a trial
-    least  lower limits of sizes
-    tells  True if a case is still large enough to show the cause. The last steps are undone until it is, with about
-           five calls for a hundred steps.
+    still_fails  called at most `runs` times; `case` itself is assumed to fail
+    spent        spent(more) is True if the time is over, or would be after `more` seconds
+    predict      the expected seconds of a trial
+    least        lower limits of sizes
+    shows_cause  True if a case is still large enough to show the cause. Otherwise the last steps are undone until it
+                 is, with about five calls for a hundred steps.
 
-    Sizes of a drawn case are lowered; for given tensors, axes of equal length are cut together. Then each input in turn
-    becomes zeros, ones, or whole numbers, and contiguous.
+    Sizes of a drawn case are lowered; for given tensors, axes of equal length are cut together. Then the search makes
+    each input in turn zeros, ones or whole numbers, and contiguous.
     """
-    search = _Search(Trial(case, dict(layouts or {})), keeps, runs, spent, costs)
+    search = _Search(Trial(case, dict(layouts or {})), still_fails, runs, spent, predict)
     partial = False
     try:
         _sizes(search, _axes(case, dtype, seed) if case.given else None, least or {})
         _values(search, dtype, seed)
         _layouts(search, dtype, seed)
-    except _Spent:
+    except _BudgetSpent:
         partial = True
     if search.best is not search.history[-1][0]:  # the time ended within a step
         search.history.append((search.best, tuple(search.steps)))
-    best, steps = _telling(search.history, tells)
+    best, steps = _last_that_shows(search.history, shows_cause)
     return Shrunk(best, search.runs, steps, partial)
 
 
-def _telling(
-    steps: list[tuple[Trial, tuple[str, ...]]], tells: Callable[[Trial], bool]
+def _last_that_shows(
+    steps: list[tuple[Trial, tuple[str, ...]]], shows_cause: Callable[[Trial], bool]
 ) -> tuple[Trial, tuple[str, ...]]:
-    """The last of these steps for which `tells` is True, by bisection; the smallest if not even the first one tells."""
+    """The last step for which `shows_cause` is True, by bisection; the smallest trial if it is False for all."""
     low, high = 0, len(steps) - 1
     middle = high
     while low < high:
-        low, high = (middle, high) if tells(steps[middle][0]) else (low, middle - 1)
+        low, high = (middle, high) if shows_cause(steps[middle][0]) else (low, middle - 1)
         middle = (low + high + 1) // 2
-    return steps[low] if low or tells(steps[0][0]) else steps[-1]
+    return steps[low] if low or shows_cause(steps[0][0]) else steps[-1]
 
 
 # sizes
@@ -153,37 +152,37 @@ def _sizes(search: _Search, cut: Remake | None, least: Mapping[str, int]) -> Non
         sizes, remake = dict(_lengths(cut)), cut
     now, seen = dict(sizes), {tuple(sizes.values()): True}
 
-    def keeps(name: str, value: int) -> bool:
+    def still_fails(name: str, value: int) -> bool:
         other = {**now, name: value}
         key = tuple(other.values())
         if value < least.get(name, 0):
             return False
         if key not in seen:
-            seen[key] = search.tried(Trial(remake(other), search.best.layouts))
+            seen[key] = search.try_out(Trial(remake(other), search.best.layouts))
         return seen[key]
 
     changed = True
     while changed:
         changed = False
         for name in sorted(now, key=lambda n: -now[n]):
-            smaller = _smaller(now[name], lambda value, name=name: keeps(name, value))  # type: ignore[misc]
+            smaller = _smaller(now[name], lambda value, name=name: still_fails(name, value))  # type: ignore[misc]
             if smaller < now[name]:
-                search.did(f"{name}: {now[name]} -> {smaller}")
+                search.record(f"{name}: {now[name]} -> {smaller}")
                 now[name], changed = smaller, True
 
 
-def _smaller(value: int, keeps: Callable[[int], bool]) -> int:
-    """The smallest value that keeps the failure: tries rungs from below, then bisects the gap below the first hit."""
-    rungs = sorted({n for n in (*SMALLEST, value // 8, value // 4, value // 2, value - 1) if n < value})
+def _smaller(value: int, still_fails: Callable[[int], bool]) -> int:
+    """The smallest value that still fails: tries a few values from below, then bisects below the first that fails."""
+    guesses = sorted({n for n in (*SMALLEST, value // 8, value // 4, value // 2, value - 1) if n < value})
     low = -1
-    for rung in rungs:
-        if keeps(rung):
-            value = rung
+    for guess in guesses:
+        if still_fails(guess):
+            value = guess
             break
-        low = rung
+        low = guess
     while value - low > 1:
         middle = (low + value) // 2
-        if keeps(middle):
+        if still_fails(middle):
             value = middle
         else:
             low = middle
@@ -198,7 +197,7 @@ def resized(case: Case, sizes: Mapping[str, Any]) -> Case:
 
 
 class _CutCase:
-    """A given case with cut axes; axes of equal length in any input count as the same axis."""
+    """Makes a given case with shorter axes; axes of equal length in any input count as the same axis."""
 
     def __init__(self, case: Case, inputs: Mapping[str, Any]):
         self.case = case
@@ -240,27 +239,27 @@ SIMPLER: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _values(search: _Search, dtype: torch.dtype, seed: int) -> None:
     for name, tensor in _tensors(search, dtype, seed):
-        for what, simpler in SIMPLER.items():
-            if not tensor.is_floating_point() and what != "zeros":
+        for form, simpler in SIMPLER.items():
+            if not tensor.is_floating_point() and form != "zeros":
                 continue
             if torch.equal(simpler(tensor), tensor):
                 break  # it is already this simple
             case = _changed(search.best.case, name, simpler)
-            if search.tried(replace(search.best, case=case)):
-                search.did(f"{name}: {what}")
+            if search.try_out(replace(search.best, case=case)):
+                search.record(f"{name}: {form}")
                 break
 
 
 def _layouts(search: _Search, dtype: torch.dtype, seed: int) -> None:
     for name in list(search.best.layouts):
         left = {k: v for k, v in search.best.layouts.items() if k != name}
-        if search.tried(replace(search.best, layouts=left)):
-            search.did(f"{name}: plain layout")
+        if search.try_out(replace(search.best, layouts=left)):
+            search.record(f"{name}: plain layout")
     for name, tensor in _tensors(search, dtype, seed):
         if not tensor.is_contiguous():
             case = _changed(search.best.case, name, lambda t: t.contiguous())
-            if search.tried(replace(search.best, case=case)):
-                search.did(f"{name}: contiguous")
+            if search.try_out(replace(search.best, case=case)):
+                search.record(f"{name}: contiguous")
 
 
 def _tensors(search: _Search, dtype: torch.dtype, seed: int) -> Iterator[tuple[str, Tensor]]:

@@ -37,16 +37,15 @@ def smallest_case(
 ) -> tuple[Shrunk, Examination]:  # fmt: skip
     """The smallest case with the same stage and the same best cause by rules; at worst the examined case.
 
-    While shrinking, only the rules decide: the learned ranking depends on what the case looks like. At the end it
-    counts:
-    a full diagnosis of the small case must give `cause_shown`, otherwise the case is too small to tell causes apart.
-    over: True if there is no time for that.
+    While shrinking, only the rules decide, because the learned ranking depends on what the case looks like. At the end
+    the ranking counts too: a full diagnosis of the small case must give `cause_shown`. Otherwise the case is too small
+    to tell causes apart. over: True if there is no time for that diagnosis.
     """
     same = _Same(examination, evidence, stage, cause, spent)
-    costs = _Costs(examination, _CHECKS * examination.seconds.get("values", 0.0))
+    predict = _Costs(examination, _CHECKS * examination.seconds.get("values", 0.0))
     shrunk = shrink(
         examination.case, same, least=_least(examination), dtype=examination.dtype, seed=examination.seed, spent=spent,
-        costs=costs, tells=_Tells(same, cause_shown, over),
+        predict=predict, shows_cause=_ShowsCause(same, cause_shown, over),
     )  # fmt: skip
     small = same.examination(shrunk.trial)
     return (
@@ -68,9 +67,8 @@ def _least(examination: Examination) -> dict[str, int]:
 class _Same:
     """Tests whether a trial fails at the same stage for the same reason; keeps the last such examination.
 
-    An examination of a large case takes many times the memory of its inputs. Of earlier ones only the trial is kept,
-    from
-    which it can be drawn again.
+    An examination of a large case takes many times the memory of its inputs. So only the trial of an earlier
+    examination is kept, from which it can be drawn again.
     """
 
     def __init__(
@@ -124,9 +122,8 @@ class _Same:
         return None if again is None else again[0]
 
 
-class _Tells:
-    """Tests whether a case, saved as a bundle would, is diagnosed with this cause at that stage; True if there is no
-    time.
+class _ShowsCause:
+    """Tests whether the diagnosis of a case, as given tensors, has the same cause and stage; True if there is no time.
 
     cause_shown  the cause; "" skips the test
     """
@@ -155,7 +152,7 @@ class _Tells:
                 return False
             evidence = begin(examinations[0], report)
             collect(examinations[0], evidence, Depth(sent=True), spent=self.over)
-        except Exception:  # noqa: BLE001 - as a trial: what does not go with these sizes does not tell
+        except Exception:  # noqa: BLE001 - as in a trial: a mistake at these sizes does not show the cause
             return False
         causes = rank(evidence)
         hurried = NO_TIME in evidence.left_out.values()

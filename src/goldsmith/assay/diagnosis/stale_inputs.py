@@ -48,8 +48,7 @@ def stale_inputs(examination: Examination, spent: Callable[[], bool] = lambda: F
     """Input -> a sentence, if other numbers at the same address give the first result bit for bit.
 
     Costs four runs of the candidate's forward for every floating input, and for all other inputs together, which may
-    only
-    be valid together. Each wrong result that stays the same costs one more, and one run of the golden.
+    only be valid together. Each wrong result that stays the same costs one more, and one run of the golden.
     """
     sentences: dict[str, str] = {}
     for other in _others(examination):
@@ -127,9 +126,7 @@ def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
 
 
 def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
-    """Run with another tensor that has a freed one's id; False if that one is still referenced or the id is not
-    reused.
-    """
+    """Place another tensor that reuses a freed one's id. False if the old one still lives, or its id is not reused."""
     before = arena.inputs[name]
     now = arena.place(name, other)
     wanted, tried = id(before.tensor), []

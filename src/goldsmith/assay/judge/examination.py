@@ -65,7 +65,7 @@ class Budget:
         return self.seconds is not None and (time.perf_counter() - self.started > self.seconds or deadline.cut())
 
     @property
-    def said(self) -> str:
+    def spent_text(self) -> str:
         return f"the budget of {self.seconds:g} s was spent"
 
     @contextmanager
@@ -79,7 +79,7 @@ class Budget:
                 yield
             finally:
                 for what in left_out:
-                    examination.note("budget", what, f"{self.said}; left out: {what}")
+                    examination.note("budget", what, f"{self.spent_text}; left out: {what}")
 
 
 class Examination:
@@ -224,9 +224,7 @@ class Examination:
         return not judgement.ok
 
     def _attributed(self, finding: Finding) -> Finding | None:
-        """Rungs 2 to 4 of the plain run belong to the probes that measure them; without those probes they are
-        dropped.
-        """
+        """The finding, under the probe that measures its rung; None if that probe was not selected."""
         owner = {STATISTICAL: "ensemble", SYSTEMATIC: "statistics", QUALITY: "ensemble"}.get(
             finding.rung, finding.probe
         )

@@ -1,1 +1,1 @@
-"""What honest implementations differ by: ensembles of legal summation orders."""
+"""How much honest implementations differ: ensembles of legal summation orders."""

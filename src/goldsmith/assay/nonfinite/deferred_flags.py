@@ -12,7 +12,7 @@ from torch import Tensor
 from . import events as facts
 from .events import Event, Likely, Operand
 from .interfaces import Observer
-from .storage_history import FOREIGN, TOLD, Known, Place, owner
+from .storage_history import FOREIGN, REPORTED, Known, Place, owner
 
 EVIDENCE = "only flags were kept: watch with sync=True for the cause; if that finds nothing, suspect a race"
 
@@ -53,7 +53,7 @@ def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> N
 
 def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
     if note.known.under is not None:
-        note.known.told |= note.known.under.told
+        note.known.reported |= note.known.under.reported
         note.known.meant |= note.known.under.meant
         note.known.under = None
     value = values[id(note.peak)]
@@ -62,21 +62,21 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
     inputs = [(o, values[id(p)] if isinstance(p, Tensor) else p, entry) for o, p, entry in note.inputs]
     guilty = [(operand, entry, owner(entry, peak)) for operand, peak, entry in inputs if not math.isfinite(peak)]
     unseen = [(operand, entry) for operand, entry, whose in guilty if whose == FOREIGN]
-    carried = not unseen and any(whose == TOLD for _, _, whose in guilty)
+    carried = not unseen and any(whose == REPORTED for _, _, whose in guilty)
     if not unseen and not carried and math.isinf(value) and (guilty or note.meant):
         note.known.meant = True
         return
-    note.known.told = True
+    note.known.reported = True
     if carried:
         return
     for _, entry in unseen:
-        entry.told = True
+        entry.reported = True
     where = note.place
-    watch.tell(
+    watch.report(
         Event(
             facts.kind_of(value), where.phase, where.module, note.op, note.tensor, None, note.total, None,
             tuple(Operand(o.shape, o.dtype, peak, o.source) for o, peak, _ in inputs), not unseen,
-            unseen[0][0].source if unseen else note.op, where.step, facts.said(where.stack),
+            unseen[0][0].source if unseen else note.op, where.step, facts.frame_texts(where.stack),
             Likely("unknown", EVIDENCE),
         )
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How the parts of a watch see it: as a record to show, and as the observer that operators report to."""
+"""Protocols of a watch: WatchRecord, which text and page show, and Observer, which the dispatch mode calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .storage_history import Place
 
 
 class WatchRecord(Protocol):
-    """What a watch has recorded: its events, how many more it dropped, and the rows of norms."""
+    """The record of a watch: its events, the number of events that it dropped (`more`), and the rows of norms."""
 
     events: list[Event]
     more: int
@@ -25,10 +25,15 @@ class WatchRecord(Protocol):
 
 
 class Observer(Protocol):
-    """What the dispatch mode asks a watch, and where it reports events.
+    """What the dispatch mode needs of a watch: facts about tensors and the place in the program; it takes events.
 
-    listening  whether this step is watched
-    sync       whether figures are read at once; otherwise flags stay on the device until the step ends
+    listening   whether this step is watched
+    sync        whether figures are read at once; otherwise flags stay on the device until the step ends
+    remember    record the module and line of the operator that is about to run, for its backward
+    place       the current place in the program
+    source      the name of a tensor, for a user
+    is_learned  whether a tensor is a parameter or a gradient
+    report      take an event
     """
 
     listening: bool
@@ -40,6 +45,6 @@ class Observer(Protocol):
 
     def source(self, tensor: Tensor) -> str: ...
 
-    def learned(self, tensor: Tensor) -> bool: ...
+    def is_learned(self, tensor: Tensor) -> bool: ...
 
-    def tell(self, event: Event) -> None: ...
+    def report(self, event: Event) -> None: ...

@@ -23,7 +23,7 @@ from . import events as facts
 from .deferred_flags import FlagRecord
 from .events import Event, Likely, Operand
 from .interfaces import Observer
-from .storage_history import FOREIGN, TOLD, Known, OperatorEffects, effects_of, owner
+from .storage_history import FOREIGN, REPORTED, Known, OperatorEffects, effects_of, owner
 
 PURGE = 1 << 14  # after this many storages, dead ones are forgotten
 FLUSH = 1 << 16  # after this many operators, on-device flags are read even in the middle of a step
@@ -39,8 +39,8 @@ class _Aside(threading.local):
 _aside = _Aside()
 
 
-class Ear(DispatchMode):
-    """Sees every operator for a watch."""
+class WatchMode(DispatchMode):
+    """The dispatch mode: sees every operator, and reports events to its watch."""
 
     def __init__(self, watch: Observer):
         super().__init__()
@@ -65,11 +65,11 @@ class Ear(DispatchMode):
         _aside.on = True
         try:
             with torch.no_grad():
-                return self._hear(func, plan, args, kwargs)
+                return self._run_watched(func, plan, args, kwargs)
         finally:
             _aside.on = False
 
-    def _hear(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
+    def _run_watched(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
         if plan.constant:
             return self._constant(_run(func, args, kwargs))
         if plan.empty:
@@ -82,7 +82,7 @@ class Ear(DispatchMode):
         if self.fresh:
             self._judge_fresh(read, plan.name)
         before: dict[int, float | Tensor] = {}
-        if not self.watch.sync or plan.reads or plan.unsaid:  # the operator overwrites these
+        if not self.watch.sync or plan.reads or plan.undeclared:  # the operator overwrites these
             before = {id(t): self._peak(t) for t in read}
         out = _run(func, args, kwargs)
         made = written or list(facts.leaves(out))
@@ -92,7 +92,7 @@ class Ear(DispatchMode):
                 label = "what it changed" if written else f"result {number}" if len(made) > 1 else "its result"
                 of = [a[number] for a in lists if facts.plain(a[number])] if plan.many else read
                 self._judge(func, plan, args, kwargs, tensor, label, of, before)
-        for tensor in (_at(args, place) for place in plan.unsaid):
+        for tensor in (_at(args, place) for place in plan.undeclared):
             if facts.plain(tensor):
                 self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
         self.last = plan.name
@@ -104,7 +104,7 @@ class Ear(DispatchMode):
         return self.known.get(tensor.untyped_storage()._cdata)
 
     def _record(
-        self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, told: bool = False
+        self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, reported: bool = False
     ) -> Known:
         storage = tensor.untyped_storage()
         before = self.known.get(storage._cdata)
@@ -114,7 +114,9 @@ class Ear(DispatchMode):
             return before  # the rest of it has not been written yet
         if before is not None and before.fresh:
             self.fresh -= 1
-        self.known[storage._cdata] = known = Known(StorageWeakRef(storage), writer, peak, meant=meant, told=told)
+        self.known[storage._cdata] = known = Known(
+            StorageWeakRef(storage), writer, peak, meant=meant, reported=reported
+        )
         if before is not None and part:
             known.part_of(before)
             known.under = None if self.watch.sync else before
@@ -149,13 +151,11 @@ class Ear(DispatchMode):
         return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
-        """Record a tensor that no operator was seen to create. Foreign code may write a mask, but a parameter never
-        is one.
-        """
+        """Record a tensor that no operator made. Foreign code may write a mask, but never into a parameter."""
         name = self.watch.source(tensor)
         known = self._record(tensor, "", peak)
         known.name = name
-        if not self.watch.learned(tensor):
+        if not self.watch.is_learned(tensor):
             if isinstance(peak, Tensor):
                 known.mask = facts.additive_mask(tensor)
             else:
@@ -177,8 +177,8 @@ class Ear(DispatchMode):
             what = "uninitialised_accumulator" if op.endswith("_") else "never_written"
             evidence = f"memory of {known.writer} is read by {op}, and no operator has written these elements"
             source = f"written between {known.writer} and {op}, or never"
-            self._tell(tensor, "what it read", op, peak, [tensor], [peak], False, source, Likely(what, evidence))
-            known.told, known.peak = True, peak
+            self._report(tensor, "what it read", op, peak, [tensor], [peak], False, source, Likely(what, evidence))
+            known.reported, known.peak = True, peak
 
     # judging
 
@@ -208,8 +208,8 @@ class Ear(DispatchMode):
         entries = [self._entry_of(t, p) for t, p in zip(read, peaks, strict=True)]
         guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
         unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
-        if not unseen and TOLD in guilty.values():
-            self._record(out, plan.name, value, told=True)
+        if not unseen and REPORTED in guilty.values():
+            self._record(out, plan.name, value, reported=True)
             return
         made = None  # where it created Inf from finite numbers, beside infinities of the program
         if not unseen and math.isinf(value) and (guilty or given):
@@ -222,17 +222,17 @@ class Ear(DispatchMode):
             source, likely = self._entered(read[first], entries[first], plan.name)
             entry = entries[first] or self._record(read[first], "", peaks[first])
             entry.name = entry.name or source
-            entry.told = True
-            self._tell(out, label, plan.name, value, read, peaks, False, source, likely)
+            entry.reported = True
+            self._report(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
             likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), made)
-            self._tell(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
-        self._record(out, plan.name, value, told=True)
+            self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
+        self._record(out, plan.name, value, reported=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
         """The facts about an operand that is not finite, if they are still known."""
         known = self.entry(tensor)
-        if known is None and math.isinf(peak) and not self.watch.learned(tensor):
+        if known is None and math.isinf(peak) and not self.watch.is_learned(tensor):
             return self._outside(tensor, peak) if bool(facts.additive_mask(tensor)) else None
         return known
 
@@ -250,7 +250,7 @@ class Ear(DispatchMode):
             return between, Likely("unknown", f"{between}, outside of torch's operators: a custom kernel wrote it")
         return name, Likely("unknown", f"{name} was not finite when {op} read it")
 
-    def _tell(
+    def _report(
         self, tensor: Tensor, label: str, op: str, peak: float, read: list[Tensor], peaks: list[float], born: bool,
         source: str, likely: Likely, bad: Tensor | None = None,
     ) -> None:  # fmt: skip
@@ -261,10 +261,10 @@ class Ear(DispatchMode):
             likely = Likely("missing_sync", evidence)
         place = self.watch.place()
         operands = tuple(self._operand(t, p) for t, p in zip(read, peaks, strict=True))
-        self.watch.tell(
+        self.watch.report(
             Event(
                 facts.kind_of(peak), place.phase, place.module, op, label, count, tensor.numel(), index, operands, born,
-                source, place.step, facts.said(place.stack), likely,
+                source, place.step, facts.frame_texts(place.stack), likely,
             )
         )  # fmt: skip
 

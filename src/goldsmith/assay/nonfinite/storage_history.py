@@ -1,4 +1,4 @@
-"""What a watch knows about a storage and about an operator, and who is responsible for an infinity."""
+"""The facts that a watch keeps about storages and operators, and who is responsible for an infinity."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..execute.memory import _EMPTY
 from .events import Frames
 
 PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "set_"}
-UNSAID = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+UNDECLARED = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 CONSTANT = "lift_fresh"  # torch.tensor(...), and assigning a number to a slice or an index, start with this operator
 BACKWARD, FORWARD = "backward", "forward"
-TOLD, MEANT, FOREIGN = "told", "meant", "foreign"
+REPORTED, MEANT, FOREIGN = "reported", "meant", "foreign"
 
 
 @dataclass
 class Known:
     """Facts about a storage.
 
-    writer  the operator that wrote it last, "" if it came from outside
-    name    its name for a user, if it came from outside
-    peak    max |x|; stays on the device until it is read, where nothing may wait
-    fresh   created by `empty` and not judged yet
-    meant   its infinities were written by the program itself
-    told    an event has been reported for its values
-    mask    whether it looks like a mask (events.additive_mask); stays on the device until it is read
-    under   the facts from before a part of it was written, until that part is judged
+    writer    the operator that wrote it last, "" if it came from outside
+    name      its name for a user, if it came from outside
+    peak      max |x|; stays on the device until it is read, where nothing may wait
+    fresh     created by `empty` and not judged yet
+    meant     its infinities were written by the program itself
+    reported  an event has been reported for its values
+    mask      whether it looks like a mask (events.additive_mask); stays on the device until it is read
+    under     the facts from before a part of it was written, until that part is judged
     """
 
     ref: StorageWeakRef
@@ -39,14 +39,14 @@ class Known:
     peak: float | Tensor = 0.0
     fresh: bool = False
     meant: bool = False
-    told: bool = False
+    reported: bool = False
     name: str = ""
     mask: Tensor | None = None
     under: Known | None = None
 
     def part_of(self, before: Known) -> None:
         """Merge the facts from before a partial write, which still hold for the rest."""
-        self.told |= before.told
+        self.reported |= before.reported
         self.meant |= before.meant
         self.peak = larger(before.peak, self.peak)
 
@@ -63,16 +63,14 @@ def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
 
 def owner(known: Known | None, peak: float) -> str:
     """Who is responsible for a non-finite value: a reported event, the program itself, or code that nobody saw."""
-    if known is not None and known.told:
-        return TOLD
+    if known is not None and known.reported:
+        return REPORTED
     return MEANT if known is not None and known.meant and math.isinf(peak) else FOREIGN
 
 
 @dataclass(frozen=True)
 class OperatorEffects:
-    """How an operator treats its arguments: `writes` lists those that it changes, `reads` says if it also reads
-    them.
-    """
+    """How an operator treats its arguments: `writes` lists those that it changes; `reads`: it also reads them."""
 
     skip: bool
     constant: bool
@@ -82,7 +80,7 @@ class OperatorEffects:
     reads: bool
     many: bool  # lists of tensors in and out: result i comes from the i-th element of every list
     pointwise: bool  # an element of the result depends only on the elements at its position
-    unsaid: tuple[int, ...]  # arguments that it changes although its schema does not say so
+    undeclared: tuple[int, ...]  # arguments that it changes although its schema does not say so
 
 
 def effects_of(func: Any) -> OperatorEffects:
@@ -98,7 +96,7 @@ def effects_of(func: Any) -> OperatorEffects:
     pointwise = torch.Tag.pointwise in func.tags and not writes and not many
     return OperatorEffects(
         view, stem == CONSTANT, func in _EMPTY, schema.name, tuple(writes), reads, many, pointwise,
-        UNSAID.get(stem, ()),
+        UNDECLARED.get(stem, ()),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import events as facts
 from .events import Event, Frames, NonFinite
 from .norms import Norm, Norms
-from .operators import Ear
+from .operators import WatchMode
 from .storage_history import BACKWARD, FORWARD, Place
 from .text import table
 
@@ -34,10 +34,8 @@ def watch(
              visible; count, index and cause are then unknown
 
     `w.first` is the first Event or None; `w.events` lists all that did not result from an earlier one; `w.rows` holds
-    the
-    norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
-    wrong
-    argument.
+    the norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
+    wrong argument.
     """
     for number, module in enumerate(modules):
         if not isinstance(module, torch.nn.Module):
@@ -59,7 +57,7 @@ class Watch:
         self.sync, self.every, self.stop = sync, every, stop
         self._modules = modules
         self._norms = Norms() if norms else None
-        self._ear = Ear(self)
+        self._mode = WatchMode(self)
         self._handles: list[Any] = []
         self._paths: dict[torch.nn.Module, str] = {}
         self._sources: dict[int, str] = {}
@@ -106,11 +104,11 @@ class Watch:
         self._thread = threading.get_ident()
         self._hook()
         self.listening = True
-        self._ear.__enter__()
+        self._mode.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ear.__exit__(kind, error, at)
+        self._mode.__exit__(kind, error, at)
         self.listening = False
         for handle in self._handles:
             handle.remove()
@@ -123,13 +121,13 @@ class Watch:
         except NonFinite:
             if not already:
                 raise
-        self._ear.known.clear()
+        self._mode.known.clear()
 
     def _finish(self) -> None:
         if self._norms is not None:
             self._norms.read()
         with torch.utils._python_dispatch._disable_current_modes():  # the watch must not watch itself
-            self._ear.flush()
+            self._mode.flush()
 
     def _next(self) -> None:
         self._finish()
@@ -163,11 +161,11 @@ class Watch:
     def source(self, tensor: Tensor) -> str:
         """The name of a parameter, its gradient or a buffer, the operator that made a tensor, or "input"."""
         storage = tensor.untyped_storage()._cdata
-        known = self._ear.known.get(storage)
+        known = self._mode.known.get(storage)
         name = self._sources.get(storage) or (known.writer or known.name if known is not None else "")
         return name or self._gradient(storage) or "input"
 
-    def learned(self, tensor: Tensor) -> bool:
+    def is_learned(self, tensor: Tensor) -> bool:
         """Whether it is a parameter or a gradient, which never holds a mask."""
         storage = tensor.untyped_storage()._cdata
         return (
@@ -180,7 +178,7 @@ class Watch:
                 return f"gradient of {name}"
         return ""
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Record an event, and raise it if `stop` is set."""
         if len(self.events) < MOST:
             self.events.append(event)

@@ -126,8 +126,7 @@ def _try_expanded(examination: Examination, contiguous_only: bool) -> None:
     """Send one number to every element, as `y.sum().backward()` does, and expand the first row of every input.
 
     Both at once; if that fails, each alone, to name the culprit. If all is right, also send one number per row, as
-    `y.sum(-1)`
-    does: a kernel that reads any stride of 0 as a single number passes the first run.
+    `y.sum(-1)` does: a kernel that reads any stride of 0 as a single number passes the first run.
     """
     sent = {n: _one_number(c) for n, c in examination.first.cotangents.items() if c.numel() > 1}
     inputs = {} if contiguous_only else _repeated_rows(examination)

@@ -238,7 +238,7 @@ def _check_names(examination: Examination, plain: GoldenResults) -> None:
         if name not in golden:
             names = ", ".join(n for n in golden if not n.endswith(".grad"))
             raise TargetError(
-                f"outputs: the candidate returns {name!r}, the golden has no output or stage of that name; "
+                f"outputs: the candidate returns {name!r}, but the golden has no output or stage of that name; "
                 f"it has: {names}"
             )
 

@@ -96,8 +96,9 @@ class ProbeRun:
 
 @dataclass(frozen=True)
 class ErrorMap:
-    """A tensor as small pictures: golden, candidate, error/limit, as rows x columns, each cell the maximum of a
-    block; at most 128 x 128.
+    """A tensor as three small pictures: golden, candidate and error/limit.
+
+    Each picture has at most 128 x 128 cells. A cell is the element of largest magnitude of its block.
     """
 
     tensor: str

@@ -1,6 +1,4 @@
-"""DispatchMode: the base of the assay's dispatch modes, without the cost of torch's compiler where nothing is
-traced.
-"""
+"""DispatchMode: the base class of the assay's dispatch modes. It avoids the cost of torch's compiler outside traces."""
 
 from __future__ import annotations
 

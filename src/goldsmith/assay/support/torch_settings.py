@@ -15,9 +15,7 @@ _SMALL = 2**17  # up to this many input elements in all, one thread is faster th
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, torch.ones(3) and the like create `dtype`. running_bounds, legal_runs and self_check set it
-    themselves.
-    """
+    """Inside the context, torch.ones(3) and the like create `dtype`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -28,9 +26,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def in_one_order(leaves: Mapping[str, Tensor]) -> Iterator[None]:
-    """On a GPU, torch sorts the sums that it otherwise adds with atomics (index_select's gradient, scatter_add), if
-    it can.
-    """
+    """On a GPU, torch adds in a fixed order, where it can, what it otherwise adds with atomics (scatter_add)."""
     mode: Any = torch.utils.deterministic  # Any: a module whose class defines this attribute as a property
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = mode.fill_uninitialized_memory

@@ -233,7 +233,7 @@ def device_name(wanted: str | None) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = wanted.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise Problem(f"{wanted!r} is no device; use cpu, cuda or cuda:1.")
+        raise Problem(f"--device {wanted}: not a device; use cpu, cuda or cuda:1.")
     if kind == "cuda" and not torch.cuda.is_available():
         raise Problem(f"--device {wanted}: this machine has no CUDA device that torch can use.")
     return wanted

@@ -1,6 +1,6 @@
-"""The options of `goldsmith bench`. Nothing heavy is imported here, so that --help answers at once.
+"""The options of `goldsmith bench`; imports nothing heavy, so that --help answers at once.
 
-benchmarks/ of the repository builds the same command with peers and modules in it: `python -m benchmarks.bench`.
+benchmarks/bench.py of the repository builds the same command with peers and modules: `python -m benchmarks.bench`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from .moved import CHECKOUT
 if TYPE_CHECKING:
     from .subject import ModuleSubject, Peer
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU when there is one.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,14 +26,14 @@ def register(app: typer.Typer) -> None:
 def bench_command(
     peers: "Mapping[str, Peer] | None" = None, modules: "Mapping[str, type[ModuleSubject]] | None" = None
 ) -> Callable[..., None]:
-    """The bench command; times operators, and also `modules` and `peers` if there are any."""
+    """The bench command: times operators, and also these peers and modules, if any are given."""
     more = f", and modules made of them: {', '.join(modules)}" if modules else ""
     what_help = f"Operators (mhc.post) or families (mhc){more}. Default: all that have benchmarks."
-    against_help = f"Only none: to time peers, run `{CHECKOUT}` in a checkout of the repository."
+    against_help = f"Takes only none. To time peers, run `{CHECKOUT}` in a checkout of the repository."
     if peers:
         against_help = (
             f"Peers to time in the same run: {', '.join(peers)}, none. PEER:TEXT times the peer only where 'OP CASE "
-            "threads=N' contains the text (a peer that tunes itself takes minutes). Default: all installed."
+            "threads=N' contains TEXT (a peer that tunes itself takes minutes). Default: all installed."
         )
 
     def bench(
@@ -41,7 +41,7 @@ def bench_command(
         against: Annotated[list[str] | None, typer.Option(help=against_help)] = None,
         case: Annotated[list[str] | None, typer.Option(help="Time only cases whose name contains this.")] = None,
         backend: Annotated[
-            str | None, typer.Option(help="Time only this backend. Default: the one that auto takes.")
+            str | None, typer.Option(help="Time only this backend. Default: the one that auto chooses.")
         ] = None,
         device: Device = None,
         json: Annotated[
@@ -52,13 +52,13 @@ def bench_command(
         threads: Annotated[
             list[str] | None,
             typer.Option(
-                help="CPU threads. Repeat it to time several counts. 8:TEXT times only cases whose 'OP CASE' "
-                "contains the text. Default: torch's.",
+                help="Number of CPU threads. Repeat the option to time several numbers. 8:TEXT uses 8 threads only "
+                "for cases whose 'OP CASE' contains TEXT. Default: torch's number.",
                 metavar="N",
             ),
         ] = None,
         no_verify: Annotated[
-            bool, typer.Option("--no-verify", help="Time without proving first; the rows then say so.")
+            bool, typer.Option("--no-verify", help="Time without checking first; the rows record this.")
         ] = False,
         proof: Annotated[
             list[str] | None,
@@ -71,7 +71,7 @@ def bench_command(
             str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
         ] = "",
     ) -> None:
-        """Verify first, then time: rows with machine, versions, spread and share of the measured copy rate."""
+        """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate."""
         from .command import run
         from .run import BenchRequest
 

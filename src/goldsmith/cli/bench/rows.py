@@ -1,4 +1,4 @@
-"""Rows of `goldsmith bench`: each figure with the conditions of its measurement."""
+"""TimingRow: a row of `goldsmith bench`, with a timing and the conditions of its measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 def load() -> float | None:
-    """The load average of the last minute; None where the system does not report it."""
+    """The load average of the last minute; None if the system does not report it."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -28,11 +28,11 @@ def load() -> float | None:
 class TimingRow:
     """One timing.
 
-    floor_us           the time of the bytes or of the FLOPs, whichever is longer, at rates measured in the same run
+    floor_us           the time for the bytes or for the FLOPs, whichever is longer, at rates measured in the same run
     ceiling            what sets the floor: "copy", "read", or an instruction ("fma", "dot_bf16", "amx_bf16")
     share_of_ceiling   floor_us over the median
-    mode               cold: L2 flushed before each call; wall: on a CPU; graph: 20 calls in one CUDA graph, L2 warm;
-                       replayed: as graph, but each call has inputs that L2 does not hold
+    mode               cold: on a GPU, L2 flushed before each call; wall: on a CPU; graph: 20 calls in one CUDA graph,
+                       L2 warm; replayed: like graph, but with inputs that L2 does not hold
     """
 
     op: str
@@ -65,7 +65,7 @@ class TimingRow:
     flop: int | None = None
     ceiling: str = "copy"
     read_gb_s: float | None = None
-    gflop_s: float | None = None  # of the ceiling's instruction
+    gflop_s: float | None = None  # the rate of the instruction in `ceiling`
     load: float | None = field(default_factory=load)  # includes our own threads
     schema: int = field(default=SCHEMA)
 
@@ -112,18 +112,18 @@ class Conditions:
 
 @functools.cache
 def commit() -> str:
-    """The commit that this package runs from, with + where files differ from it; "" outside a checkout of goldsmith."""
+    """The commit that this package runs from, with + if files differ from it; "" outside a checkout of goldsmith."""
     root = Path(__file__).resolve().parents[4]
     if not (root / "src" / "goldsmith").is_dir() or not (root / ".git").exists():
         return ""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
+        process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+        return process.stdout.strip() if process.returncode == 0 else ""
 
     try:
-        short = git("rev-parse", "--short", "HEAD")
-        return short + ("+" if short and git("status", "--porcelain", "--untracked-files=no", "src") else "")
+        short_hash = git("rev-parse", "--short", "HEAD")
+        return short_hash + ("+" if short_hash and git("status", "--porcelain", "--untracked-files=no", "src") else "")
     except OSError:
         return ""  # git is not installed
 
@@ -131,17 +131,19 @@ def commit() -> str:
 Figures = dict[str, Any]  # fields of a TimingRow, by name
 
 
-def timed(timing: Timing, moved: int | None, ceiling: Ceiling, divide: int = 1, flop: int | None = None) -> Figures:
+def timed(
+    timing: Timing, bytes_moved: int | None, ceiling: Ceiling, divide: int = 1, flop: int | None = None
+) -> Figures:
     """The figures of a row whose timing spans `divide` calls."""
     median = timing.median / divide
-    floor, name = ceiling.floor(moved, flop)
+    floor, name = ceiling.floor(bytes_moved, flop)
     return {
         "median_us": median,
         "p10": timing.p10 / divide,
         "p90": timing.p90 / divide,
         "runs": timing.runs,
         "wall_us": None if timing.wall is None else timing.wall / divide,
-        "bytes": moved,
+        "bytes": bytes_moved,
         "floor_us": floor,
         "share_of_ceiling": None if floor is None or not median else floor / median,
         "flop": flop,

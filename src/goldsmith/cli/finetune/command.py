@@ -39,9 +39,8 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
         from ...hf.training.run.session import again
     except ImportError as error:
-        if (
-            error.name is not None
-        ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
+        # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
+        if error.name is not None:
             raise
         raise Problem(f"{error}.") from error
     show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
@@ -50,8 +49,8 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     try:
         with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**cast("dict[str, Any]", arguments))
-            work = FinetuneRun(options, show, interrupt)
-            result = work.carry_out(dry_run)
+            finetune_run = FinetuneRun(options, show, interrupt)
+            result = finetune_run.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
         result = {"error": str(error), "status": "diverged"}
@@ -65,14 +64,14 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise Problem(paragraph(error, options, begun=work.begun)) from error
+        raise Problem(paragraph(error, options, begun=finetune_run.begun)) from error
     if as_json:
         write_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(str(result.get("status")), 0)
 
 
 class FinetuneRun:
-    """One run: data, checkpoint, model, accounting, training, adapter."""
+    """One run: reads the data, finds a checkpoint, loads the model, trains it, and writes the adapter."""
 
     def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt):
         self.options, self.show, self.interrupt = options, show, interrupt
@@ -91,18 +90,18 @@ class FinetuneRun:
         stream, facts, evaluation = self._streams()
         training = plan(self.options, len(stream))
         if dry_run:
-            _, record, accounting = self._model(facts, training, stream)
+            _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
-        session = self._session(training)
+        session = self._training_session(training)
         callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
         with lock(self.output):
             start = session.find(self.options.resume, callbacks)
             with self._marks_failure():
-                loaded, record, _ = self._model(facts, training, stream)
-                callbacks.begun = lambda: self._begin(record)
+                loaded, record, _ = self._load_model(facts, training, stream)
+                callbacks.begun = lambda: self._mark_running(record)
                 callbacks.saved = lambda rows: record.page(rows)
-                masked = masks(loaded.model) if self.options.pack else no_masks
-                trainer = Trainer(loaded.model, loaded.parameters, stream, training, masked)
+                row_masks = masks(loaded.model) if self.options.pack else no_masks
+                trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
                 done = start.step if start else 0
                 record.facts["steps"] = max(training.steps, done)
                 self.show.begins(training.steps, done)
@@ -116,15 +115,15 @@ class FinetuneRun:
                 except KeyboardInterrupt:  # the second Ctrl-C
                     record.write({"status": "interrupted", "step": trainer.done})
                     raise
-                return self._end(rows, trainer, loaded, record)
+                return self._finish(rows, trainer, loaded, record)
 
-    def _begin(self, record: Record) -> None:
+    def _mark_running(self, record: Record) -> None:
         self.begun = True
         record.write({"status": "running"})
 
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
-        """On an error, mark the running run of run.json as failed, even if it is an earlier run that was killed."""
+        """On an error, mark the run in run.json as failed if it is marked as running; an earlier, killed run too."""
         from ...hf.training.records.checkpoints import replace
         from ...hf.training.records.journal import rows
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
@@ -135,7 +134,9 @@ class FinetuneRun:
             message = str(error) or type(error).__name__
             if out_of_memory(error):
                 message = paragraph(error, self.options, begun=self.begun)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the error itself must still be raised
+            with contextlib.suppress(
+                OSError, ValueError, KeyError, TypeError
+            ):  # the original error is raised in any case
                 facts = json.loads((self.output / RUN).read_bytes())
                 if facts["result"]["status"] == "running":
                     step = max((row["step"] for row in rows(self.output / LOG)), default=0)
@@ -158,7 +159,7 @@ class FinetuneRun:
         for path in (options.data, options.eval_data):
             if path is not None:
                 data.check(Path(path))
-        _quiet()
+        _silence_transformers()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
@@ -192,7 +193,7 @@ class FinetuneRun:
             "shortened": cut.shortened,
         }
 
-    def _session(self, training: TrainingPlan) -> TrainingSession:
+    def _training_session(self, training: TrainingPlan) -> TrainingSession:
         import torch
 
         from ...hf.training.model.loading import folder
@@ -201,9 +202,9 @@ class FinetuneRun:
         from .record import versions
 
         options = self.options
-        place = folder(options.model)
+        model_folder = folder(options.model)
         with self.show.doing("computing the checksum of the model's files"):
-            run_identity = identity(options, training, place)
+            run_identity = identity(options, training, model_folder)
         return TrainingSession(
             self.output,
             run_identity,
@@ -219,7 +220,7 @@ class FinetuneRun:
             keep=options.keep,
         )
 
-    def _model(
+    def _load_model(
         self, facts: DataFacts, training: TrainingPlan, stream: RowStream
     ) -> tuple[LoadedModel, Record, Accounting]:
         """Load the model with its LoRA; show and return the accounting."""
@@ -240,7 +241,7 @@ class FinetuneRun:
         self.show.accounting(accounting, self.options)
         return loaded, Record(self.options, facts, accounting, training.steps), accounting
 
-    def _end(self, rows: list[LogRow], trainer: Trainer, loaded: LoadedModel, record: Record) -> dict[str, object]:
+    def _finish(self, rows: list[LogRow], trainer: Trainer, loaded: LoadedModel, record: Record) -> dict[str, object]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 
@@ -253,8 +254,8 @@ class FinetuneRun:
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
             "step": trainer.done,
-            "loss": _ends([row["loss"] for row in rows if "loss" in row]),
-            "eval_loss": _ends([row["eval_loss"] for row in rows if "eval_loss" in row]),
+            "loss": _first_and_last([row["loss"] for row in rows if "loss" in row]),
+            "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
         }
         record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume))
@@ -262,7 +263,7 @@ class FinetuneRun:
 
 
 class Interrupt:
-    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the present step, the second at once."""
+    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the current step, the second at once."""
 
     def __init__(self, show: FinetuneDisplay):
         self.show, self.asked, self.training = show, False, False
@@ -275,20 +276,20 @@ class Interrupt:
 
 
 def _instructions() -> str:
-    """The instruction sets that goldsmith and torch use here; others add up sums in another order."""
+    """The instruction sets that goldsmith and torch use here. With other ones, sums are rounded differently."""
     import torch
 
     from ...core import native
 
-    ours = native.isa() if native.reason() is None else "none"
-    return f"{ours}, {torch.backends.cpu.get_cpu_capability()} in torch"
+    goldsmith_level = native.isa() if native.reason() is None else "none"
+    return f"{goldsmith_level}, {torch.backends.cpu.get_cpu_capability()} in torch"
 
 
-def _ends(values: list[float]) -> FirstAndLast | None:
+def _first_and_last(values: list[float]) -> FirstAndLast | None:
     return {"first": values[0], "last": values[-1]} if values else None
 
 
-def _quiet() -> None:
+def _silence_transformers() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()

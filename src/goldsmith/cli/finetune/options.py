@@ -74,15 +74,15 @@ def finetune(
     ] = None,
     document: Annotated[
         DocumentOption,
-        typer.Option(help="How a text file is split into documents: at blank lines, or not at all."),
+        typer.Option(help="How a text file is split into documents: blank: at blank lines; whole: not at all."),
     ] = DocumentOption.blank,
     train_on: Annotated[
         TrainOnOption,
-        typer.Option(help="Tokens to train on: completions and assistant messages, or all."),
+        typer.Option(help="Tokens to train on: completion: completions and assistant messages; all: every token."),
     ] = TrainOnOption.completion,
     format: Annotated[
         FormatOption,
-        typer.Option(help="Format of the frozen experts in memory; auto: bf16, or the checkpoint's own quantization."),
+        typer.Option(help="Format of the frozen experts in memory; auto: bf16, or the checkpoint's own codes."),
     ] = FormatOption.auto,
     group_size: Annotated[
         int | None,
@@ -94,7 +94,7 @@ def finetune(
         str, typer.Option(help="Projections of each expert that get a LoRA.", metavar="LIST")
     ] = "gate,up,down",
     shared_a: Annotated[
-        bool, typer.Option("--shared-a", help="gate and up share one A matrix, as when peft trains.")
+        bool, typer.Option("--shared-a", help="Train one A matrix for gate and up together, as peft does.")
     ] = False,
     dropout: Annotated[float, typer.Option(help="Dropout on the input of the LoRA.")] = 0.0,
     lora_modules: Annotated[
@@ -119,12 +119,14 @@ def finetune(
     schedule: Annotated[
         ScheduleOption, typer.Option(help="Learning rate schedule after warmup; cosine and linear end at zero.")
     ] = ScheduleOption.cosine,
-    warmup: Annotated[float, typer.Option(help="Warmup steps; below 1, a share of all steps.")] = 0.03,
+    warmup: Annotated[float, typer.Option(help="Number of warmup steps; below 1, their share of all steps.")] = 0.03,
     weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 0.0,
     max_grad_norm: Annotated[float, typer.Option(help="Clip gradients to this norm; 0: never.")] = 1.0,
-    steps: Annotated[int | None, typer.Option(help="Number of steps. Default: see --epochs.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps. Default: as many as --epochs needs.", min=1)
+    ] = None,
     epochs: Annotated[
-        int | None, typer.Option(help="Passes over the data. Default: 1, without --steps.", min=1)
+        int | None, typer.Option(help="Passes over the data. Default: 1, unless --steps is given.", min=1)
     ] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.", min=1)] = 50,
     eval_every: Annotated[
@@ -138,14 +140,14 @@ def finetune(
         int, typer.Option(help="Seed of the LoRA's initial weights, the order of the data, and dropout.")
     ] = 0,
     threads: Annotated[int | None, typer.Option(help="Number of CPU threads. Default: torch's choice.", min=1)] = None,
-    partitions: Annotated[int, typer.Option(help="Slices of each expert, one per NUMA node.", min=1)] = 1,
+    partitions: Annotated[int, typer.Option(help="Number of slices of each expert, one per NUMA node.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda; cuda needs --dtype bf16.")] = "cpu",
     resume: Annotated[
         str,
         typer.Option(
             help="auto: resume from the last checkpoint in --output, if there is one; never: start over, and move "
-            "earlier files aside; or the folder of a checkpoint.",
-            metavar="auto|never|PATH",
+            "earlier files aside; PATH: resume from this checkpoint's folder.",
+            metavar="auto/never/PATH",
         ),
     ] = "auto",
     dry_run: Annotated[
@@ -155,11 +157,13 @@ def finetune(
         bool, typer.Option("--json", help="Print the result as JSON on stdout; everything else goes to stderr.")
     ] = False,
 ) -> None:
-    """Fine-tune the experts of a mixture-of-experts model with LoRA; writes an adapter for peft.
+    """Fine-tune the experts of a mixture-of-experts model with LoRA, and write an adapter for peft.
 
-    On the CPU, frozen experts are kept in memory once, in any of the formats. After Ctrl-C, a crash or kill -9 the same
-    command resumes from the last checkpoint and ends with the same bits as an uninterrupted run. Exit status: 0
-    trained to the end, 1 the loss became NaN or Inf, 2 the command could not run, 130 interrupted.
+    On the CPU, memory holds one copy of the frozen experts. After Ctrl-C, a crash
+    or kill -9 the same command resumes from the last checkpoint. On a CPU, with
+    as many threads, it ends with the same bits as an uninterrupted run.
+
+    Exit status: 0 trained to the end, 1 the loss became NaN or Inf, 2 the command could not run, 130 interrupted.
     """
     spin_briefly()
     from .command import run

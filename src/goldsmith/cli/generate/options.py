@@ -31,10 +31,10 @@ class GuardOption(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate", help=_joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+        app.command("generate", help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
 
 
-def _joined(text: str) -> str:
+def joined(text: str) -> str:
     """Each paragraph in one line, because rich keeps line ends and also breaks lines at the terminal's width."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 
@@ -74,7 +74,11 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     budget: Annotated[
-        str, typer.Option(help="GPU memory for experts: auto, bytes, or 6GiB, 6GB, 500MiB; 0: none.", metavar="SIZE")
+        str,
+        typer.Option(
+            help="GPU memory for experts: auto, a number of bytes, or a size such as 6GiB, 6GB or 500MiB; 0: none.",
+            metavar="SIZE",
+        ),
     ] = "auto",
     format: Annotated[
         FormatOption,
@@ -82,20 +86,20 @@ def generate(
     ] = FormatOption.auto,
     cache: Annotated[
         CacheOption,
-        typer.Option(help="Experts kept on the GPU: last used, most used, those of --profile, or none."),
+        typer.Option(help="Experts kept on the GPU: lru: last used; lfu: most used; static: those of --profile; none."),
     ] = CacheOption.lru,
     prefill: Annotated[
         str,
         typer.Option(
-            help="How long prompts run: auto, cpu, stream, split, or the length in tokens from which layers are "
-            "streamed.",
+            help="Where prompts of more than 16 tokens are computed: auto, cpu, split (CPU and GPU) or stream (whole "
+            "layers are copied to the GPU); or a number: stream from this many tokens on.",
             metavar="HOW",
         ),
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(help="Threads for experts on the CPU. Default: all, or with a GPU all but one.", min=1),
+        typer.Option(help="Threads for experts on the CPU. Default: all; with a GPU, all but one.", min=1),
     ] = None,
     store: Annotated[
         Path | None,
@@ -109,12 +113,15 @@ def generate(
     profile: Annotated[
         Path | None,
         typer.Option(
-            help="Profile of used experts: read with --cache static, otherwise written at the end.", metavar="FILE"
+            help="Profile of the experts in use: read with --cache static, otherwise written at the end.",
+            metavar="FILE",
         ),
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Print text as it is generated. Default: yes, without --json."),
+        typer.Option(
+            "--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json is given."
+        ),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Print speed, use of the lanes and the bottleneck to stderr.")

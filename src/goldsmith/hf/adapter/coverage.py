@@ -78,7 +78,7 @@ def saved_modules(
             whole_tensors[f"{ROOT}{name}"] = tensor
     for module_name in names:
         if module_name not in matched:
-            raise ValueError(f"{path}: modules_to_save has {module_name!r}, which this model does not have")
+            raise ValueError(f"{path}: modules_to_save names {module_name!r}, a module that this model does not have")
     return whole_tensors
 
 

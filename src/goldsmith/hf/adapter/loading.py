@@ -38,8 +38,8 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     modules = converted_modules(model)
     if not modules:
         raise ValueError(
-            "goldsmith.hf.load_adapter: no experts of this model are converted: goldsmith.hf.convert(model) first, or "
-            "peft.PeftModel.from_pretrained for the plain model"
+            "goldsmith.hf.load_adapter: no experts of this model are converted: call goldsmith.hf.convert(model) "
+            "first. For the plain model, use peft.PeftModel.from_pretrained"
         )
     folder = Path(directory)
     replaced = adapter_name_of(model)
@@ -56,8 +56,10 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     rest = {name: t for name, t in tensors.items() if name not in used}
     unknown = [name for name in rest if ".experts." in name]
     if unknown or not planned:
-        problem = f"{unknown[0]} has no place in this model" if unknown else "it holds nothing for this model's experts"
-        raise ValueError(f"{folder}: {problem}; its target_parameters are {config.get('target_parameters')}")
+        problem = (
+            f"{unknown[0]} has no place in this model" if unknown else "it has no tensors for this model's experts"
+        )
+        raise ValueError(f"{folder}: {problem}; the adapter's target_parameters are {config.get('target_parameters')}")
     bare = shell(base_of(model))
     remove_peft_layers(bare)
     whole_modules = saved_modules(bare, folder / CONFIG, config, rest, missing)

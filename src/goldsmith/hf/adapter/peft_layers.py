@@ -32,16 +32,17 @@ def adapter_name_of(model: nn.Module) -> str | None:
     reason = None
     if len(adapters) > 1:
         reason = (
-            f"it has the adapters {sorted(adapters)}, and only one can be replaced: delete_adapter() the others first"
+            f"the model has the adapters {sorted(adapters)}, and only one can be replaced: call delete_adapter() for "
+            "the others first"
         )
     name, config = next(iter(adapters.items()))
     kind = getattr(config.peft_type, "value", config.peft_type)
     if kind != "LORA":
-        reason = f"its adapter {name!r} is {kind}, and only LoRA can be replaced"
+        reason = f"the model's adapter {name!r} is {kind}, and only LoRA can be replaced"
     elif not keeps_base_weights(config.init_lora_weights):
-        reason = f"init_lora_weights={config.init_lora_weights!r} of its adapter {name!r} has changed the base weights"
+        reason = f"init_lora_weights={config.init_lora_weights!r} of adapter {name!r} has changed the base weights"
     elif any(getattr(module, "merged", False) for module in _peft_layers(model).values()):
-        reason = f"its adapter {name!r} is merged: unmerge_adapter() first"
+        reason = f"the model's adapter {name!r} is merged: call unmerge_adapter() first"
     if reason:
         raise ValueError(f"goldsmith.hf.load_adapter: {reason}; nothing was changed")
     return str(name)

@@ -31,7 +31,7 @@ def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor
     """(config, tensors, (rank of gate, rank of up) by layer); ValueError for files that are not a valid adapter."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ValueError(f"{op}: {folder} has no {name}: not the folder of a peft adapter")
+            raise ValueError(f"{op}: {folder} has no {name}, so it is not the folder of a peft adapter")
     try:
         config = json.loads((folder / CONFIG).read_text())
     except ValueError as error:

@@ -20,49 +20,50 @@ from .stream_gradient import stream_gradient
 
 
 def unsupported(tensors: dict, options: dict) -> str | None:
+    """The reason why these kernels cannot run on these inputs, or None."""
     if options.get("form", "deepseek") != "deepseek":
         return f"form={options['form']!r} runs on the reference only; this backend takes form='deepseek'"
     return unsupported_n(tensors["x"].shape[-2]) or unsupported_dtype(tensors["x"], tensors["phi"])
 
 
-def of_tokens(x: Tensor, value: Tensor) -> Tensor:
-    """A per-token record [T, ...] with x's leading dimensions."""
+def in_batch_shape(x: Tensor, value: Tensor) -> Tensor:
+    """A value per token, [T, ...], in the leading dimensions of x."""
     return shaped(value, (*x.shape[:-2], *value.shape[1:]))
 
 
-def staged(name: str, x: Tensor, value: Tensor) -> Tensor:
-    """Exposes value [T, ...] as a stage with x's leading dimensions, as the reference does; returns it as [T, ...]."""
-    return shaped(stage(name, of_tokens(x, value)), value.shape)
+def mark_stage(name: str, x: Tensor, value: Tensor) -> Tensor:
+    """Marks value [T, ...] as a stage, in the leading dimensions of x as in the reference; returns it as [T, ...]."""
+    return shaped(stage(name, in_batch_shape(x, value)), value.shape)
 
 
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, collapsed: bool, output: str = "h_in",
     names: dict[str, str] | None = None, **options: object,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """{name: result} for x [..., n, D]; `collapsed` adds the weighted sum of the streams under the name `output`.
+    """The coefficients for x [..., n, D] by name; with `collapsed` also the weighted sum of the streams, `output`.
 
-    `names` renames stages (`boundary` calls the next connection's h_post `h_post_next`).
+    names   stage -> another name for it (`boundary` calls the next connection's h_post `h_post_next`)
     """
     stage_names, flat = names or {}, streams(x)
     n, K = flat.shape[1], flat.shape[1] * flat.shape[2]
-    part = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
+    partial_sums = project(flat, phi.contiguous(), None if gamma is None else gamma.reshape(-1).contiguous())
     traced = tracing("h_res_logits") or tracing("h_pre")
-    results = coefficients_forward(part, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
+    results = coefficients_forward(partial_sums, alpha.contiguous(), bias.contiguous(), n, K, logits=traced, **options)
     if traced and "h_res" in results:
-        staged("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
+        mark_stage("h_res_logits", x, results["logits"][:, 2 * n :].unflatten(-1, (n, n)))
     balanced = ("h_res",) if options.get("sinkhorn", True) else ()
     for name in ("inv_rms", "h_mix", "h_pre", "h_post", *balanced):
         if name in results:
-            results[name] = staged(stage_names.get(name, name), x, results[name])
+            results[name] = mark_stage(stage_names.get(name, name), x, results[name])
     if collapsed:
-        results[output] = staged(output, x, collapse(flat, results["h_pre"]))
-    return {name: of_tokens(x, value) for name, value in results.items()}
+        results[output] = mark_stage(output, x, collapse(flat, results["h_pre"]))
+    return {name: in_batch_shape(x, value) for name, value in results.items()}
 
 
 def coefficient_gradients(
     tensors: dict, options: dict, dh_pre: Tensor | None, dh_post: Tensor | None, dh_res: Tensor | None
 ) -> dict[str, Tensor]:
-    """{dm (as planes), kappa, h_pre: per token; sums: partial sums for dalpha and dbias}"""
+    """dm (as planes), kappa and h_pre for each token; sums: partial sums for dalpha and dbias."""
     x, M = tensors["x"], tensors["phi"].shape[0]
     n, D = x.shape[-2:]
     flat = lambda g, *shape: None if g is None else dense(g, -1, *shape)  # noqa: E731
@@ -74,9 +75,9 @@ def coefficient_gradients(
         **{name: options[name] for name in names if name in options},
     )  # fmt: skip
     if "dlogits" in results:
-        staged("dlogits", x, results["dlogits"])
+        mark_stage("dlogits", x, results["dlogits"])
     if tracing("dm"):
-        results["dm"] = to_planes(staged("dm", x, from_planes(results["dm"], M)), results["dm"])
+        results["dm"] = to_planes(mark_stage("dm", x, from_planes(results["dm"], M)), results["dm"])
     return results
 
 
@@ -87,13 +88,13 @@ def backward(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Gradients of x, phi, alpha, bias and gamma by input name.
 
-    u is the gradient of h_in; h_pre, h_post and h_res are the gradients of the coefficients. `grad` is added to dx,
-    mixed by `mixing` = h_res if that is not None.
+    u is the gradient of h_in; h_pre, h_post and h_res are the gradients of the coefficients. `grad` is added to dx.
+    If `mixing` (h_res) is given, `grad` is mixed by it first.
     """
     x, u = streams(tensors["x"]), None if u is None else rows(u)
     T, n, _ = x.shape
     phi, gamma = tensors["phi"].contiguous(), tensors.get("gamma")
-    dh_pre = staged("dh_pre", tensors["x"], collapse_dots(x, u)) if u is not None else h_pre
+    dh_pre = mark_stage("dh_pre", tensors["x"], collapse_dots(x, u)) if u is not None else h_pre
     partials = coefficient_gradients(tensors, options, dh_pre, h_post, h_res)
     dx = stream_gradient(
         x, partials["dm"], partials["kappa"], phi, None if gamma is None else gamma.reshape(-1).contiguous(),

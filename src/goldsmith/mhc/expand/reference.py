@@ -1,4 +1,4 @@
-"""mhc.expand in plain torch."""
+"""mhc.expand in plain torch: y[t, i] = x[t] for each of the n streams, dx[t] = sum_i g[t, i]."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ def matrices(
     eps: float = 1e-6,
     form: str = "deepseek",
 ) -> dict[str, object]:
-    """Logits (float32 for streams up to float32) and options; a large `diagonal` gives matrices near the identity."""
+    """Logits in the dtype of sums (at least float32), and options. A large `diagonal` gives almost the identity."""
     batch = T if isinstance(T, tuple) else (T,)
-    to = sum_dtype(make.dtype)
-    eye = diagonal * torch.eye(n, dtype=to, device=make.device)
+    logit_dtype = sum_dtype(make.dtype)
+    eye = diagonal * torch.eye(n, dtype=logit_dtype, device=make.device)
     return {
-        "logits": make.normal(*batch, n, n, std=std, dtype=to) + eye,
+        "logits": make.normal(*batch, n, n, std=std, dtype=logit_dtype) + eye,
         "iterations": iterations,
         "eps": eps,
         "form": form,
@@ -38,9 +38,12 @@ CASES = build_cases(
         "no_tokens": ({"T": 0, "n": 4}, "an empty result"),
         "published": ({"T": 13, "n": 4}, "DeepSeek's 20 iterations and eps"),
         "small_logits": ({"T": 5, "n": 4, "std": 0.5}, "converged long before the end"),
-        "medium_logits": ({"T": 5, "n": 4, "std": 3.0}, "row sums miss 1 by 5e-2 after 20 iterations"),
+        "medium_logits": ({"T": 5, "n": 4, "std": 3.0}, "row sums are off by 5e-2 after 20 iterations"),
         "large_logits": ({"T": 5, "n": 4, "std": 10.0}, "far from converged, softmax saturated"),
-        "near_identity": ({"T": 5, "n": 4, "std": 0.5, "diagonal": 4.0}, "on the way to the trained state"),
+        "near_identity": (
+            {"T": 5, "n": 4, "std": 0.5, "diagonal": 4.0},
+            "on the way to the identity, where training ends",
+        ),
         "identity": ({"T": 5, "n": 4, "std": 0.5, "diagonal": 8.0}, "the fixed point's gradient is 73 % wrong here"),
         "one_iteration": ({"T": 5, "n": 4, "iterations": 1}, "columns only"),
         "large_eps": ({"T": 5, "n": 4, "eps": 0.02, "iterations": 3}, "where eps sits is part of the model"),
@@ -61,7 +64,7 @@ CASES = build_cases(
     every_probe=("three_streams",),
 )
 
-DTYPES = (torch.float32,)  # logits are float32 also for 16-bit streams
+DTYPES = (torch.float32,)  # logits are float32 for 16-bit streams, too
 
 BENCH = [
     BenchCase(

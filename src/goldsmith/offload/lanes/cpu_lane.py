@@ -67,9 +67,7 @@ class CpuLane:
             native.check(status)
 
     def end(self) -> tuple[float, float]:
-        """Waits; returns when the kernel began and ended, on the clock of time.perf_counter(). Raises the kernel's
-        error.
-        """
+        """Waits; returns the times of the kernel's start and end (time.perf_counter()), or raises its error."""
         if self._busy is None:
             raise RuntimeError("offload.Engine: no call was begun on the CPU lane")
         if self._worker is not None:

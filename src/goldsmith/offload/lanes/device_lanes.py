@@ -212,9 +212,7 @@ class DeviceLanes:
         return (None, x) if arriving else (self.cpu.begin(call, where, x), None)
 
     def _stream(self) -> CudaStream:
-        """The caller's current stream, made to wait for the last call, which may have used the same buffers on another
-        stream.
-        """
+        """The caller's current stream, made to wait for the last call, whose stream may use the same buffers."""
         stream = self.machine.compute()
         handle = getattr(stream, "stream", None)
         if handle != self._last:

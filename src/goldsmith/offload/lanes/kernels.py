@@ -132,9 +132,7 @@ class Kernels:
 
 
 def _like(tensor: Tensor) -> Tensor:
-    """A tensor of the same shape and strides in its own memory, so that a kept one does not hold the caller's
-    buffer.
-    """
+    """A copy of the same shape and strides in its own memory, so that keeping it does not keep the caller's buffer."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 

@@ -1,4 +1,4 @@
-"""The share of the processors' time that other programs take during a measurement."""
+"""ProcessorLoad: the share of the processors' time that other programs take during a measurement."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import TracebackType
 
 from ...core.processors import allowed
 
-BUSY = 0.05  # of the processors' time; if other programs take more, the machine counts as busy
+BUSY = 0.05  # if other programs take a larger share of the processors' time, the machine counts as busy
 _WORK = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: columns of /proc/stat
 
 
 class ProcessorLoad:
     """`with ProcessorLoad() as load:` ..., then `load.share`
 
-    share   of the time of the processors that this process may use: the part that was neither idle nor spent by this
-            process and the children it waited for; None where the system does not say
+    share   the share of the time that other programs took, on the processors that this process may use; None if the
+            system does not report it. Children that this process waited for are not other programs.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -25,18 +25,20 @@ class ProcessorLoad:
         self.share: float | None = None
 
     def __enter__(self) -> ProcessorLoad:
-        self._began = self._now()
+        self._start = self._times()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        began, ended = self._began, self._now()
-        if began is None or ended is None or ended[1] <= began[1]:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        start, end = self._start, self._times()
+        if start is None or end is None or end[1] <= start[1]:
             return
-        work, all_of_it, own = (after - before for before, after in zip(began, ended))
-        self.share = min(1.0, max(0.0, (work - own) / all_of_it))
+        work, total, own = (after - before for before, after in zip(start, end))
+        self.share = min(1.0, max(0.0, (work - own) / total))
 
-    def _now(self) -> tuple[float, float, float] | None:
-        """Seconds of the allowed processors: busy and total; and seconds that this process used."""
+    def _times(self) -> tuple[float, float, float] | None:
+        """Counters in seconds: the allowed processors busy, the same in total, and this process with its children."""
         try:
             lines = self._stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -50,7 +52,7 @@ class ProcessorLoad:
 
 
 def busy(seconds: float = 0.1) -> bool:
-    """Whether other programs use the processors now."""
-    with ProcessorLoad() as others:
+    """Whether other programs use more than BUSY of the processors now."""
+    with ProcessorLoad() as load:
         time.sleep(seconds)
-    return (others.share or 0.0) > BUSY
+    return (load.share or 0.0) > BUSY

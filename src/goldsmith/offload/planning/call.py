@@ -1,6 +1,4 @@
-"""The record of one call: its inputs, its assignment and its results; the guard keeps it until it has read the
-flags.
-"""
+"""The record of one call: inputs, assignment and results. The guard keeps it until it has read the flags."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ class Outcome:
     host: tuple[Tensor, Sequence[int] | np.ndarray] | None = None
 
     def from_host(self) -> tuple[Tensor, Tensor]:
-        """`host` with the routes as a tensor, empty if there is none; for faults and the guard, which rarely need
-        it.
-        """
+        """`host`, with the routes as a tensor (empty if there are none). Only faults and the guard use it."""
         rows, routes = self.host or (torch.empty(0, dtype=torch.float32, device="cpu"), ())
         return rows, torch.as_tensor(routes, device="cpu")
 

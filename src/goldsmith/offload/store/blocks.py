@@ -78,9 +78,7 @@ class ExpertBlocks:
         return arena.view(-1, self.stride)[:, begin:end].view(_BIAS)
 
     def write(self, block: Tensor, expert: Expert, biases: dict[str, Tensor]) -> None:
-        """Writes an expert into its block (uint8 [stride]), which must be zero or hold an expert of the same
-        geometry.
-        """
+        """Writes an expert into its block, uint8 [stride], which is zero or holds an expert of the same geometry."""
         write_expert(self.layout, block, block, 0, expert)
         for name in self.biased:
             self.bias(block, name)[0].copy_(biases[name])

@@ -163,9 +163,7 @@ def _corrupt(path: str | os.PathLike[str], why: str) -> StoreCorrupt:
 
 
 def _parse(content: dict[str, Any], end: int) -> Header:
-    """Header from JSON; raises ValueError, KeyError, TypeError, AttributeError or OverflowError for invalid
-    contents.
-    """
+    """The header from JSON; wrong content raises ValueError, KeyError, TypeError, AttributeError or OverflowError."""
     packing = content["packing"]
     if (packing["name"], packing["version"]) != (PACKING, PACKING_VERSION):
         raise StoreError(
@@ -201,7 +199,9 @@ def _parse(content: dict[str, Any], end: int) -> Header:
         raise ValueError(f"its layers end at {at}, wanted {end}")
     options, exact = checked_options("its header", content), content["source"]["exact"]
     if not isinstance(exact, bool) or not isinstance(content["fingerprint"], str):
-        raise ValueError(f"exact={exact!r}, fingerprint={content['fingerprint']!r}")
+        raise ValueError(
+            f"its header has exact={exact!r}, fingerprint={content['fingerprint']!r}; wanted a bool and a string"
+        )
     return Header(
         blocks, **options, source=content["source"]["dtype"], exact=exact, fingerprint=content["fingerprint"],
         layers=layers,

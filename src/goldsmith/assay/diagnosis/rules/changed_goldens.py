@@ -1,6 +1,4 @@
-"""Merges the changed goldens into the rules' matches: the strongest evidence, since a change gives the exact
-numbers.
-"""
+"""Merges the changed goldens, which give the exact numbers, into the matches of the rules."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ _LOOKS = frozenset(
 
 
 def merged(evidence: Evidence, matches: dict[str, Match]) -> dict[str, Match]:
-    """The rules' matches merged with those of the changes: a change that gives all numbers outranks a rule about
-    them.
-    """
+    """The rules' matches and those of the changes. A change that gives all numbers outranks a rule about them."""
     if not evidence.whatif:
         return matches
     best = evidence.whatif[0]

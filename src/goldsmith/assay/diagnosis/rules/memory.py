@@ -110,9 +110,9 @@ def use_after_free(r: Reading) -> Match | None:
     fact = r.memory("use_after_free")
     if fact is not None:
         return Match(EXACT, (fact.text,), {"tensor": fact.tensor})
-    born = r.e.born
-    if born is not None and born.cause == "use_after_free":
-        return Match(EXACT, born.sentences, {"stage": born.stage})
+    nonfinite_origin = r.e.nonfinite_origin
+    if nonfinite_origin is not None and nonfinite_origin.cause == "use_after_free":
+        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
     freed = r.fails("poison on free") or r.fails("freed")
     if freed is not None:
         text = freed.text or "freed memory, filled with NaN, shows in the result"

@@ -206,9 +206,9 @@ def _separable(r: Reading) -> tuple[int, int] | None:
 
 def uninitialised_accumulator(r: Reading) -> Match | None:
     """Poison shows in the result, and zeroed memory removes it: the sum started from old memory."""
-    born = r.e.born
-    if born is not None and born.cause == "uninitialised_accumulator":
-        return Match(EXACT, born.sentences, {"stage": born.stage})
+    nonfinite_origin = r.e.nonfinite_origin
+    if nonfinite_origin is not None and nonfinite_origin.cause == "uninitialised_accumulator":
+        return Match(EXACT, nonfinite_origin.sentences, {"stage": nonfinite_origin.stage})
     fact, finding = r.memory("never_written"), r.finding("uninitialised memory", "poison")
     if fact is None and finding is None:
         zeroed, left = r.nan_gone("zeroed memory"), r.left_to_the_next

@@ -76,9 +76,7 @@ def stale_copy(r: Reading) -> Match | None:
 
 
 def _unread(r: Reading) -> Match | None:
-    """An input without influence on a result that holds numbers: an earlier call may have left them, even in the
-    first call.
-    """
+    """An input without influence on a nonzero result, which an earlier call may have left there."""
     influences = list(r.e.influence.values())
     unread = [i for i in influences if i.none and all(j.none for j in influences if j.input == i.input)]
     if not unread or any(i.extra for i in influences) or r.explained or r.pair is None or r.zeros:
@@ -103,9 +101,7 @@ def stale_config(r: Reading) -> Match | None:
 
 
 def _apart(r: Reading, run: RunFact) -> bool:
-    """True if a repeat differs by more than legal orders do: it is wrong and others are right, or the difference is
-    large.
-    """
+    """True if a repeat differs by more than legal orders do: one run is wrong and others right, or they differ much."""
     if not r.plain_wrong:
         return not run.right
     if r.pair is None:

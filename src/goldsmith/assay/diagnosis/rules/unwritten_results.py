@@ -33,9 +33,7 @@ def never_written(r: Reading) -> Match | None:
 
 
 def _zero_block(r: Reading) -> Match | None:
-    """A block of exact zeros where the golden has numbers: the memory was zeroed at allocation, which hides that it
-    is unwritten.
-    """
+    """A block of exact zeros where the golden has numbers: zeroed memory hides that it was never written."""
     if not 0 < r.zeros < 1 or not r.block or r.y is None or r.wrong is None:
         return None
     if bool((r.y[r.wrong] != 0).any()):

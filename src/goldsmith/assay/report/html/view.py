@@ -1,6 +1,4 @@
-"""Computes the contents of the page from reports: sentences, worst rows, strips and maps; no markup but the
-drawings.
-"""
+"""Computes the contents of the page from reports: sentences, worst rows, strips and maps. No markup except drawings."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class Golden(GoldenResults):
     """The golden, which stops at the wanted stage and passes the names of tensors to the mode that listens.
 
     opened: fused torch functions run as smaller steps, with autograd's backward of those. If a gradient is wrong and
-    the
-    forward is right, torch's own backward is the better place to search, since kernels write that by hand.
+    the forward is right, torch's own backward is the better place to search, since kernels write that by hand.
     """
 
     def __init__(self, ref: GoldenResults, *, opened: bool = False):
