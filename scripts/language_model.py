@@ -54,7 +54,7 @@ def _section(name: str, result: dict, table: Table) -> str:
     groups, given = by_model(result["runs"]), result["conditions"]
     seeds = max(len(runs) for runs in groups.values())
     read = given["steps"] * given["batch"] * given["seq"]
-    said = (
+    message = (
         f"{given['device']}, torch {given['torch']}. dim {given['dim']}, {given['layers']} blocks, n = {given['n']}, "
         f"{given['steps']} steps of {given['batch']} x {given['seq']} bytes ({read / 1e6:.3g} million, from a text of "
         f"{given['bytes'] / 1e6:.3g} million), learning rate {given['lr']:g}, {seeds} seed{'s' * (seeds > 1)}. "
@@ -77,7 +77,7 @@ def _section(name: str, result: dict, table: Table) -> str:
         )
     titles = ["model", "validation", "of its seeds", "training", "parameters", "bytes/s, alone", "peak MiB"]
     picture = f"![loss curves](images/language-model-{name}.svg)"
-    lines = [f"### {name}", "", said, "", picture, "", table(titles, rows)]
+    lines = [f"### {name}", "", message, "", picture, "", table(titles, rows)]
     return "\n".join([*lines, *_differences(groups)])
 
 

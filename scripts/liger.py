@@ -40,9 +40,9 @@ def reduced(result: dict) -> dict:
                 for measure in MEASURES:
                     known[measure] = max(known[measure], row[measure] or 0.0)
         findings = {}
-        for found in report["findings"]:
-            kept = {key: found[key] for key in ("rung", "probe", "tensor", "case", "text")}
-            findings.setdefault((found["probe"], found["tensor"]), kept)
+        for entry in report["findings"]:
+            kept = {key: entry[key] for key in ("rung", "probe", "tensor", "case", "text")}
+            findings.setdefault((entry["probe"], entry["tensor"]), kept)
         reports[label] = {
             "verdict": report["verdict"],
             "expected": result["expected"][label],

@@ -38,8 +38,8 @@ def supported() -> bool:
 def sources() -> dict[str, str]:
     """Hashes of the library's sources, and the checkout's path, because a build folder cannot move."""
     paths = [ROOT / "CMakeLists.txt", *sorted(p for p in (ROOT / "csrc").rglob("*") if p.suffix in (".h", ".cpp"))]
-    found = {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-    return {"": str(ROOT)} | found
+    by_name = {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {"": str(ROOT)} | by_name
 
 
 def folder(variant: str) -> Path:

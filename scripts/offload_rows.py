@@ -17,15 +17,15 @@ Case = dict[str, dict]  # peer -> row
 
 def cases(op: str) -> dict[tuple, Case]:
     """(machine, shape, case, format) -> the rows of its newest run."""
-    found: dict[tuple, Case] = {}
+    by_name: dict[tuple, Case] = {}
     for row in rows():
         if row["op"] == op:
             place = row["machine"], row["shape"], row["case"], row["format"]
-            case = found.setdefault(place, {})
+            case = by_name.setdefault(place, {})
             if any(run_of(other) != run_of(row) for other in case.values()):
                 case.clear()
             case[row["peer"]] = row
-    return found
+    return by_name
 
 
 def rows() -> Iterator[dict]:
@@ -42,15 +42,15 @@ def run_of(row: dict) -> tuple:
 
 def calls(table: Table) -> str:
     lines, shown = [], []
-    for (_, shape, case, format), found in cases("offload.calls").items():
-        ours = found.get(OURS)
+    for (_, shape, case, format), entry in cases("offload.calls").items():
+        ours = entry.get(OURS)
         if ours is None or "median_us" not in ours:
             continue
-        shown += found.values()
+        shown += entry.values()
         lines.append([
             f"{shape}, {case}" + ("" if format == "bf16" else f", {format}"), time(ours), split(ours),
             percent(ours.get("bound_share")), percent(ours.get("hardware_share")), percent(ours.get("overlap")),
-            *(time(found.get(peer)) for peer in (*RULES, *PEERS)), said(ours),
+            *(time(entry.get(peer)) for peer in (*RULES, *PEERS)), verified_text(ours),
         ])  # fmt: skip
     titles = ["", "ours", "CPU, copied, cached", "of the bound", "of the hardware's", "overlap"]
     return whole(table, [*titles, *RULES, *PEERS, "verified"], lines, shown) + constants(shown)
@@ -76,23 +76,23 @@ def constants(shown: list[dict]) -> str:
 
 def steps(table: Table) -> str:
     lines, shown = [], []
-    for (_, shape, case, format), found in cases("offload.step").items():
-        ours = found.get(HALF)
+    for (_, shape, case, format), entry in cases("offload.step").items():
+        ours = entry.get(HALF)
         if ours is None or "median_us" not in ours:
             continue
-        shown += found.values()
+        shown += entry.values()
         layers = f"{ours['sizes']['layers']} layers"
-        ratios = [against(found.get(peer), ours) for peer in (*STEPS, "all on the GPU")]
+        ratios = [against(entry.get(peer), ours) for peer in (*STEPS, "all on the GPU")]
         name = f"{shape}, {layers}, {case}" + ("" if format == "bf16" else f", {format}")
-        lines.append([name, time(ours), percent(ours.get("hit_rate")), *ratios, said(ours)])
+        lines.append([name, time(ours), percent(ours.get("hit_rate")), *ratios, verified_text(ours)])
     titles = ["", "ours, half cached", "hit rate", *STEPS, "all on the GPU", "verified"]
     return whole(table, titles, lines, shown)
 
 
 def guard(table: Table) -> str:
     lines, shown = [], []
-    for (_, shape, case, _), found in cases("offload.guard").items():
-        row = found[OURS]
+    for (_, shape, case, _), entry in cases("offload.guard").items():
+        row = entry[OURS]
         shown.append(row)
         spread = f"{row['ratio']:.3f} ({row['ratio_p10']:.3f} to {row['ratio_p90']:.3f})"
         lines.append([f"{shape}, {case}", time(row), spread, f"{row['runs']}"])
@@ -101,8 +101,8 @@ def guard(table: Table) -> str:
 
 def memory(table: Table) -> str:
     lines, shown = [], []
-    for (_, shape, _, _), found in cases("offload.memory").items():
-        row = found[OURS]
+    for (_, shape, _, _), entry in cases("offload.memory").items():
+        row = entry[OURS]
         shown.append(row)
         f = row["figures"]
         beside = f["device_peak"] - f["callers_tensors"]
@@ -157,5 +157,5 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
-def said(row: dict) -> str:
+def verified_text(row: dict) -> str:
     return {True: "yes", False: "**no**", None: "-"}[row.get("verified")]

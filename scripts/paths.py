@@ -54,13 +54,13 @@ class CodePath:
 
 def paths(text: str) -> list[CodePath]:
     """The paths that a page describes, in order."""
-    found = []
+    items = []
     for title, body in SECTION.findall(text):
         steps = tuple(Step(*row) for row in ROW.findall(body))
         picture = PICTURE.search(body)
         if steps and picture:
-            found.append(CodePath(title, picture[1], steps))
-    return found
+            items.append(CodePath(title, picture[1], steps))
+    return items
 
 
 def folder(file: str) -> str:

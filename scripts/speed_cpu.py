@@ -44,11 +44,11 @@ RUNS_OF, LAST_RUNS = "16 cores", 4
 
 def runs(table: Table) -> str:
     """goldsmith and kt-kernel in every one of the last runs that have both."""
-    found, commits = _beside_kt_kernel()
+    result, commits = _beside_kt_kernel()
     wanted = list(commits)[-LAST_RUNS:]
     lines = [
         [case, direction, ASKED.get((case, direction), "-"), *(_beside(by.get(commit, {})) for commit in wanted)]
-        for (case, direction), by in found.items()
+        for (case, direction), by in result.items()
         if any(len(by.get(commit, {})) == 2 for commit in wanted)
     ]
     return table(["case", "", "asked, ms", *(f"{commit}, {commits[commit]}" for commit in wanted)], lines)
@@ -56,11 +56,11 @@ def runs(table: Table) -> str:
 
 def short(table: Table) -> str:
     """The last of those runs, only training."""
-    found, commits = _beside_kt_kernel()
+    result, commits = _beside_kt_kernel()
     last = list(commits)[-1]
     lines = [
         [f"`experts.moe` {case}", direction, *_pair(by[last])]
-        for (case, direction), by in found.items()
+        for (case, direction), by in result.items()
         if len(by.get(last, {})) == 2 and case.startswith("train")
     ]
     ours = next(row for row in rows() if row["commit"] == last and row["machine"].endswith(RUNS_OF))
@@ -75,15 +75,15 @@ def _pair(times: dict[str, float]) -> list[str]:
 
 def _beside_kt_kernel() -> tuple[dict[tuple[str, str], dict[str, dict[str, float]]], dict[str, str]]:
     """Medians of DeepSeek-V2-Lite's layer: (case, direction) -> commit -> peer; and the date of each commit."""
-    found: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    by_name: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
     commits: dict[str, str] = {}
     for row in rows():
         kind = "v2-lite" in row["case"] and "r=" not in row["case"] and row["peer"] in ("goldsmith", "kt-kernel")
         if kind and row["threads"] == 16 and row["machine"].endswith(RUNS_OF) and row["median_us"]:
-            place = found.setdefault((row["case"], row["direction"]), {}).setdefault(row["commit"], {})
+            place = by_name.setdefault((row["case"], row["direction"]), {}).setdefault(row["commit"], {})
             place[row["peer"]] = row["median_us"] / 1e3
             commits[row["commit"]] = row["date"]
-    return found, commits
+    return by_name, commits
 
 
 def _beside(times: dict[str, float]) -> str:
@@ -96,20 +96,20 @@ def _beside(times: dict[str, float]) -> str:
 
 def rows() -> list[dict]:
     lines = [line for path in sorted(RESULTS.glob("*.jsonl")) for line in path.read_text().splitlines()]
-    found = [json.loads(line) for line in lines]
-    return [row for row in found if row["device"] == "cpu" and row["op"].startswith("experts.")]
+    items = [json.loads(line) for line in lines]
+    return [row for row in items if row["device"] == "cpu" and row["op"].startswith("experts.")]
 
 
 def of_machine(table: Table, machine: str, places: dict[tuple, dict[str, dict]]) -> str:
-    peers = [peer for peer in PEERS if any(peer in found for found in places.values())]
+    peers = [peer for peer in PEERS if any(peer in entry for entry in places.values())]
     lines = []
-    for (op, case, threads, direction), found in places.items():
-        ours = found["goldsmith"]
+    for (op, case, threads, direction), entry in places.items():
+        ours = entry["goldsmith"]
         share = f"{100 * ours['share_of_ceiling']:.0f} % of {ours['ceiling']}"
-        others = [milliseconds(found.get(peer)) for peer in peers]
+        others = [milliseconds(entry.get(peer)) for peer in peers]
         lines.append([f"`{op}`", case, direction, str(threads), milliseconds(ours), share, *others, proved(ours)])
     titles = ["", "case", "", "threads", "ours, ms", "ceiling", *(f"{PEERS[p]}, ms" for p in peers), "verified"]
-    shown = [row for found in places.values() for row in found.values()]
+    shown = [row for entry in places.values() for row in entry.values()]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(machine, shown))
 
 
@@ -140,16 +140,16 @@ def conditions(machine: str, shown: list[dict]) -> list[str]:
     for row in shown:
         runs.setdefault((row["date"], row["commit"], json.dumps(row["versions"])), []).append(row)
     lines = []
-    for (date, commit, versions), found in runs.items():
+    for (date, commit, versions), entry in runs.items():
         named = ", ".join(f"{name} {version}" for name, version in json.loads(versions).items())
         rates = {}
-        for row in found:
+        for row in entry:
             if row["read_gb_s"]:
                 rates[f"reading {row['threads']}"] = f"{row['read_gb_s']:.0f} GB/s"
             if row["gflop_s"] and row["ceiling"] not in ("read", "copy"):
                 rates[f"{row['ceiling']} {row['threads']}"] = f"{row['gflop_s']:,.0f} GFLOP/s"
         reached = ", ".join(f"{what} {rate}" for what, rate in sorted(rates.items()))
-        loads = [row["load"] for row in found if row.get("load") is not None]
+        loads = [row["load"] for row in entry if row.get("load") is not None]
         busy = f" Load of the machine, our threads among it: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
         lines.append(
             f"{machine}; {named}; commit {commit}; {date}; wall time of single calls, median ± half of p10..p90; "
@@ -163,15 +163,15 @@ def memory(table: Table) -> str:
     path = RESULTS / "experts_memory.json"
     if not path.exists():
         return NOTHING
-    found = json.loads(path.read_text())
+    content = json.loads(path.read_text())
     lines = [
         [
             row["who"],
             row["format"],
             *(f"{row[key] / 2**20:,.0f}" for key in ("weights", "held", "peak")),
         ]
-        for row in found["rows"]
+        for row in content["rows"]
     ]
     titles = ["", "format", "weights, MiB", "held, MiB", "peak beside it, MiB"]
-    said = f"{found['machine']}; {found['versions']}; commit {found['commit']}; {found['case']}"
-    return table(titles, lines) + f"\n{said}; `{today(found['command'])}`.\n"
+    message = f"{content['machine']}; {content['versions']}; commit {content['commit']}; {content['case']}"
+    return table(titles, lines) + f"\n{message}; `{today(content['command'])}`.\n"

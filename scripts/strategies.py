@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 def measured(path: Path = RESULTS) -> dict[Place, Times]:
     """The sizes at which both were timed, by machine, N / k and tokens."""
-    found: dict[Place, Times] = {}
+    by_name: dict[Place, Times] = {}
     for file in sorted(path.glob("*.jsonl")):
         for row in map(json.loads, file.read_text().splitlines()):
             if row["op"] != "router.atomic_experts" or row["peer"] != "goldsmith":
@@ -39,8 +39,8 @@ def measured(path: Path = RESULTS) -> dict[Place, Times]:
             if kind in ("gather", "dense") and row["mode"] in ("cold", "wall") and row["median_us"] is not None:
                 sizes = (row["sizes"][name] for name in ("T", "D", "N", "k"))
                 place = Place(row["device"], row["machine"], row["date"], row["dtype"], *sizes)
-                found.setdefault(place, {}).setdefault(kind, {})[row["direction"]] = row["median_us"]
-    both = {place: times for place, times in found.items() if len(times) == 2}
+                by_name.setdefault(place, {}).setdefault(kind, {})[row["direction"]] = row["median_us"]
+    both = {place: times for place, times in by_name.items() if len(times) == 2}
     return dict(sorted(both.items(), key=lambda item: order(item[0])))
 
 

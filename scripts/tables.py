@@ -48,7 +48,7 @@ def table(titles: list[str], rows: list[list[str]]) -> str:
 
 
 def fill(text: str) -> str:
-    return MARKED.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
+    return MARKED.sub(lambda result: result[1] + TABLES[result[2]]() + result[3], text)
 
 
 def support() -> str:
@@ -130,23 +130,23 @@ def one_machine(rows: list[dict], machine: str) -> str:
     places: dict[tuple, dict[str, dict]] = {}
     for row in rows:  # a later run replaces an earlier one with its peers, because ratios are of one run
         place = (row["op"], row["case"], row["dtype"], row["direction"], row["mode"])
-        found = places.setdefault(place, {})
-        if any(run_of(other) != run_of(row) for other in found.values()):
-            found.clear()
-        found[row["peer"]] = row
-    peers = [peer for peer in NAMES if any(peer in found for found in places.values())]
+        result = places.setdefault(place, {})
+        if any(run_of(other) != run_of(row) for other in result.values()):
+            result.clear()
+        result[row["peer"]] = row
+    peers = [peer for peer in NAMES if any(peer in result for result in places.values())]
     peers += sorted({row["peer"] for row in rows} - set(peers))
     lines = []
-    for (op, case, dtype, direction, mode), found in places.items():
-        if "goldsmith" not in found:
+    for (op, case, dtype, direction, mode), result in places.items():
+        if "goldsmith" not in result:
             continue
-        ours = found["goldsmith"]
+        ours = result["goldsmith"]
         share = "" if ours["share_of_ceiling"] is None else f"{100 * ours['share_of_ceiling']:.0f} %"
         where = f"{case}, {dtype}" + {"graph": ", CUDA graph", "replayed": ", CUDA graph, L2 cold"}.get(mode, "")
-        times = [microseconds(found.get(peer)) for peer in peers]
+        times = [microseconds(result.get(peer)) for peer in peers]
         lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], speed_cpu.proved(ours)])
     titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]
-    shown = [row for found in places.values() if "goldsmith" in found for row in found.values()]
+    shown = [row for result in places.values() if "goldsmith" in result for row in result.values()]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(shown, machine)) + "\n"
 
 
@@ -180,18 +180,21 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
 def commands() -> str:
     """Every command with its arguments and options, from the signatures that make its --help."""
     text = ""
-    shown = [command for command in app.registered_commands if not command.hidden]
-    for command in [*shown, *bench.registered_commands, *offload.registered_commands]:
-        name = command.name or command.callback.__name__
-        program = "goldsmith" if command in shown else "python -m"
+    own = [("", command) for command in app.registered_commands if not command.hidden]
+    for group in app.registered_groups:
+        own += [(f"{group.name} ", command) for command in group.typer_instance.registered_commands]
+    others = [("", command) for command in (*bench.registered_commands, *offload.registered_commands)]
+    for prefix, command in [*own, *others]:
+        name = prefix + (command.name or command.callback.__name__)
+        program = "goldsmith" if (prefix, command) in own else "python -m"
         hints = get_type_hints(command.callback, include_extras=True)
         arguments, options, usage = [], [], [program, name]
         for parameter in signature(command.callback).parameters.values():
             kind, about = get_args(hints[parameter.name])[:2]
-            said = one_line(about.help)
+            output = one_line(about.help)
             if isinstance(about, ArgumentInfo):
-                said += default(parameter.default, about.help)
-                arguments.append([f"`{about.metavar}`", said])
+                output += default(parameter.default, about.help)
+                arguments.append([f"`{about.metavar}`", output])
                 many = "..." if any(get_origin(k) is list for k in (kind, *get_args(kind))) else ""
                 usage.append(about.metavar if parameter.default is Parameter.empty else f"[{about.metavar}]{many}")
             else:
@@ -199,8 +202,8 @@ def commands() -> str:
                 given = [n for n in (about.default, *(about.param_decls or ())) if str(n).startswith("-")]
                 flags = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
                 on = flags.partition("/")[0] if parameter.default is True else parameter.default
-                said += default(on, about.help)
-                options.append([f"`{flags}{value(kind, about.metavar)}`", said])
+                output += default(on, about.help)
+                options.append([f"`{flags}{value(kind, about.metavar)}`", output])
         text += (
             f"## {program} {name}\n\n`{' '.join([*usage, '[options]'])}`\n\n{cleandoc(command.callback.__doc__)}\n\n"
         )
@@ -231,18 +234,18 @@ def assay_rates() -> str:
     path = RESULTS / "assay_rates.json"
     if not path.exists():
         return "No measurement is in benchmarks/results yet.\n"
-    found = json.loads(path.read_text())["summary"]
-    caught = found["wrong_checks"] - found["escapes"]
-    highest, lowest = found["false_alarm_rate_95"][1], found["detection_rate_95"][0]
+    result = json.loads(path.read_text())["summary"]
+    caught = result["wrong_checks"] - result["escapes"]
+    highest, lowest = result["false_alarm_rate_95"][1], result["detection_rate_95"][0]
     rows = [
-        ["right kernels drawn at random, with sums in random legal orders", f"{found['clean_runs']:,}"]
-        + [f"{found['false_alarms']} fail; at most {highest:.2%} with 95 % confidence"],
-        [f"{found['wrong_kernels']} wrong kernels, each under several seeds", f"{found['wrong_checks']:,}"]
+        ["right kernels drawn at random, with sums in random legal orders", f"{result['clean_runs']:,}"]
+        + [f"{result['false_alarms']} fail; at most {highest:.2%} with 95 % confidence"],
+        [f"{result['wrong_kernels']} wrong kernels, each under several seeds", f"{result['wrong_checks']:,}"]
         + [f"{caught} fail; at least {lowest:.1%} with 95 % confidence"],
-        ["right kernels that look like wrong ones", f"{found['twin_checks']:,}", f"{found['twins_accused']} fail"],
+        ["right kernels that look like wrong ones", f"{result['twin_checks']:,}", f"{result['twins_accused']} fail"],
     ]
     return table(["what was checked", "checks", "verdicts"], rows) + (
-        f"\nCommit {found.get('commit', 'unknown')}; {found['machine']}; `{today(found['command'])}`.\n"
+        f"\nCommit {result.get('commit', 'unknown')}; {result['machine']}; `{today(result['command'])}`.\n"
     )
 
 

@@ -328,8 +328,8 @@ def main() -> int:
                 if false_alarm:
                     print(f"{name} {row['how']} seed {seed}: {row['state']}: {'; '.join(row['findings'])[:400]}")
     for how, states in counts.items():
-        said = ", ".join(f"{states[s]} {s}" for s in ("right", "told", "accused") if states[s])
-        print(f"{how:<28} {sum(states.values())} checks: {said}")
+        output = ", ".join(f"{states[s]} {s}" for s in ("right", "told", "accused") if states[s])
+        print(f"{how:<28} {sum(states.values())} checks: {output}")
     if arguments.json:
         arguments.json.write_text(json.dumps({"counts": counts, "rows": rows}, indent=1) + "\n")
     return 1 if any(r["false_alarm"] for r in rows) else 0

@@ -76,11 +76,17 @@ def measured(who: str, format: str, weights: int, before: int, layer: torch.nn.M
     gc.collect()
     torch.clear_autocast_cache()
     trim()
-    held = resident("VmRSS")
+    after = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     y = layer(x, ids, shares)
     torch.autograd.grad(y, [x, shares, *leaves], torch.ones_like(y))
-    return {"who": who, "format": format, "weights": weights, "held": held - before, "peak": resident("VmHWM") - held}
+    return {
+        "who": who,
+        "format": format,
+        "weights": weights,
+        "held": after - before,
+        "peak": resident("VmHWM") - after,
+    }
 
 
 def trim() -> None:

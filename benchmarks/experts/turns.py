@@ -153,8 +153,8 @@ def main() -> None:
             peaks.append(workers[names[0]].ask(probe))
             products.append(workers[names[0]].ask("product"))
             for name in names[:: -1 if turn % 2 else 1]:
-                for which, found in workers[name].ask(format).items():
-                    times.setdefault(f"{format} {which}", {}).setdefault(name, []).append(found)
+                for which, entry in workers[name].ask(format).items():
+                    times.setdefault(f"{format} {which}", {}).setdefault(name, []).append(entry)
     for worker in workers.values():
         worker.close()
     E, H, I, _ = LAYERS[options.layer].values()

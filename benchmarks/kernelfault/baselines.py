@@ -83,16 +83,16 @@ def _golden(examination: Examination, done: CandidateRun, dtype: torch.dtype | N
     for name in wanted:
         inputs[name].requires_grad_()
     supply = {**inputs, **material.scalars}
-    found = name_results(target.bound("golden", supply)(supply), target.outputs)
-    out: dict[str, Tensor | None] = {n: t.detach() for n, t in found.items() if n not in target.saved}
-    sent = {n: cast(c) for n, c in done.cotangents.items() if n in found}
+    result = name_results(target.bound("golden", supply)(supply), target.outputs)
+    out: dict[str, Tensor | None] = {n: t.detach() for n, t in result.items() if n not in target.saved}
+    sent = {n: cast(c) for n, c in done.cotangents.items() if n in result}
     if not wanted or not sent:
         return out
     if target.golden_backward is not None:
-        names = {**supply, **found, **{f"grad_{n}": c for n, c in sent.items()}}
+        names = {**supply, **result, **{f"grad_{n}": c for n, c in sent.items()}}
         grads = name_gradients(target.bound("golden_backward", names)(names), wanted)
     else:
-        results = {n: found[n] for n in sent if found[n].requires_grad}
+        results = {n: result[n] for n in sent if result[n].requires_grad}
         cotangents = [sent[n].to(results[n].dtype) for n in results]
         got = torch.autograd.grad(list(results.values()), [inputs[n] for n in wanted], cotangents, allow_unused=True)
         grads = dict(zip(wanted, got, strict=True))

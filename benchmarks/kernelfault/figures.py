@@ -215,10 +215,10 @@ def _baselines(
 def _calibration(pairs: list[tuple[dict, Fault]]) -> dict[str, Any]:
     """[score, share right, rows] of first causes, for development and held-out faults."""
     out = {}
-    for name, held in (("development", False), ("held out", True)):
+    for name, held_out in (("development", False), ("held out", True)):
         bins: dict[float, list[bool]] = defaultdict(list)
         for r, f in pairs:
-            if f.host.held_out == held and r["causes"]:
+            if f.host.held_out == held_out and r["causes"]:
                 top = r["causes"][0]
                 bins[min(math.floor(top["score"] * 10) / 10, 0.9)].append(top["id"] in f.causes)
         out[name] = [[low, sum(v) / len(v), len(v)] for low, v in sorted(bins.items())]

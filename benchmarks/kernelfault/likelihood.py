@@ -78,12 +78,12 @@ def examples() -> list[Example]:
         raw = dict(entry["raw"])
         top = tuple(sorted(raw, key=lambda id: -raw[id]))
         if entry["name"] in seen:
-            top, said = _told(seen[entry["name"]], raw)
+            top, strengths = _rule_answers(seen[entry["name"]], raw)
         else:
-            said = _spoken(raw)
+            strengths = _strengths_of(raw)
         fault = known[entry["name"]]
         batch = HELD if fault.host.held_out else batches.get(entry["host"], OURS)
-        out.append(Example(fault.key, entry["host"], batch, fault.causes, frozenset(entry["features"]), said, top))
+        out.append(Example(fault.key, entry["host"], batch, fault.causes, frozenset(entry["features"]), strengths, top))
     return out
 
 
@@ -92,32 +92,32 @@ def _first_sight() -> tuple[dict[str, list[list[Any]]], dict[str, str]]:
     seen: dict[str, list[list[Any]]] = {}
     batches: dict[str, str] = {}
     for path in sorted(RESULTS.glob(FIRST_SIGHT)):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        misses = {miss["fault"]: miss["said"] for miss in found["misses"]}
-        for fault in found["by_fault"]:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        misses = {miss["fault"]: miss["said"] for miss in content["misses"]}
+        for fault in content["by_fault"]:
             key = f"{fault['id']} {fault['host']} {fault['backend']}"
             batches[fault["host"]] = path.stem.rpartition("_")[2]
             seen[key] = misses.get(key, [[id, None] for id in list(fault["said"])[:1]])
     return seen, batches
 
 
-def _told(first: list[list[Any]], raw: dict[str, float]) -> tuple[tuple[str, ...], dict[str, str]]:
+def _rule_answers(first: list[list[Any]], raw: dict[str, float]) -> tuple[tuple[str, ...], dict[str, str]]:
     """(causes in the printed order, {cause: strength}); a first cause without a score gets its strength of today."""
     likely = _model()
-    told = [(id, score) for id, score in first if id not in _CAUSES_LEFT]
-    said = {id: "behind" if score is None or score >= 0.1 else "far behind" for id, score in told[1:]}
-    for id, score in told[:1]:
+    ranked = [(id, score) for id, score in first if id not in _CAUSES_LEFT]
+    strengths = {id: "behind" if score is None or score >= 0.1 else "far behind" for id, score in ranked[1:]}
+    for id, score in ranked[:1]:
         best = max(raw, key=lambda c: raw[c], default=id)
         now = raw.get(id, 1.0) if best == id else 1.0
         sure, some = (
             (likely.SURE, likely.LIKELY) if score is None else (0.9, 0.4)
         )  # calibrated scores, as they were printed
         strength = now if score is None else score
-        said[id] = "sure" if strength >= sure else "likely" if strength >= some else "weak"
-    return tuple(id for id, _ in told), said
+        strengths[id] = "sure" if strength >= sure else "likely" if strength >= some else "weak"
+    return tuple(id for id, _ in ranked), strengths
 
 
-def _spoken(raw: dict[str, float]) -> dict[str, str]:
+def _strengths_of(raw: dict[str, float]) -> dict[str, str]:
     return _model().rule_strengths({id: score for id, score in raw.items() if id not in _CAUSES_LEFT})
 
 
@@ -143,46 +143,50 @@ def fitted(given: Sequence[Example], penalty: float = PENALTY) -> dict[str, Any]
     names = sorted(s for s, n in count.items() if n >= RARE)
     at, place = {s: i for i, s in enumerate(names)}, {c: i for i, c in enumerate(causes)}
     x = torch.zeros(len(given), len(names), dtype=torch.float64)
-    said = torch.zeros(len(given), len(causes), len(likely.STRENGTHS), dtype=torch.float64)
+    strength_flags = torch.zeros(len(given), len(causes), len(likely.STRENGTHS), dtype=torch.float64)
     wanted = torch.zeros(len(given), len(causes), dtype=torch.float64)
     for i, (e, seen) in enumerate(zip(given, true, strict=True)):
         x[i, [at[s] for s in seen if s in at]] = 1.0
         for id, how in e.said.items():
-            said[i, place[id], likely.STRENGTHS.index(how)] = 1.0
+            strength_flags[i, place[id], likely.STRENGTHS.index(how)] = 1.0
         for id in e.causes:
             wanted[i, place[id]] = 1.0 / len(e.causes)
     share = torch.tensor([SEEN_SHARE if e.batch == OURS else 1.0 for e in given], dtype=torch.float64)
     base = torch.zeros(len(causes), dtype=torch.float64, requires_grad=True)
     weights = torch.zeros(len(names), len(causes), dtype=torch.float64, requires_grad=True)
-    loud = torch.zeros(len(likely.STRENGTHS), dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([base, weights, loud], max_iter=200, line_search_fn="strong_wolfe")
+    strength_weights = torch.zeros(len(likely.STRENGTHS), dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([base, weights, strength_weights], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         search.zero_grad()
-        log = torch.log_softmax(base + x @ weights + said @ loud, 1)
-        far = weights.square().sum() + 0.1 * base.square().sum() + 0.01 * loud.square().sum()
+        log = torch.log_softmax(base + x @ weights + strength_flags @ strength_weights, 1)
+        far = weights.square().sum() + 0.1 * base.square().sum() + 0.01 * strength_weights.square().sum()
         value = -((wanted * log).sum(1) * share).sum() + penalty / 2 * far
         value.backward()
         return value
 
     search.step(loss)
-    told = weights.detach()
+    learned_weights = weights.detach()
     return {
         "base": {c: round(float(v), 2) for c, v in zip(causes, base.detach(), strict=True)},
         "weights": {
-            s: {c: round(float(told[i, k]), 2) for c, k in place.items() if abs(float(told[i, k])) >= 0.015}
+            s: {
+                c: round(float(learned_weights[i, k]), 2)
+                for c, k in place.items()
+                if abs(float(learned_weights[i, k])) >= 0.015
+            }
             for s, i in at.items()
         },
-        "said": {s: round(float(v), 2) for s, v in zip(likely.STRENGTHS, loud.detach(), strict=True)},
+        "said": {s: round(float(v), 2) for s, v in zip(likely.STRENGTHS, strength_weights.detach(), strict=True)},
     }
 
 
-def told(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
+def ranking(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
     """[(cause, chance)] of an example, in the order of `rank`."""
     from goldsmith.assay.diagnosis.rank import ordered
 
     likely = _model()
-    chances = likely.chances(model, likely.statements(e.features, e.said), e.said)
+    chances = likely.probabilities(model, likely.statements(e.features, e.said), e.said)
     raw = {id: _RAW[how] for id, how in e.said.items()}
     return [(id, chances[id]) for id in ordered(raw, chances)]
 
@@ -192,19 +196,19 @@ def left_out(given: Sequence[Example], penalty: float = PENALTY) -> list[tuple[E
     out = []
     for batch in sorted({e.batch for e in given} - {OURS, HELD}):
         model = fitted([e for e in given if e.batch not in (batch, HELD)], penalty)
-        out += [(e, told(model, e)) for e in given if e.batch == batch]
+        out += [(e, ranking(model, e)) for e in given if e.batch == batch]
     return out
 
 
-def shares(found: Sequence[tuple[Example, list[tuple[str, float]]]]) -> dict[str, float]:
+def shares(answers: Sequence[tuple[Example, list[tuple[str, float]]]]) -> dict[str, float]:
     """Shares of right answers, ranked first and among the first three: by the rules, and by the model."""
-    n = max(1, len(found))
+    n = max(1, len(answers))
     return {
-        "first": sum(bool(set(e.top[:1]) & set(e.causes)) for e, _ in found) / n,
-        "among 3": sum(bool(set(e.top[:3]) & set(e.causes)) for e, _ in found) / n,
-        "first, learned": sum(order[0][0] in e.causes for e, order in found) / n,
-        "among 3, learned": sum(bool({id for id, _ in order[:3]} & set(e.causes)) for e, order in found) / n,
-        "log loss": sum(-math.log(max(1e-9, sum(p for id, p in order if id in e.causes))) for e, order in found) / n,
+        "first": sum(bool(set(e.top[:1]) & set(e.causes)) for e, _ in answers) / n,
+        "among 3": sum(bool(set(e.top[:3]) & set(e.causes)) for e, _ in answers) / n,
+        "first, learned": sum(order[0][0] in e.causes for e, order in answers) / n,
+        "among 3, learned": sum(bool({id for id, _ in order[:3]} & set(e.causes)) for e, order in answers) / n,
+        "log loss": sum(-math.log(max(1e-9, sum(p for id, p in order if id in e.causes))) for e, order in answers) / n,
     }
 
 
@@ -213,38 +217,41 @@ def write() -> str:
     from . import calibration
 
     given = examples()
-    found = left_out(given)
+    result = left_out(given)
     pairs: dict[str, list[tuple[float, bool]]] = {calibration.FIRST: [], calibration.OTHER: []}
-    for e, order in found:
+    for e, order in result:
         for place, (id, chance) in enumerate(order[:6]):
             pairs[calibration.OTHER if place else calibration.FIRST].append((round(chance, 2), id in e.causes))
     model = fitted([e for e in given if e.batch != HELD])
     points = {place: calibration.isotonic(seen) for place, seen in pairs.items() if seen}
     count = sum(e.batch != HELD for e in given)
     _written({"about": _ABOUT, "examples": count, "points": points, **model})
-    held = [(e, told(model, e)) for e in given if e.batch == HELD]
+    held_out_answers = [(e, ranking(model, e)) for e in given if e.batch == HELD]
     batches = Counter(e.batch for e in given)
     lines = [f"{FILE.relative_to(catalogue.ROOT)}: examples {dict(sorted(batches.items()))}"]
-    for name, part in ((f"each batch left out in turn, {len(found)} faults", found), (f"{HELD}, {len(held)}", held)):
+    for name, part in (
+        (f"each batch left out in turn, {len(result)} faults", result),
+        (f"{HELD}, {len(held_out_answers)}", held_out_answers),
+    ):
         lines.append(f"  {name}: " + ", ".join(f"{k} {v:.3f}" for k, v in shares(part).items()))
-    lines.append(f"  first causes with a score of at least 0.9: {_sure(found, points)}")
+    lines.append(f"  first causes with a score of at least 0.9: {_sure(result, points)}")
     return "\n".join(lines)
 
 
-def _sure(found: Sequence[tuple[Example, list[tuple[str, float]]]], points: dict[str, Any]) -> str:
+def _sure(answers: Sequence[tuple[Example, list[tuple[str, float]]]], points: dict[str, Any]) -> str:
     """How many first causes score at least 0.9, and how many of these are right."""
     from goldsmith.assay.diagnosis.rank import calibrated
 
     from . import calibration
 
-    right = [o[0][0] in e.causes for e, o in found if calibrated(calibration.FIRST, o[0][1], points) >= 0.9]
+    right = [o[0][0] in e.causes for e, o in answers if calibrated(calibration.FIRST, o[0][1], points) >= 0.9]
     return f"{sum(right)} of {len(right)} right"
 
 
-def _written(said: dict[str, Any]) -> None:
+def _written(model: dict[str, Any]) -> None:
     """Write the file with a line per statement, so that diffs stay small."""
     lines = []
-    for key, value in said.items():
+    for key, value in model.items():
         inside = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()] if isinstance(value, dict) else []
         whole = "{\n  " + ",\n  ".join(inside) + "\n }" if inside else json.dumps(value)
         lines.append(f" {json.dumps(key)}: {whole}")

@@ -71,20 +71,20 @@ def rows_of_baselines(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
         terminal.percent(summary["rates"]["all"]["detected"]),
         terminal.percent(summary["twins"]),
     )
-    told = summary["baselines"]
+    baselines = summary["baselines"]
     return [ours] + [
-        (terminal.RULE_TITLES[r], terminal.percent(told[r]["faults"]), terminal.percent(told[r]["right_kernels"]))
-        for r in RULES if r in told
+        (terminal.RULE_TITLES[r], *(terminal.percent(baselines[r][k]) for k in ("faults", "right_kernels")))
+        for r in RULES if r in baselines
     ]  # fmt: skip
 
 
 def confusion(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """A row per true cause: how often it came first, and which causes came first instead."""
     out = []
-    for truth, said in summary["confusion"].items():
-        others = sorted(((n, id) for id, n in said.items() if id != truth), reverse=True)
+    for truth, answers in summary["confusion"].items():
+        others = sorted(((n, id) for id, n in answers.items() if id != truth), reverse=True)
         out.append({
-            "truth": truth, "right": said.get(truth, 0), "of": sum(said.values()),
+            "truth": truth, "right": answers.get(truth, 0), "of": sum(answers.values()),
             "others": ", ".join(f"{id} {n}" for n, id in others),
         })  # fmt: skip
     return out

@@ -73,9 +73,9 @@ def print_summary(summary: dict[str, Any]) -> None:
                 f"  {RULE_TITLES[rule]:<28} finds {percent(b['faults'])}, rejects right {percent(b['right_kernels'])}"
             )
     for miss in summary["misses"]:
-        said = ", ".join(f"{id} {score:.2f}" for id, score in miss["said"]) or "nothing"
+        answers = ", ".join(f"{id} {score:.2f}" for id, score in miss["said"]) or "nothing"
         print(f"MISS {miss['missed']}  {miss['fault']} {miss['case']} seed {miss['seed']}: {miss['what']}")
-        print(f"     stage {miss['stage']} (is {' or '.join(miss['wanted_stage'])}); said {said} "
+        print(f"     stage {miss['stage']} (is {' or '.join(miss['wanted_stage'])}); said {answers} "
               f"(is {' or '.join(miss['wanted'])})")  # fmt: skip
         for sentence in miss["evidence"]:
             print(f"     {sentence[:200]}")

@@ -79,10 +79,10 @@ class Chromium:
 
     def _read(self):
         while b"\0" not in self.pending:
-            came = os.read(self.into, 1 << 20)
-            if not came:
+            result = os.read(self.into, 1 << 20)
+            if not result:
                 raise RuntimeError("Chromium ended")
-            self.pending += came
+            self.pending += result
         line, _, self.pending = self.pending.partition(b"\0")
         return json.loads(line)
 

@@ -88,9 +88,9 @@ def test_the_store_adds_half_a_unit_in_the_last_place_and_half_a_subnormal_once(
         plain = bounds(lambda L: {"y": L["x"] * 1.5}, {"y": dtype}, x=x)["y"]
         early = bounds(lambda L, d=dtype: {"y": stored(stored(L["x"] * 1.5, d), d)}, {"y": dtype}, x=x)["y"]
         e = (x - x.float().double()).abs() * 1.5 + U * plain.value
-        told = e + u * (plain.value + e) + smallest_subnormal(dtype) / 2
+        expected = e + u * (plain.value + e) + smallest_subnormal(dtype) / 2
         # positive terms, at most eight float64 roundings on each side
-        assert bool(((plain.bound - told).abs() <= 16 * 2.0**-53 * told).all())
+        assert bool(((plain.bound - expected).abs() <= 16 * 2.0**-53 * expected).all())
         assert torch.equal(plain.bound, early.bound)
 
 

@@ -210,12 +210,12 @@ def test_float64_candidates_have_bounds_too(name):
 def test_a_sum_may_start_from_the_number_added_to_it(sign):
     """An accumulator that starts from a large bias rounds at the size of the bias, once for every term."""
     x, w, b = (torch.full((1, 64), s, dtype=torch.float64) for s in (1.75, 2.0**-24, 1.0))
-    found = running_bounds(
+    result = running_bounds(
         lambda t: {"y": (t["x"] * t["w"]).sum(-1) + sign * t["b"][:, 0]}, {"x": x, "w": w, "b": b},
         compute=torch.float32, stores={},
     )["y"]  # fmt: skip
     y = sign * b[:, 0].float()
     for i in range(64):
         y = y + x[:, i].float() * w[:, i].float()
-    error = float((y.double() - found.value).abs())
-    assert 2.0**-24 < error <= float(found.bound)
+    error = float((y.double() - result.value).abs())
+    assert 2.0**-24 < error <= float(result.bound)

@@ -136,6 +136,6 @@ def test_errors_in_a_case_name_the_case():
         tensor[0].build()
     for size in (1.5, True, -1):
         made = assay.case(T=size)(lambda make, T: {"x": make.normal(T, 3)})[0]
-        said = rf"could not be drawn: ValueError: sizes must be whole numbers >= 0, got {size} in \[{size}, 3\]$"
-        with pytest.raises(assay.TargetError, match=said):
+        message = rf"could not be drawn: ValueError: sizes must be whole numbers >= 0, got {size} in \[{size}, 3\]$"
+        with pytest.raises(assay.TargetError, match=message):
             made.build()

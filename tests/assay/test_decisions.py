@@ -143,8 +143,8 @@ def test_computed_scores_have_a_margin():
     assert "tie" in {n.id for n in report.notes}
 
     def exchanged(x, keys):
-        found = kernel(x, keys)
-        index = torch.where(found["index"] == 5, 1, found["index"])
+        result = kernel(x, keys)
+        index = torch.where(result["index"] == 5, 1, result["index"])
         return {"best": (x @ keys).gather(-1, index), "index": index}
 
     wrong = target(0.01)

@@ -175,8 +175,8 @@ def test_every_reader_of_a_stored_stage_sees_it_rounded_backward_included():
 def test_members_round_numbers_near_a_midpoint_of_a_stored_stage_either_way():
     ulp = 2.0**-7
     middles = 1 + ulp * (torch.arange(40) + 0.5)
-    held = torch.tensor([0.0, 1.0, -1.0, 2.0**-133, 3.0, 2.0**20, torch.inf, -torch.inf, torch.nan])
-    x = torch.cat([middles, held]).double()
+    exact = torch.tensor([0.0, 1.0, -1.0, 2.0**-133, 3.0, 2.0**20, torch.inf, -torch.inf, torch.nan])
+    x = torch.cat([middles, exact]).double()
 
     def fn(leaves):
         h = stored(leaves["x"] * 1, BF16)
@@ -189,7 +189,7 @@ def test_members_round_numbers_near_a_midpoint_of_a_stored_stage_either_way():
         # the judged result itself is rounded to nearest, even if its readers saw it dithered
         assert torch.equal(member["h"].nan_to_num(1e3), nearest.nan_to_num(1e3)) and member["h"].dtype == BF16
         assert torch.equal(member["again"].nan_to_num(1e3), nearest.nan_to_num(1e3))
-        assert torch.equal(member["read"][40:].nan_to_num(1e3), held.nan_to_num(1e3))
+        assert torch.equal(member["read"][40:].nan_to_num(1e3), exact.nan_to_num(1e3))
         assert bool(((member["read"][:40] - middles).abs() <= ulp / 2).all())
         assert torch.equal(member["written"].nan_to_num(1e3), (member["read"] + 1).nan_to_num(1e3))
     read = torch.stack([m["read"][:40] for m in members])

@@ -49,16 +49,16 @@ def check(forward, gradient="auto", own=None, **options):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_right_golden_has_neither_problems_nor_notes(seed):
-    found = check(norm, own=leaves(seed), seed=seed, shapes={"y": (6, 8)})
-    assert found.problems == [] and found.notes == []
+    report = check(norm, own=leaves(seed), seed=seed, shapes={"y": (6, 8)})
+    assert report.problems == [] and report.notes == []
 
 
 @pytest.mark.parametrize("scale", [2.0**-40, 2.0**-12, 2.0**12, 2.0**40])
 def test_the_scale_of_the_inputs_does_not_matter(scale):
     forward = lambda L: {"y": L["x"] * torch.rsqrt(L["x"].square().mean(-1, keepdim=True)) * L["w"]}  # noqa: E731
     own = {"x": leaves()["x"] * scale, "w": leaves()["w"]}
-    found = check(forward, own=own)
-    assert found.problems == [] and found.notes == []
+    report = check(forward, own=own)
+    assert report.problems == [] and report.notes == []
 
 
 @pytest.mark.parametrize(
@@ -86,30 +86,30 @@ def test_forward_only_integers_and_empty_inputs_are_fine():
 
 
 def test_constants_made_without_a_dtype_are_float64_inside():
-    found = check(lambda L: {"y": L["x"] * torch.ones(8) * L["w"] + torch.tensor(0.5)})
-    assert found.problems == [] and torch.get_default_dtype() == torch.float32
+    report = check(lambda L: {"y": L["x"] * torch.ones(8) * L["w"] + torch.tensor(0.5)})
+    assert report.problems == [] and torch.get_default_dtype() == torch.float32
 
 
 def test_a_kink_at_the_point_is_a_note():
     own = {"x": torch.zeros(6, 8, dtype=F64), "w": leaves()["w"]}
-    found = check(lambda L: {"y": L["x"].abs() * L["w"]}, own=own)
-    assert found.problems == [] and len(found.notes) == 1 and found.notes[0].startswith("a kink: ")
+    report = check(lambda L: {"y": L["x"].abs() * L["w"]}, own=own)
+    assert report.problems == [] and len(report.notes) == 1 and report.notes[0].startswith("a kink: ")
 
 
 def test_a_kink_beside_the_point_is_stepped_around():
     own = {"x": torch.full((6, 8), 3e-7, dtype=F64), "w": leaves()["w"]}
     own["x"][0] = 1.0  # gives the other inputs a step that crosses their kink
     for seed in range(5):
-        found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
-        assert found.problems == [] and found.notes == []
+        report = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
+        assert report.problems == [] and report.notes == []
 
 
 def test_a_kink_too_close_to_step_around_is_a_note():
     own = {"x": torch.full((6, 8), 1e-10, dtype=F64), "w": leaves()["w"]}
     own["x"][0] = 1.0
     for seed in range(20):
-        found = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
-        assert found.problems == [] and len(found.notes) == 1
+        report = check(lambda L: {"y": torch.relu(L["x"]) * L["w"]}, own=own, seed=seed)
+        assert report.problems == [] and len(report.notes) == 1
 
 
 # not trusted
@@ -120,9 +120,9 @@ def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_lin
     def forward(L):
         return {"y": (L["x"].to(narrow) * 2).double() * L["w"]}
 
-    found = check(forward)
-    assert len(found.problems) == 1
-    text = found.problems[0]
+    report = check(forward)
+    assert len(report.problems) == 1
+    text = report.problems[0]
     assert text.startswith(f"the golden computes in {str(narrow)[6:]}: aten._to_copy made it at ")
     assert f"test_golden.py:{forward.__code__.co_firstlineno + 1};" in text
 
@@ -136,9 +136,9 @@ def test_random_numbers_are_drawn_in_the_candidates_dtype():
     cases = {"x": torch.randn(5, 8), "seed": 3}
     own = {dtype: lambda x, seed, d=dtype: drop(x, seed, d) for dtype in (None, torch.float32, F64)}
     assert assay.check(assay.Target(own[torch.float32], own[torch.float32], cases=cases)).verdict == "pass"
-    found = assay.check(assay.Target(own[None], own[None], cases=cases), raises=False)
-    assert found.verdict == "reference_fault"
-    assert "draws random numbers in float64: aten.rand made it" in " ".join(str(found).split())
+    report = assay.check(assay.Target(own[None], own[None], cases=cases), raises=False)
+    assert report.verdict == "reference_fault"
+    assert "draws random numbers in float64: aten.rand made it" in " ".join(str(report).split())
     wide = {**cases, "x": cases["x"].double()}
     assert assay.check(assay.Target(own[F64], own[F64], cases=wide, dtypes=(F64,))).verdict == "pass"
 
@@ -153,8 +153,8 @@ def test_a_narrow_backward_is_named_too():
         def backward(ctx, grad):
             return grad.float().double() * 2
 
-    found = check(lambda L: {"y": Narrow.apply(L["x"]) * L["w"]})
-    assert len(found.problems) == 1 and "aten._to_copy" in found.problems[0]
+    report = check(lambda L: {"y": Narrow.apply(L["x"]) * L["w"]})
+    assert len(report.problems) == 1 and "aten._to_copy" in report.problems[0]
 
 
 def test_a_modelled_storage_format_is_allowed():
@@ -173,8 +173,8 @@ def test_a_golden_that_does_not_repeat_is_named():
         state["calls"] += 1
         return {"y": L["x"] * L["w"] * (1 + 1e-15 * state["calls"]), "z": L["x"]}
 
-    found = check(forward, gradient=None)
-    assert found.problems == ["the golden does not repeat: y differs between two runs on the same inputs"]
+    report = check(forward, gradient=None)
+    assert report.problems == ["the golden does not repeat: y differs between two runs on the same inputs"]
 
 
 def test_a_golden_that_writes_to_an_input_is_named():
@@ -231,8 +231,8 @@ def test_a_gradient_of_another_shape_is_named():
 def test_nan_within_differences_is_a_note_and_no_problem():
     own = leaves()
     own["x"][0, 0] = float("nan")
-    found = check(norm, own=own)
-    assert found.problems == [] and "not confirmed" in found.notes[0]
+    report = check(norm, own=own)
+    assert report.problems == [] and "not confirmed" in report.notes[0]
 
 
 def test_an_exception_restores_the_default_dtype():
@@ -253,8 +253,8 @@ def test_results_inside_a_decision_are_exact_and_may_be_narrow():
     x = torch.linspace(0, 2**-22, 9, dtype=torch.float64).expand(3, 9)
     outcomes = {}
     for name, context in (("open", lambda: storage("float32")), ("decided", lambda: deciding("float32"))):
-        found = running_bounds(lambda own, c=context: golden(own, c), {"x": x}, compute=torch.float32, stores={})
-        outcomes[name] = bool(found["y"].open.any())
+        bounds = running_bounds(lambda own, c=context: golden(own, c), {"x": x}, compute=torch.float32, stores={})
+        outcomes[name] = bool(bounds["y"].open.any())
         runs = legal_runs(lambda own, c=context: golden(own, c), {"x": x}, compute=torch.float32, stores={})
         assert all(torch.equal(run["y"], runs[0]["y"]) for run in runs)
     assert outcomes == {"open": True, "decided": False}
@@ -275,8 +275,8 @@ def test_sums_by_atomics_are_not_a_fault_of_the_golden():
         y, z = forward({"x": x}).values()
         return {"x": torch.autograd.grad([y, z], [x], [cotangents["grad_y"], cotangents["grad_z"]])[0]}
 
-    found = self_check(forward, gradient, leaves)
-    assert found.problems == []
+    result = self_check(forward, gradient, leaves)
+    assert result.problems == []
     assert not torch.are_deterministic_algorithms_enabled()
 
 

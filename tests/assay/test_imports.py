@@ -11,15 +11,15 @@ MODULES = {p.relative_to(SOURCE).with_suffix("").parts: ast.parse(p.read_text())
 
 def made(tree):
     """The names that a module offers: those that it defines, and those of its `__all__`."""
-    found = set()
+    result = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            result.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            result.add(node.id)
             if node.id == "__all__":
-                found |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-    return found
+                result |= {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    return result
 
 
 def borrowed():

@@ -262,9 +262,9 @@ def test_which_element_is_chosen_is_uncertain_among_those_that_rounding_cannot_t
         return {"y": y, "x.grad": torch.autograd.grad(y.sum(), x)[0]}
 
     for x, known in ((apart, True), (1 / weight, False)):  # 1 / weight * weight: equal up to a rounding
-        found = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
-        assert not bool(found["y"].open.any()) and not found["y"].notes
-        assert bool(found["x.grad"].open.any()) != known
+        bounds = running_bounds(fn, {"x": x.float().double()}, compute=torch.float32, stores={})
+        assert not bool(bounds["y"].open.any()) and not bounds["y"].notes
+        assert bool(bounds["x.grad"].open.any()) != known
 
 
 @pytest.mark.parametrize("at_zero", [0.0, 1.0])

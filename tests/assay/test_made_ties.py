@@ -31,5 +31,5 @@ def test_wrong_results_for_repeated_elements_are_still_found():
     def dense_at_stride_0(x):
         return ranks(x) + (x.stride(0) == 0) * 100  # no order of equal elements gives this result
 
-    said = texts(assay.check(target(dense_at_stride_0, places, numbers, backward=None), raises=False), "layouts")
-    assert any("layout:stride0(x)" in text for text in said), said
+    messages = texts(assay.check(target(dense_at_stride_0, places, numbers, backward=None), raises=False), "layouts")
+    assert any("layout:stride0(x)" in text for text in messages), messages

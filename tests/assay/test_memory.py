@@ -68,10 +68,12 @@ def test_an_overrun_of_a_result_names_the_result():
         return y
 
     report = quick(kernel, backward=lambda x, w, grad_y: overrun(x, w, grad_y), outputs=("y",))
-    found = {f.tensor: f.text for f in report.findings}
-    said = "48 bytes written past the end of y (48 bytes): exactly twice the buffer (values)"
-    assert found["y"] == said and found["w.grad"].startswith("160 bytes written past the end of w.grad (160 bytes)")
-    assert set(found) == {"y", "w.grad"}
+    by_name = {f.tensor: f.text for f in report.findings}
+    message = "48 bytes written past the end of y (48 bytes): exactly twice the buffer (values)"
+    assert by_name["y"] == message and by_name["w.grad"].startswith(
+        "160 bytes written past the end of w.grad (160 bytes)"
+    )
+    assert set(by_name) == {"y", "w.grad"}
 
 
 def overrun(x, w, g):
@@ -169,12 +171,12 @@ def test_an_overwritten_input_is_named():
         x[:, 0] = 0
         return plain_sum(x, w)
 
-    found = quick(autograd(forward, scaled_gradient))
-    assert "the output gradient grad_y was modified: 12 of 12 elements (values, by the backward)" in texts(found)
-    found = quick(autograd(forward, over_saved))
-    assert "the input x was modified: 480 of 480 elements (values, by the backward)" in texts(found)
-    found = quick(written_output, backward=None)
-    assert "the input x was modified: 12 of 480 elements (values, by the forward)" in texts(found)
+    report = quick(autograd(forward, scaled_gradient))
+    assert "the output gradient grad_y was modified: 12 of 12 elements (values, by the backward)" in texts(report)
+    report = quick(autograd(forward, over_saved))
+    assert "the input x was modified: 480 of 480 elements (values, by the backward)" in texts(report)
+    report = quick(written_output, backward=None)
+    assert "the input x was modified: 12 of 480 elements (values, by the forward)" in texts(report)
 
 
 def test_a_declared_reuse_of_memory_is_not_a_finding():
@@ -200,8 +202,8 @@ def test_a_backward_that_overwrites_an_output_is_found():
             ctx.y.detach().zero_()
             return g * w, (g * x).sum(0)
 
-    found = quick(Kernel.apply, golden=lambda x, w: x * w)
-    assert any(t.startswith("the backward modified y, which the forward returned") for t in texts(found, "alias"))
+    report = quick(Kernel.apply, golden=lambda x, w: x * w)
+    assert any(t.startswith("the backward modified y, which the forward returned") for t in texts(report, "alias"))
 
 
 def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too():
@@ -212,8 +214,8 @@ def test_results_that_share_memory_are_found_unless_the_golden_returns_views_too
     def golden(x, w):
         return x * w, (x * w)[:, :3]
 
-    found = quick(two, golden=golden, backward=None)
-    assert texts(found, "alias") == ["y0 shares memory with y1: writing one changes the other"]
+    report = quick(two, golden=golden, backward=None)
+    assert texts(report, "alias") == ["y0 shares memory with y1: writing one changes the other"]
     assert quick(two, golden=two, backward=None).ok
 
 
@@ -226,8 +228,8 @@ def test_a_zero_added_beyond_the_end_is_found(make):
         y.as_strided((y.numel() + 1,), (1,))[-1].add_(0.0)
         return y
 
-    found = assay.check(target(kernel, golden=lambda x, w: x * w, backward=None), raises=False)
-    assert any("4 bytes written past the end" in text for text in texts(found, "guard"))
+    report = assay.check(target(kernel, golden=lambda x, w: x * w, backward=None), raises=False)
+    assert any("4 bytes written past the end" in text for text in texts(report, "guard"))
 
 
 def test_one_shared_gradient_for_both_addends_passes_and_overlapping_ones_fail():
@@ -245,8 +247,8 @@ def test_one_shared_gradient_for_both_addends_passes_and_overlapping_ones_fail()
     alike = {"autograd": "auto", "one": lambda a, b, grad_y: (grad_y, grad_y)}
     for backward in alike.values():
         assert assay.check(assay.Target(torch.add, golden, cases=cases, backward=backward)).verdict == "pass"
-    found = assay.check(assay.Target(torch.add, golden, cases=cases, backward=overlapping), raises=False)
-    assert "a.grad shares memory with b.grad: writing one changes the other" in texts(found, "alias")
+    report = assay.check(assay.Target(torch.add, golden, cases=cases, backward=overlapping), raises=False)
+    assert "a.grad shares memory with b.grad: writing one changes the other" in texts(report, "alias")
 
 
 def test_overlap_is_exact_for_interleaved_views():
@@ -268,7 +270,7 @@ def test_layouts_hold_the_same_values_under_other_strides():
     assert strides_for(value, "stepped") == ((24, 8, 2), 0)
     assert strides_for(value, "sliced") == ((30, 10, 1), 1)
     assert strides_for(value[0, 0], "sliced") == ((1,), 1) and strides_for(value[:0], "sliced") == ((12, 4, 1), 0)
-    with pytest.raises(ValueError, match="unknown layout 'diagonal'; there are: transposed, stepped, sliced"):
+    with pytest.raises(ValueError, match="unknown layout 'diagonal'; known: transposed, stepped, sliced"):
         strides_for(value, "diagonal")
 
 
@@ -318,8 +320,8 @@ def test_a_declared_refusal_of_layouts_is_checked():
     report = assay.check(target(pretends, layouts="contiguous", backward=None), raises=False)
     assert not report.ok and any(r.run.startswith("layout:") and r.state == "bad" for r in report.rows)
     report = assay.check(target(refuses), raises=False)
-    said = "the candidate raised in its forward (layout:transposed(x)): ValueError: x and w must be contiguous ("
-    assert any(text.startswith(said) for text in texts(report))
+    message = "the candidate raised in its forward (layout:transposed(x)): ValueError: x and w must be contiguous ("
+    assert any(text.startswith(message) for text in texts(report))
 
 
 def test_a_refused_output_gradient_is_never_accepted():

@@ -168,8 +168,8 @@ def test_a_band_copied_over_another_one_is_detected(name, dtype):
 
 @pytest.mark.parametrize("name", ["triton add", "C copy"])
 def test_a_copied_band_is_reported_as_an_overrun(name):
-    found = assay.diagnose(overrunning(name, torch.float32), device=device_of(name), budget_s=20)
-    assert found.verdict == "fail" and found.causes[0].id == "overrun" and found.causes[0].score > 0.9
+    diagnosis = assay.diagnose(overrunning(name, torch.float32), device=device_of(name), budget_s=20)
+    assert diagnosis.verdict == "fail" and diagnosis.causes[0].id == "overrun" and diagnosis.causes[0].score > 0.9
 
 
 # the bits

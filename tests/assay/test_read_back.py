@@ -112,9 +112,9 @@ def test_weights_in_16_bits_are_diagnosed_as_such():
     def golden(q, k, v):
         return assay.stage("p", torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)) @ v
 
-    found = assay.diagnose(assay.Target(rounding, golden, cases=heads, dtypes=(torch.bfloat16,), backward=None))
-    assert found.first_wrong_stage == "y" and found.causes[0].id == "low_precision_accumulation"
-    assert "rounds stage p to bfloat16" in found.causes[0].evidence[0]
+    diagnosis = assay.diagnose(assay.Target(rounding, golden, cases=heads, dtypes=(torch.bfloat16,), backward=None))
+    assert diagnosis.first_wrong_stage == "y" and diagnosis.causes[0].id == "low_precision_accumulation"
+    assert "rounds stage p to bfloat16" in diagnosis.causes[0].evidence[0]
 
 
 def test_float32_outputs_add_no_rounding():
@@ -139,11 +139,11 @@ def test_the_bound_holds_for_the_worst_rounding_of_an_output():
     p, g = torch.softmax(s, -1), dy @ v.mT
     worst = p * (u * (dy * (p @ v)).abs().sum(-1, keepdim=True))
     leaves = {"s": s, "v": v, "dy": dy}
-    found = [running_bounds(fn, leaves, compute=torch.float32, stores={"ds": torch.float32}, read_back=read)["ds"]
+    items = [running_bounds(fn, leaves, compute=torch.float32, stores={"ds": torch.float32}, read_back=read)["ds"]
              for read in (torch.bfloat16, None)]  # fmt: skip
-    assert bool(((found[0].value - p * (g - (p * g).sum(-1, keepdim=True))).abs() <= found[1].bound).all())
-    assert bool((worst <= found[0].bound).all()) and not bool((worst <= found[1].bound).any())
-    assert bool((found[0].bound <= 20 * worst + found[1].bound).all())
+    assert bool(((items[0].value - p * (g - (p * g).sum(-1, keepdim=True))).abs() <= items[1].bound).all())
+    assert bool((worst <= items[0].bound).all()) and not bool((worst <= items[1].bound).any())
+    assert bool((items[0].bound <= 20 * worst + items[1].bound).all())
 
 
 def test_gradients_that_read_an_overflowed_output_are_not_judged():

@@ -53,8 +53,8 @@ PAIRS = {
 def test_the_golden_passes_if_an_output_of_the_candidate_has_no_gradient(pair):
     report = examined(*PAIRS[pair])
     assert report.verdict != "reference_fault" and not any(f.probe == "golden" for f in report.findings), str(report)
-    said = [*(f.text for f in report.findings), *(n.text for n in report.notes)]
-    assert any(t.startswith("r of the candidate does not require grad") for t in said), str(report)
+    messages = [*(f.text for f in report.findings), *(n.text for n in report.notes)]
+    assert any(t.startswith("r of the candidate does not require grad") for t in messages), str(report)
     assert all(r.state == "ok" for r in report.rows if r.tensor == "x.grad")
 
 

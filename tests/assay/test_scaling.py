@@ -129,7 +129,7 @@ def test_a_gradient_stored_transposed_is_judged_like_any_other():
     inputs = {"k": torch.randn(5, 4)}
     examination = SimpleNamespace(material=SimpleNamespace(inputs=inputs), seed=0, notes=[])
     examination.note = lambda *arguments: examination.notes.append(arguments)
-    (place,) = scaling._places(examination).values()
+    (place,) = scaling._changed_elements(examination).values()
     mask = torch.zeros(4, 5, dtype=torch.bool).mT
     mask[place // 4, place % 4] = True
     assert not scaling._without_planted(examination, "values:nan", "k.grad", mask).any() and len(examination.notes) == 1

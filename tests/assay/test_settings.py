@@ -41,9 +41,9 @@ def that_sets(what):
 @pytest.mark.parametrize("verb", [partial(assay.check, probes="quick"), lambda t: assay.diagnose(t, probes="quick")])
 def test_a_changed_setting_is_reported_and_undone(verb, what):
     before, threads = state(), torch.get_num_threads()
-    found = verb(that_sets(what))
+    result = verb(that_sets(what))
     assert state() == before
-    (note,) = [n for n in getattr(found, "report", found).notes if n.id == "settings"]
+    (note,) = [n for n in getattr(result, "report", result).notes if n.id == "settings"]
     was, now = SETS[what][1:] if what != "number of threads" else (threads, threads + 1)
     assert (
         note.text
@@ -58,11 +58,11 @@ def test_check_and_diagnose_give_equal_results_in_every_mode_of_the_caller(verb,
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     with outside():
-        found = verb(wrong)
+        result = verb(wrong)
         assert not torch.is_grad_enabled() and torch.equal(torch.random.get_rng_state(), before)
-    assert {f.tensor for f in getattr(found, "report", found).findings} == {"x.grad"}
-    if isinstance(found, assay.Diagnosis):
-        assert found.first_wrong_stage == "x.grad" and {"y", "x.grad"} <= {s.name for s in found.stages}
+    assert {f.tensor for f in getattr(result, "report", result).findings} == {"x.grad"}
+    if isinstance(result, assay.Diagnosis):
+        assert result.first_wrong_stage == "x.grad" and {"y", "x.grad"} <= {s.name for s in result.stages}
 
 
 def test_a_changed_setting_is_undone_when_the_kernel_raises():

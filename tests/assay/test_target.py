@@ -132,7 +132,11 @@ ERRORS = [
         "cases: expected @assay.case functions, a list of them or a dict of tensors, got function; put @assay.case",
     ),
     ({"cases": []}, ValueError, "cases: the list is empty; pass at least one case"),
-    ({"cases": [rows, rows]}, ValueError, "cases: 'rows[T=12,D=40]' occurs twice; every case needs its own name"),
+    (
+        {"cases": [rows, rows]},
+        ValueError,
+        "cases: 'rows[T=12,D=40]' occurs more than once; every case needs its own name",
+    ),
     (
         {"cases": {"x": [torch.ones(1)]}},
         ValueError,
@@ -142,7 +146,7 @@ ERRORS = [
     ({"name": 3}, TypeError, "name: expected a name, got 3"),
     ({"outputs": "y"}, TypeError, "outputs: expected a tuple of names, got 'y'"),
     ({"outputs": ()}, ValueError, "outputs: () is empty; leave it out, or name the results of the candidate"),
-    ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs twice in ['y', 'y']"),
+    ({"outputs": ("y", "y")}, ValueError, "outputs: 'y' occurs more than once in ['y', 'y']"),
     ({"outputs": ("y",), "saved": ("h",)}, ValueError, "saved: 'h' is not among the outputs; there are: y"),
     ({"grads": ("z",)}, ValueError, "grads: 'z' is not among the floating-point inputs; there are: x, w"),
     ({"mutates": ("eps",)}, ValueError, "mutates: 'eps' is not among the inputs; there are: x, w"),
@@ -150,7 +154,7 @@ ERRORS = [
     ({"dot": "fp8"}, ValueError, "dot: 'fp8' is not valid; there are: ieee, tf32"),
     ({"dtypes": ()}, TypeError, "dtypes: expected a tuple of torch dtypes, got ()"),
     ({"dtypes": (torch.int8,)}, ValueError, "dtypes: torch.int8 cannot be judged; use one of: torch.bfloat16, "),
-    ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs twice"),
+    ({"dtypes": (torch.float32, torch.float32)}, ValueError, "dtypes: torch.float32 occurs more than once"),
     (
         {"compute": torch.int8},
         ValueError,
@@ -170,7 +174,11 @@ ERRORS = [
         ValueError,
         "segments['y']: 'a' must be (lo, hi) or (axis, lo, hi) with 0 <= lo <= hi, got (-2, 1)",
     ),
-    ({"cases": {"x": torch.eye(3).to_sparse()}}, ValueError, "case given: 'x' is a tensor of kind sparse_coo; only "),
+    (
+        {"cases": {"x": torch.eye(3).to_sparse()}},
+        ValueError,
+        "case given: 'x' is a tensor of kind sparse_coo, which cannot be judged; ",
+    ),
     ({"cases": {"x": torch.eye(3) * 1j}}, ValueError, "case given: 'x' is complex, which cannot be judged; pass its "),
     ({"cases": {"x": torch.eye(3).numpy()}}, ValueError, "case given: 'x' is a numpy array; pass a tensor, torch.from"),
     (
@@ -243,7 +251,9 @@ def test_check_names_its_wrong_argument():
 
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
-    with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 result, declared are 2: y, z$"):
+    with pytest.raises(
+        assay.TargetError, match="^outputs: the candidate returned 1 result, but the target declares 2: y, z$"
+    ):
         assay.check(made(outputs=("y", "z")))
     with pytest.raises(
         assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor or number$"
@@ -253,9 +263,11 @@ def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration()
         assay.TargetError, match="^outputs: the candidate returns 'z', but the golden has no output or stage"
     ):
         assay.check(made(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
-    with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients; wanted are 2: x, w$"):
+    with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients, expected 2: x, w$"):
         assay.check(made(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
-    with pytest.raises(assay.TargetError, match="^backward: returned a gradient for 'eps'; wanted are: x, w$"):
+    with pytest.raises(
+        assay.TargetError, match="^backward: returned a gradient for 'eps', expected gradients for: x, w$"
+    ):
         assay.check(made(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
     with pytest.raises(assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: "):
 
@@ -366,8 +378,11 @@ RESULTS = [
     ({"candidate": lambda x, w: [1.0, 2.0, 3.0], "outputs": ("y",)}, NUMBERS.format("candidate")),
     ({"golden": lambda x, w: [1.0, 2.0, 3.0]}, NUMBERS.format("golden")),
     ({"golden": lambda x, w: None}, "^golden: returned None; it must return a tensor, or a tuple or dict of tensors$"),
-    ({"golden": lambda x, w: ()}, "^outputs: the golden returned 0 results, the candidate 1: y$"),
-    ({"candidate": lambda x, w: (x, x)}, "^outputs: the golden returned 1 result, the candidate 2: y0, y1$"),
+    ({"golden": lambda x, w: ()}, "^outputs: the golden returned 0 results, but the candidate returned 1: y$"),
+    (
+        {"candidate": lambda x, w: (x, x)},
+        "^outputs: the golden returned 1 result, but the candidate returned 2: y0, y1$",
+    ),
     ({"golden": lambda x, w: x.numpy()}, "^outputs: the golden's 'y' is of type ndarray, not a tensor or number$"),
 ]
 

@@ -17,8 +17,8 @@ def double(x):
 
 def test_control_characters_of_a_message_reach_neither_text_nor_page():
     target = assay.Target(colours, double, cases={"x": torch.randn(3)}, backward=None)
-    found = assay.diagnose(target, probes="values")
-    for text in (render(found), str(found.report), diagnosis_page.render(found)):
+    diagnosis = assay.diagnose(target, probes="values")
+    for text in (render(diagnosis), str(diagnosis.report), diagnosis_page.render(diagnosis)):
         assert "\\x1b[31m" in text and not any(c in text for c in "\x1b\x07\r\x9b")
 
 
@@ -29,8 +29,8 @@ def rows(make, T):
 
 def test_the_text_says_that_a_replay_looks_at_the_smallest_case_alone(tmp_path):
     target = assay.Target(lambda x: x * 3, double, cases=rows, backward=None)
-    found = assay.diagnose(target, probes="values", out=tmp_path)
-    said, text = SMALLEST.split()[:6], render(found).split()
-    assert found.case["name"] != found.examined["name"] and " ".join(said) in " ".join(text)
-    found.examined = found.case
-    assert " ".join(said) not in " ".join(render(found).split())
+    diagnosis = assay.diagnose(target, probes="values", out=tmp_path)
+    message, text = SMALLEST.split()[:6], render(diagnosis).split()
+    assert diagnosis.case["name"] != diagnosis.examined["name"] and " ".join(message) in " ".join(text)
+    diagnosis.examined = diagnosis.case
+    assert " ".join(message) not in " ".join(render(diagnosis).split())

@@ -112,16 +112,16 @@ def session(folder, **options):
 
 def trained(folder, steps=6, resume="auto", **options):
     """A whole run in this process; returns what it trained."""
-    found = session(folder, **options)
-    start = found.find(resume, RunCallbacks())
+    training = session(folder, **options)
+    start = training.find(resume, RunCallbacks())
     trainer = tiny_trainer(steps)
-    found.run(
+    training.run(
         trainer, RunCallbacks(), start=start, evaluation=RowStream(tiny_documents(4, seed=9), 16, packed=True, seed=0)
     )
     return {name: tensor for name, tensor in trainer.state().items()}
 
 
-def told(folder):
+def rows_without_times(folder):
     """The log without what a clock says."""
     return [
         {k: v for k, v in row.items() if k not in ("seconds", "tokens_per_s")} for row in journal.rows(folder / LOG)

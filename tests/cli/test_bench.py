@@ -1,4 +1,4 @@
-"""`goldsmith bench`: proved before timed, rows with every condition, peers in words; with a clock of straw."""
+"""`goldsmith bench` with a fake clock: it verifies before it times, and rows have every condition."""
 
 import json
 from dataclasses import fields, replace
@@ -94,8 +94,8 @@ def test_a_row_says_everything_that_a_table_needs(monkeypatch):
     assert eager["peer"] == "eager" and eager["median_us"] == 200
     assert ours["error"] == float(f"{error_of_the_reference('mhc.post', 'decode[T=1,D=4096]'):.5g}"), "as JSON has it"
     assert ours["commit"] == "abc1234" and ours["versions"]["torch"] == torch.__version__
-    said = words(result.stderr)
-    assert "2.00x faster" in said and "1 of 1: mhc.post decode[T=1,D=4096]" in said
+    output = words(result.stderr)
+    assert "2.00x faster" in output and "1 of 1: mhc.post decode[T=1,D=4096]" in output
 
 
 def error_of_the_reference(name, case):
@@ -132,7 +132,7 @@ def test_an_operator_without_a_proof_is_not_timed(monkeypatch):
     monkeypatch.setattr(prover.verify, "verify", nothing)
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
-    assert "nothing could be proved: none of its cases applies" in words(result.stderr)
+    assert "nothing could be checked: none of its cases applies" in words(result.stderr)
 
 
 def test_a_real_proof_precedes_a_timing(tmp_path):
@@ -331,8 +331,8 @@ def test_commands_that_have_moved_still_run_in_a_checkout_and_say_where_they_are
 
 
 def test_a_checkout_names_its_peers_and_modules():
-    said = words(run("--help").output.replace("│", " "))
-    assert ", ".join(MODULES) in said and ", ".join(PEERS) in said
+    output = words(run("--help").output.replace("│", " "))
+    assert ", ".join(MODULES) in output and ", ".join(PEERS) in output
     unknown = run("--against", "nosuch")
     assert unknown.exit_code == 2
     assert f"no peer 'nosuch'; there are: {', '.join(PEERS)}, and none" in words(unknown.stderr)

@@ -82,8 +82,8 @@ def test_a_missing_instruction_sets_no_ceiling_and_each_rate_is_measured_once_pe
     monkeypatch.setattr(ceilings.native, "measure", measure)
     monkeypatch.setattr(ceilings.native, "reason", lambda: None)
     subject = SimpleNamespace(entry=SimpleNamespace(forward_flop=1, products=(), dtype=torch.bfloat16))
-    found = ceilings.Ceilings(CpuClock())
-    assert found.of(subject, 3) == found.of(subject, 3) == Ceiling("read", 2000.0, "fma", 5000.0)
+    result = ceilings.Ceilings(CpuClock())
+    assert result.of(subject, 3) == result.of(subject, 3) == Ceiling("read", 2000.0, "fma", 5000.0)
     assert sorted(set(asked)) == [(what, 3) for what in ("amx_bf16", "dot_bf16", "fma", "read")] and len(asked) == 8
 
 

@@ -103,10 +103,10 @@ def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch
     _, rows = bench("calls", "--tokens", "1", "--cached", "0", "--no-peers")
     text = "".join(json.dumps(row | {"device": "cuda"}) + "\n" for row in rows)
     (tmp_path / "a.jsonl").write_text(text.replace("abc1234", "older") + text)
-    said = offload_rows.calls(table)
-    assert "tiny, decode T=1, 0% cached | 0.05 ±15 % | 1.0, 1.0, 0.0" in said and said.count("commit abc1234") == 1
-    assert "older" not in said and "all copied" in said and "grouped_mm" not in said
-    assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in said
+    output = offload_rows.calls(table)
+    assert "tiny, decode T=1, 0% cached | 0.05 ±15 % | 1.0, 1.0, 0.0" in output and output.count("commit abc1234") == 1
+    assert "older" not in output and "all copied" in output and "grouped_mm" not in output
+    assert "tiny, calibrated: GB/s cpu 1, link 1, dram 4, device 1e+03" in output
 
 
 def test_the_time_of_a_calibration_is_a_row(monkeypatch):
@@ -162,15 +162,15 @@ def test_fiddlers_rule_puts_each_expert_where_it_alone_is_quicker(tmp_path):
     assert mine.tolist() == [[0, -1], [-1, 1]] and others.tolist() == [[-1, 2], [3, -1]]
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize("words, message", [
     (["cals"], "no part 'cals'; there are: calls, steps, guard, memory"),
     (["--shape", "gpt"], "no shape 'gpt'; there are: qwen3, v2-lite, tiny"),
     (["--format", "int3"], "no format 'int3'"),
     (["--folder", "/nosuch"], "2 layers of tiny do not fit: [Errno 2] No such file or directory"),
 ])  # fmt: skip
-def test_unknown_parts_and_shapes_are_refused_in_a_paragraph(words, said):
+def test_unknown_parts_and_shapes_are_refused_in_a_paragraph(words, message):
     result, _ = bench(*words)
-    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 def test_a_busy_machine_is_reported_and_its_load_is_in_the_rows(monkeypatch):
@@ -209,11 +209,11 @@ def test_ways_take_turns_and_a_slow_one_is_timed_a_few_times(long, untimed, monk
         timed[name] += seen.count(name) - before
 
     timed = Counter()
-    found = clock.take_turns({"slow": slow, "quick": lambda: seen.append("quick")}, 0.01, around)
-    assert timed == {name: each.runs for name, each in found.items()}
+    result = clock.take_turns({"slow": slow, "quick": lambda: seen.append("quick")}, 0.01, around)
+    assert timed == {name: each.runs for name, each in result.items()}
     assert (
         seen.count("slow") == clock.LEAST + untimed and seen.count("quick") == timed["quick"] + clock.TURNS
     )  # untimed ones
-    assert found["slow"].runs == clock.LEAST and 2e4 <= found["slow"].median < 1e6
-    assert found["quick"].runs > clock.LEAST and found["quick"].median < 2e4
+    assert result["slow"].runs == clock.LEAST and 2e4 <= result["slow"].median < 1e6
+    assert result["quick"].runs > clock.LEAST and result["quick"].median < 2e4
     assert seen.index("quick") < len(seen) - seen[::-1].index("slow")  # not one after the other

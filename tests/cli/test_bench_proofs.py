@@ -41,7 +41,7 @@ def changed(proof, tmp_path, **what):
 
 
 def test_a_proof_from_a_file_stands_for_one_in_the_run(monkeypatch, proof):
-    monkeypatch.setattr(prover.verify, "verify", lambda *_: pytest.fail("it is proved already"))
+    monkeypatch.setattr(prover.verify, "verify", lambda *_: pytest.fail("it is verified already"))
     for more in ((), ("--no-verify",)):
         result = timed(proof, more=more)
         assert result.exit_code == 0, result.output
@@ -70,9 +70,9 @@ def test_some_of_the_cases_are_no_proof_and_the_message_has_the_command_for_the_
     file = fewer(proof, tmp_path, slice(1))
     result = timed(file)
     assert result.exit_code == 2 and rows(result) == []
-    said = words(result.stderr)
-    assert f"1 of the {whole} cases of mhc.expand on reference in bfloat16 that bench would prove itself" in said
-    assert "`goldsmith verify mhc.expand --backend reference --dtype bfloat16 --json" in said
+    output = words(result.stderr)
+    assert f"1 of the {whole} cases of mhc.expand on reference in bfloat16 that bench would check itself" in output
+    assert "`goldsmith verify mhc.expand --backend reference --dtype bfloat16 --json" in output
 
 
 def test_files_are_taken_together_and_in_any_order(proof, tmp_path):
@@ -119,7 +119,7 @@ def test_the_backend_that_is_proved_is_a_fast_one_if_it_takes_any_small_case(mon
 
 def test_a_quick_run_proves_nothing(proof, tmp_path):
     (row,) = rows(timed(changed(proof, tmp_path, size="quick")))
-    assert "json" not in row["verified_by"], "it is proved in the run"
+    assert "json" not in row["verified_by"], "it is verified in the run"
 
 
 def test_a_proof_of_native_kernels_holds_for_one_level(proof, tmp_path, monkeypatch):
@@ -141,19 +141,19 @@ def test_an_operator_that_a_file_rejects_is_not_timed(proof, tmp_path):
     assert "mhc.expand on reference was not timed: y is wrong (changed.json)" in words(result.stderr)
 
 
-@pytest.mark.parametrize("what, said", [
-    ({"source": "0" * 64}, "proves other code: source 000000000000 there"),
+@pytest.mark.parametrize("what, message", [
+    ({"source": "0" * 64}, "made for other code: source 000000000000 there"),
     ({"machine": {"gpus": [{"name": "NVIDIA H100"}], "cpu": "x"}}, "made on another machine, NVIDIA H100; this one is"),
     ({"interrupted": True}, "its run was interrupted"),
 ])  # fmt: skip
-def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, what, said):
+def test_proofs_of_other_source_or_another_machine_are_refused(proof, tmp_path, what, message):
     result = timed(changed(proof, tmp_path, **what))
-    assert result.exit_code == 2 and said in words(result.stderr)
+    assert result.exit_code == 2 and message in words(result.stderr)
 
 
 def test_files_that_are_no_proofs_are_refused(tmp_path):
     assert "cannot be read: No such file" in words(timed(tmp_path / "none.json").stderr)
-    for text, said in (("{", "not JSON"), ("[]", "not a file of this version's")):
+    for text, message in (("{", "not JSON"), ("[]", "not a file of this version's")):
         (tmp_path / "bad.json").write_text(text)
         result = timed(tmp_path / "bad.json")
-        assert result.exit_code == 2 and said in words(result.stderr)
+        assert result.exit_code == 2 and message in words(result.stderr)

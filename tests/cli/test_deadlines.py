@@ -27,15 +27,15 @@ def asked(monkeypatch, *arguments, budget, deaf=False):
     monkeypatch.chdir(HERE)
     monkeypatch.setattr(deadlines, "MINIMUM", 2.0 if budget > 2 else budget)
     monkeypatch.setattr(deadlines, "SHARE", 0.0)
-    found = CliRunner().invoke(app, [*map(str, arguments), "--budget", str(budget)])
-    return found.exit_code, " ".join(found.output.split())
+    result = CliRunner().invoke(app, [*map(str, arguments), "--budget", str(budget)])
+    return result.exit_code, " ".join(result.output.split())
 
 
 def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
     code, text = asked(monkeypatch, "diagnose", "endless_kernels:first", budget=1)
     assert code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
-    said = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
-    assert re.search(said, text)
+    message = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
+    assert re.search(message, text)
     assert "endless_kernels.py, line 22)" in text and "Try: look for a loop or a barrier" in text
 
 

@@ -44,19 +44,19 @@ def ask(**more):
         "do": "diagnose", "name": "own_kernels:wrong", "backend": None, "case": None, "dtype": None, "device": "cpu",
         "interpret": True, "budget": 60.0, "seed": 0, "out": None, "bundle": None, "html": None, "json": True,
     }  # fmt: skip
-    told = []
-    reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, told.append)
-    return reply, told
+    reports = []
+    reply = getattr(worker_tasks, more.get("do", "diagnose"))(request | more, reports.append)
+    return reply, reports
 
 
 def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
-    found = run("diagnose", "own_kernels:wrong", "--out", tmp_path / "kept", "--html", page, "--json", results)
-    assert found.exit_code == 1, found.output
-    assert found.stdout.startswith("FAIL  scaled is wrong: ")
-    assert max(map(len, found.stdout.partition("Bundle")[0].splitlines())) <= 80
+    result = run("diagnose", "own_kernels:wrong", "--out", tmp_path / "kept", "--html", page, "--json", results)
+    assert result.exit_code == 1, result.output
+    assert result.stdout.startswith("FAIL  scaled is wrong: ")
+    assert max(map(len, result.stdout.partition("Bundle")[0].splitlines())) <= 80
     (bundle,) = (tmp_path / "kept").iterdir()
-    assert f"goldsmith diagnose own_kernels:wrong --replay {bundle}" in words(found.stdout)
+    assert f"goldsmith diagnose own_kernels:wrong --replay {bundle}" in words(result.stdout)
     for written in (page, bundle / worker_tasks.PAGE):
         assert "<h1>scaled is wrong: " in written.read_text() and "own_kernels:wrong --replay" in written.read_text()
     data = json.loads(results.read_text())
@@ -95,32 +95,32 @@ def test_a_bundle_of_an_operator_names_operator_and_backend():
 
 
 def test_a_right_kernel_passes_and_every_run_is_reported():
-    reply, told = ask(name="own_kernels:target")
+    reply, reports = ask(name="own_kernels:target")
     assert reply["verdict"] == "pass" and reply["text"].startswith("PASS  scaled: nothing wrong was found")
-    assert told[:2] == [{"importing": "own_kernels:target"}, {"over": 0}]
-    assert told[2] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1, "seed": 0}
-    assert told[3] == {"over": 1}
-    begun = [t for t in told[2:] if "run" in t]
-    assert [t["runs"] for t in begun] == [*range(1, len(begun) + 1)] and len(told) == 2 + 2 * len(begun)
-    assert all(t["seed"] == 0 for t in begun) and told[-1] == {"over": len(begun)}
+    assert reports[:2] == [{"importing": "own_kernels:target"}, {"over": 0}]
+    assert reports[2] == {"case": "rows[T=5]", "probe": "values", "run": "values", "runs": 1, "seed": 0}
+    assert reports[3] == {"over": 1}
+    begun = [t for t in reports[2:] if "run" in t]
+    assert [t["runs"] for t in begun] == [*range(1, len(begun) + 1)] and len(reports) == 2 + 2 * len(begun)
+    assert all(t["seed"] == 0 for t in begun) and reports[-1] == {"over": len(begun)}
     assert not (
         worker_tasks.hooks.RUNS or worker_tasks.hooks.ENDED or worker_tasks.hooks.STOPPED or worker_tasks.hooks.RUNNING
     )
 
 
 def test_an_operator_is_diagnosed_on_the_requested_backend():
-    reply, told = ask(name="mhc.expand", backend="reference")
-    assert reply["verdict"] == "pass" and "mhc.expand on reference" in reply["text"] and told
+    reply, reports = ask(name="mhc.expand", backend="reference")
+    assert reply["verdict"] == "pass" and "mhc.expand on reference" in reply["text"] and reports
     assert "many_tokens" not in str(reply), "a large case in a quick search"
 
 
 def test_a_spent_budget_certifies_nothing():
-    reply, told = ask(name="mhc.expand", backend="reference", budget=0.01)
-    assert reply["verdict"] == "unjudged" and "did not run" in words(reply["text"]) and told
+    reply, reports = ask(name="mhc.expand", backend="reference", budget=0.01)
+    assert reply["verdict"] == "unjudged" and "did not run" in words(reply["text"]) and reports
 
 
 @pytest.mark.parametrize(
-    "asked, said",
+    "asked, message",
     [
         ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"name": "mhc"}, "'mhc' is a family; name one of its operators: mhc.boundary, "),
@@ -137,8 +137,8 @@ def test_a_spent_budget_certifies_nothing():
         ({"device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_a_wrong_request_is_answered_with_what_exists(asked, said):
-    assert said in ask(**asked)[0]["problem"]
+def test_a_wrong_request_is_answered_with_what_exists(asked, message):
+    assert message in ask(**asked)[0]["problem"]
 
 
 def test_a_target_of_a_list_is_chosen_by_its_number():
@@ -146,7 +146,7 @@ def test_a_target_of_a_list_is_chosen_by_its_number():
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["diagnose", "own_kernels:wrong", "--replay", "nosuch"], "nosuch is not a bundle: there is no such folder."),
         (["replay", "nosuch"], "nosuch is not a bundle: there is no such folder."),
@@ -165,9 +165,9 @@ def test_a_target_of_a_list_is_chosen_by_its_number():
         (["diagnose", "x", "--replay", "b", "--seed", "3"], "--seed 3 does not go with --replay"),
     ],
 )
-def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, message):
     result = run(*arguments)
-    assert result.exit_code == 2 and said in words(result.stderr)
+    assert result.exit_code == 2 and message in words(result.stderr)
     assert result.stdout == "" and "Traceback" not in result.output
 
 
@@ -182,8 +182,8 @@ def test_a_diagnosis_is_printed_even_if_it_cannot_be_saved(tmp_path):
     reply, _ = ask(out=str(kept), html=str(page))
     assert reply["verdict"] == "fail" and reply["text"].startswith("FAIL  scaled is wrong") and reply["pages"] == []
     assert "Bundle" not in reply["text"]
-    said = f"Cannot write a bundle into {kept}: Not a directory."
-    assert reply["lost"] == [said, f"Cannot write {page}: File exists."]
+    message = f"Cannot write a bundle into {kept}: Not a directory."
+    assert reply["lost"] == [message, f"Cannot write {page}: File exists."]
 
 
 @pytest.mark.parametrize("verdict, status", [("fail", 1), ("pass", 2)])
@@ -201,9 +201,9 @@ def test_files_that_could_not_be_written_are_named_below_the_diagnosis(tmp_path,
         return known
 
     monkeypatch.setattr(command, "_ask_worker", filled)
-    found = run("diagnose", "own_kernels:wrong", "--json", results)
-    assert (found.exit_code, found.stdout) == (status, f"{verdict}\n")
-    assert words(found.stderr) == f"{known['lost'][0]} Cannot write {results}: Is a directory."
+    result = run("diagnose", "own_kernels:wrong", "--json", results)
+    assert (result.exit_code, result.stdout) == (status, f"{verdict}\n")
+    assert words(result.stderr) == f"{known['lost'][0]} Cannot write {results}: Is a directory."
 
 
 def test_an_error_while_a_bundle_is_written_loses_no_diagnosis(tmp_path, monkeypatch):
@@ -239,10 +239,10 @@ def test_a_bundle_of_a_bundle_keeps_its_threads(tmp_path):
 
 def test_the_text_says_that_its_last_command_runs_only_the_smallest_case(tmp_path):
     reply, _ = ask(name="own_kernels:wrong", case="rows[T=5]", out=str(tmp_path))
-    said = "It examines only the smallest case"
-    assert (said in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and said in reply["text"]
+    message = "It examines only the smallest case"
+    assert (message in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and message in reply["text"]
     bundle = next(tmp_path.iterdir())
-    assert said not in ask(bundle=str(bundle))[0]["text"]
+    assert message not in ask(bundle=str(bundle))[0]["text"]
 
 
 def test_control_characters_in_messages_are_escaped_in_text_and_page(tmp_path):
@@ -258,10 +258,10 @@ def test_a_candidate_that_ends_its_process_is_a_diagnosis_with_a_page(tmp_path):
     page = tmp_path / "page.html"
     result = run("diagnose", "own_kernels:crashing", "--html", page, "--json", "-")
     assert result.exit_code == 1
-    said = words(result.stderr)
-    assert "FAIL own_kernels:crashing ends its process" in said
-    assert "the process ended by signal 11 (SIGSEGV), in crashes" in said
-    assert "in run 'values' of probe values, case rows[T=5]" in said
+    output = words(result.stderr)
+    assert "FAIL own_kernels:crashing ends its process" in output
+    assert "the process ended by signal 11 (SIGSEGV), in crashes" in output
+    assert "in run 'values' of probe values, case rows[T=5]" in output
     assert json.loads(result.stdout)["causes"][0]["id"] == "exception"
     assert "ended by signal 11 (SIGSEGV)" in page.read_text()
 

@@ -107,8 +107,8 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
         "2",
     )
     result = finished(place, tmp_path, *more, "--json", "--steps", "12")
-    said = json.loads(result.stdout)
-    assert said["status"] == "trained" and said["loss"]["last"] < said["loss"]["first"] - 0.1
+    content = json.loads(result.stdout)
+    assert content["status"] == "trained" and content["loss"]["last"] < content["loss"]["first"] - 0.1
     logged = rows(tmp_path / "log.jsonl")
     assert [row["step"] for row in logged if "loss" in row] == list(range(1, 13))
     assert {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "seconds"} == logged[1].keys()
@@ -116,9 +116,9 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
     trained = record["trained_parameters"]
     assert trained["total"] == trained["expert_lora"] + trained["attention_lora"] + trained["router"]
     assert trained["router"] == 2 * 4 * 32 and record["options"]["lora_modules"] == ["q_proj", "v_proj"]
-    assert said["eval_loss"]["first"] == held_out_loss(convert(plain_model(place)), place)
+    assert content["eval_loss"]["first"] == held_out_loss(convert(plain_model(place)), place)
     ours = load_adapter(convert(plain_model(place)), tmp_path)
-    assert said["eval_loss"]["last"] == held_out_loss(ours, place)
+    assert content["eval_loss"]["last"] == held_out_loss(ours, place)
     peft = PeftModel.from_pretrained(plain_model(place), tmp_path)
     goldens.check_alike(ours, peft)
     ids = torch.tensor([[5, 6, 7]])
@@ -136,19 +136,19 @@ def test_gpt_oss_with_its_biases_and_masks_is_trained(place, tmp_path):
     words[1] = str(folder)
     result = run(*words)
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    assert said["loss"]["last"] < said["loss"]["first"]
+    content = json.loads(result.stdout)
+    assert content["loss"]["last"] < content["loss"]["first"]
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     plain.set_experts_implementation("eager")
     ours = load_adapter(convert(copy.deepcopy(plain)), tmp_path / "out")
-    assert said["eval_loss"]["last"] == held_out_loss(ours, place, masks(ours))
+    assert content["eval_loss"]["last"] == held_out_loss(ours, place, masks(ours))
     peft = PeftModel.from_pretrained(plain, tmp_path / "out")
     goldens.check_alike(ours, peft)
 
 
 @pytest.mark.forks
 def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_same_bits(place, whole, tmp_path):
-    real = Trainer._clipped
+    real = Trainer._clip_gradient
 
     def clipped(self):
         if self.done == 3:
@@ -158,7 +158,7 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
     child = os.fork()
     if child == 0:
         try:
-            Trainer._clipped = clipped
+            Trainer._clip_gradient = clipped
             run(*command(place, tmp_path))
         finally:
             os._exit(0)
@@ -176,9 +176,9 @@ def test_after_kill_9_in_the_middle_of_a_step_the_same_command_ends_with_the_sam
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_continue(place, whole, tmp_path, monkeypatch):
     real = FinetuneDisplay.row
 
-    def row(self, told):
-        real(self, told)
-        if told["step"] == 3:
+    def row(self, report):
+        real(self, report)
+        if report["step"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(FinetuneDisplay, "row", row)
@@ -203,8 +203,8 @@ def test_a_changed_option_that_alters_the_result_is_rejected_by_name(place, whol
     result = run(*command(place, whole, *words))
     text = " ".join(result.output.split())
     assert result.exit_code == 2 and "Traceback" not in text
-    for said in ("--rank was 8 and is 4", "--targets was gate,up,down and is down", "--grad-accum was 1 and is 2"):
-        assert said in text
+    for message in ("--rank was 8 and is 4", "--targets was gate,up,down and is down", "--grad-accum was 1 and is 2"):
+        assert message in text
     assert "--steps or --epochs was 6 and is 7" in text and "--resume never" in text
 
 
@@ -221,8 +221,8 @@ def test_asking_for_fewer_steps_than_done_ends_the_run(place, tmp_path):
     words = ("--schedule", "constant", "--warmup", "0")
     finished(place, tmp_path, *words, "--steps", "4")
     before = adapter(tmp_path)
-    said = " ".join(finished(place, tmp_path, *words, "--steps", "3").output.split())
-    assert "4 steps are done already, and only 3 were requested: no step is left" in said and "Stopped" not in said
+    output = " ".join(finished(place, tmp_path, *words, "--steps", "3").output.split())
+    assert "4 steps are done already, and only 3 were requested: no step is left" in output and "Stopped" not in output
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["result"]["status"] == "trained" and (run["result"]["step"], run["steps"]) == (4, 4)
     assert "of 3 steps" not in (tmp_path / "loss.html").read_text() and same(adapter(tmp_path), before)
@@ -256,17 +256,17 @@ def test_a_run_on_another_instruction_set_continues_with_a_note(place, tmp_path,
     finished(place, tmp_path, *words, "--steps", "1")
     here = native.isa()
     monkeypatch.setattr(native, "isa", lambda: "another")
-    said = " ".join(finished(place, tmp_path, *words, "--steps", "2").output.split())
-    assert f"instructions was {here}, " in said and "and is another, " in said and "not bit for bit" in said
+    output = " ".join(finished(place, tmp_path, *words, "--steps", "2").output.split())
+    assert f"instructions was {here}, " in output and "and is another, " in output and "not bit for bit" in output
 
 
 def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
     result = finished(place, tmp_path / "none", "--dry-run", "--json", "--format", "int8", "--shared-a")
-    said = json.loads(result.stdout)
+    content = json.loads(result.stdout)
     layer = 4 * 8 * (32 + 2 * 16 + 16 + 32)
-    assert said["status"] == "dry run" and said["trained_parameters"]["total"] == 2 * layer
-    assert said["format"] == "int8" and said["bytes"]["optimizer"] == 3 * 4 * 2 * layer
-    assert 0 < said["bytes"]["experts"] < 2 * 4 * 3 * 16 * 32 * 2 + 2**17
+    assert content["status"] == "dry run" and content["trained_parameters"]["total"] == 2 * layer
+    assert content["format"] == "int8" and content["bytes"]["optimizer"] == 3 * 4 * 2 * layer
+    assert 0 < content["bytes"]["experts"] < 2 * 4 * 3 * 16 * 32 * 2 + 2**17
     assert not (tmp_path / "none").exists()
     shown = " ".join(finished(place, tmp_path / "none", "--dry-run").output.split())
     assert "expert LoRA, gate 3,072" in shown and "total, as in the optimizer 9,216" in shown
@@ -297,7 +297,7 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (("--epochs", "1", "--steps", "1"), "--steps and --epochs exclude one another"),
         (("--targets", "gate,side"), "--targets is gate,side; expected any of gate, up, down"),
@@ -315,10 +315,10 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--data", "README"), "README: the name has no ending"),
     ],
 )
-def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more, said):
+def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more, message):
     result = run(*command(place, tmp_path / "out", *more))
     assert result.exit_code == 2, result.output
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
 
 
@@ -356,8 +356,8 @@ def test_a_name_on_the_hub_is_fetched_once_and_streamed(place, tmp_path, monkeyp
     assert run(*words).exit_code == 0
     assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/tiny"
     words[1] = "someone/else"
-    said = "MODEL someone/else is not a folder here, and fetching it from the hub failed: Cannot find it on the hub."
-    assert said in " ".join(run(*words).output.split())
+    message = "MODEL someone/else is not a folder here, and fetching it from the hub failed: Cannot find it on the hub."
+    assert message in " ".join(run(*words).output.split())
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_step_and_module(place, tmp_path):
@@ -371,9 +371,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_and_module(place, tmp_
     result = run(*words, "--json")
     assert result.exit_code == 1
     assert re.search(r"Step 1: the loss is nan\..*is in model\.layers\.1\.self_attn\.o_proj", result.output)
-    told = json.loads(result.stdout)
-    assert told["status"] == "diverged" and "unknown" not in told["error"] and "step 0" not in told["error"]
-    assert told["error"] == json.loads((tmp_path / "out" / "run.json").read_text())["result"]["error"]
+    content = json.loads(result.stdout)
+    assert content["status"] == "diverged" and "unknown" not in content["error"] and "step 0" not in content["error"]
+    assert content["error"] == json.loads((tmp_path / "out" / "run.json").read_text())["result"]["error"]
     assert (tmp_path / "out" / "loss.html").exists()
 
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
-from cli.finetune_tools import same, session, told, trained
+from cli.finetune_tools import rows_without_times, same, session, trained
 from goldsmith.hf.training.errors import TrainingError
 from goldsmith.hf.training.records import checkpoints
 from goldsmith.hf.training.run.session import FILES, RunCallbacks, lock
@@ -27,9 +27,9 @@ def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, whole):
     raw[-1] ^= 1
     path.write_bytes(raw)
     notes = []
-    found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
-    assert found.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
-    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+    checkpoint = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
+    assert checkpoint.step == 4 and "step-000006: state.safetensors is damaged" in notes[0]
+    assert same(trained(tmp_path), whole[1]) and rows_without_times(tmp_path) == rows_without_times(whole[0])
 
 
 def test_if_no_checkpoint_is_whole_the_run_does_not_start_over(tmp_path):
@@ -44,8 +44,8 @@ def test_options_that_alter_the_result_are_rejected_by_name(tmp_path):
     other = {"--rank": 16, "--data": "other", "--alpha": 1}
     with pytest.raises(TrainingError) as error:
         session(tmp_path, identity=other).find("auto", RunCallbacks())
-    for said in ("--rank was 8 and is 16", "the content of --data has changed", "--alpha was not given before"):
-        assert said in str(error.value)
+    for message in ("--rank was 8 and is 16", "the content of --data has changed", "--alpha was not given before"):
+        assert message in str(error.value)
 
 
 def test_a_damaged_byte_in_the_facts_is_detected(tmp_path, whole):
@@ -57,12 +57,15 @@ def test_a_damaged_byte_in_the_facts_is_detected(tmp_path, whole):
     for at in range(len(raw)):
         path.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << at % 7]) + raw[at + 1 :])
         notes = []
-        found = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
-        assert (found.step, found.facts) == (6, right) or found.step == 4 and "damaged" in notes[0], (at, notes)
-        passed += found.step == 4
+        checkpoint = session(tmp_path).find("auto", RunCallbacks(note=notes.append))
+        assert (checkpoint.step, checkpoint.facts) == (6, right) or checkpoint.step == 4 and "damaged" in notes[0], (
+            at,
+            notes,
+        )
+        passed += checkpoint.step == 4
     assert passed > len(raw) / 2
     path.write_bytes(raw.replace(b'"step": 6', b'"step": 7', 1))
-    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+    assert same(trained(tmp_path), whole[1]) and rows_without_times(tmp_path) == rows_without_times(whole[0])
 
 
 def rewritten(path, change, check=True):
@@ -73,7 +76,7 @@ def rewritten(path, change, check=True):
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (lambda f: f.update(step=5), "state.json is damaged (it says step 5)"),
         (lambda f: f.pop("identity"), "state.json is damaged (identity is missing or not of type dict)"),
@@ -81,12 +84,12 @@ def rewritten(path, change, check=True):
         (lambda f: f.update(format=3), "unknown format 3; goldsmith reads formats 1 and 2"),
     ],
 )
-def test_a_checkpoint_without_required_facts_is_skipped(change, said, tmp_path):
+def test_a_checkpoint_without_required_facts_is_skipped(change, message, tmp_path):
     trained(tmp_path)
     rewritten(tmp_path / "checkpoints" / "step-000006" / checkpoints.FACTS, change)
     notes = []
     assert session(tmp_path).find("auto", RunCallbacks(note=notes.append)).step == 4
-    assert said in notes[0]
+    assert message in notes[0]
 
 
 def test_a_checkpoint_of_format_1_is_read_if_its_step_matches_the_folder(tmp_path, whole):

@@ -109,7 +109,7 @@ def counted(tokenizer, turns=TURNS):
 def test_trained_tokens_agree_with_transformers_own_mask(kind):
     """Whose places must not be trimmed, nor an answer begin with a blank without a token: it then marks nothing."""
     tokenizer = tokenizer_of(KINDS[kind](), MARKED)
-    turns = messages([(role, said.strip()) for role, said in TURNS] if kind == "word pieces" else TURNS)
+    turns = messages([(role, message.strip()) for role, message in TURNS] if kind == "word pieces" else TURNS)
     before = str(tokenizer.backend_tokenizer.post_processor)
     ids, counts = conversation(turns, tokenizer)
     assert str(tokenizer.backend_tokenizer.post_processor) == before
@@ -123,16 +123,18 @@ def test_trained_tokens_agree_with_transformers_own_mask(kind):
 def test_trained_tokens_are_each_answer_and_its_end_token(kind):
     """With special tokens on both sides no token crosses a border: an answer's tokens are those that it has alone."""
     tokenizer = tokenizer_of(KINDS[kind]())
-    alone = [tokenizer(f"<|assistant|>{said}<|end|>", add_special_tokens=False)["input_ids"][1:] for _, said in TURNS]
+    alone = [
+        tokenizer(f"<|assistant|>{message}<|end|>", add_special_tokens=False)["input_ids"][1:] for _, message in TURNS
+    ]
     assert counted(tokenizer) == alone[1::2]
 
 
 @pytest.mark.parametrize("after", TRIMMED.values(), ids=TRIMMED)
 def test_indentation_is_trained_on(after):
     tokenizer = tokenizer_of(byte_level(after))
-    said = "".join(tokenizer.convert_ids_to_tokens([token for run in counted(tokenizer) for token in run]))
-    assert said.startswith("if\u0120x:\u010a\u010a\u0120\u0120\u0120\u0120return\u0120\u0120y\u010a\u010a\u0109and")
-    assert said.endswith("n\u0120\u0120<|end|>") and "<|end|>\u0120\u0120\u0120" in said
+    output = "".join(tokenizer.convert_ids_to_tokens([token for run in counted(tokenizer) for token in run]))
+    assert output.startswith("if\u0120x:\u010a\u010a\u0120\u0120\u0120\u0120return\u0120\u0120y\u010a\u010a\u0109and")
+    assert output.endswith("n\u0120\u0120<|end|>") and "<|end|>\u0120\u0120\u0120" in output
 
 
 @pytest.mark.parametrize("after", [None, TRIMMED["ByteLevel"]], ids=["untrimmed", "trimmed"])
@@ -177,5 +179,5 @@ def test_a_tokenizer_without_offsets_is_rejected():
         def apply_chat_template(self, turns, **how):
             return tokenizer_of(byte_level()).apply_chat_template(turns, **how)
 
-    with pytest.raises(ValueError, match="no fast version.; --train-on all does not need"):
+    with pytest.raises(ValueError, match="no fast version and cannot report"):
         conversation(messages(), Slow())

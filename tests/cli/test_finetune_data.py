@@ -36,9 +36,9 @@ def counted(document, tokenizer):
 
 
 def test_text_is_divided_at_blank_lines_or_kept_whole(reading, tokenizer):
-    found = reading(VERSE.replace("\n\n", "\n \t\n\n") + "\n\n\n", "verse.txt")
-    assert len(found) == 5 and tokenizer.decode(found[0].ids).endswith("more temperate.<|end|>")
-    assert [d.line for d in found[:3]] == [1, 5, 9]
+    result = reading(VERSE.replace("\n\n", "\n \t\n\n") + "\n\n\n", "verse.txt")
+    assert len(result) == 5 and tokenizer.decode(result[0].ids).endswith("more temperate.<|end|>")
+    assert [d.line for d in result[:3]] == [1, 5, 9]
     (whole,) = reading(VERSE, "verse.md", document="whole")
     assert tokenizer.decode(whole.ids) == VERSE + "<|end|>"
     assert all(whole.trained) and whole.divisible
@@ -66,10 +66,10 @@ class Scanned(str):
 
 def test_line_numbers_are_found_in_one_pass():
     text = Scanned(VERSE * 50)
-    found = list(paragraphs(text))
-    assert len(found) == 4 * 50 + 1 and text.looked_at <= len(text)
+    result = list(paragraphs(text))
+    assert len(result) == 4 * 50 + 1 and text.looked_at <= len(text)
     lines = text.split("\n")
-    assert all(lines[line - 1] == words.split("\n")[0] for line, words in found)
+    assert all(lines[line - 1] == words.split("\n")[0] for line, words in result)
 
 
 def test_a_file_name_extension_may_be_in_capitals(reading, tokenizer):
@@ -92,8 +92,8 @@ def test_of_a_conversation_only_the_assistants_messages_are_trained_on(reading, 
         ("assistant", "So long"),
     ]
     rows = [{"messages": [{"role": role, "content": content} for role, content in turns]}]
-    said, text = counted(reading(rows)[0], tokenizer)
-    assert said == "Hello!<|end|>So long<|end|>"
+    message, text = counted(reading(rows)[0], tokenizer)
+    assert message == "Hello!<|end|>So long<|end|>"
     assert text.startswith("<|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>Hello!")
     assert counted(reading(rows, train_on="all")[0], tokenizer)[0] == text
 
@@ -112,7 +112,7 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected_if_answers_must_be_l
 
 
 @pytest.mark.parametrize(
-    "row, said",
+    "row, message",
     [
         ("{not json", r"not JSON: Expecting property name enclosed in double quotes \(column 2\); a row is"),
         ('{"prompt": "a", "comp', r"not JSON: Unterminated string starting at \(column 17\); a row is"),
@@ -131,13 +131,13 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected_if_answers_must_be_l
         ('{"messages": [{"role": "user", "content": "a"}]}', "no message is the assistant's; the roles are user"),
     ],
 )
-def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, said):
-    with pytest.raises(DataError, match=rf"data\.jsonl, line 3: {said}"):
+def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, message):
+    with pytest.raises(DataError, match=rf"data\.jsonl, line 3: {message}"):
         reading('{"text": "fine"}\n\n' + row + "\n")
 
 
 @pytest.mark.parametrize(
-    "content, name, said",
+    "content, name, message",
     [
         (b"", "a.txt", "the file is empty"),
         (b" \n\n", "a.jsonl", "the file is empty"),
@@ -152,8 +152,8 @@ def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, said):
         (b"a,b", "a.csv", r"the name ends in \.csv; supported are \.txt, \.md, \.jsonl"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, said):
-    with pytest.raises(DataError, match=rf"a\.\w+(, |: ){said}"):
+def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, message):
+    with pytest.raises(DataError, match=rf"a\.\w+(, |: ){message}"):
         reading(content, name)
 
 
@@ -188,8 +188,8 @@ def test_long_text_is_cut_so_that_every_token_is_predicted_once(length, seq_len)
 
 def test_a_long_row_loses_its_end_and_one_with_too_long_a_prompt_is_rejected():
     row = Document(list(range(10)), [False] * 6 + [True] * 4, line=7)
-    found = cut("f.jsonl", [row], 8)
-    assert (found.shortened, found.documents[0].targets) == (1, 2)
+    result = cut("f.jsonl", [row], 8)
+    assert (result.shortened, result.documents[0].targets) == (1, 2)
     with pytest.raises(
         DataError, match="f.jsonl, line 7: 6 tokens come before the first trained one, and --seq-len is 6"
     ):

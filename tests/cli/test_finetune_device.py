@@ -28,7 +28,7 @@ def run(place, output, *more):
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         (("--device", "tpu"), "--device is tpu; expected cpu, cuda, or one of several as cuda:1."),
         (("--device", "mps"), "--device is mps; expected cpu, cuda"),
@@ -39,9 +39,9 @@ def run(place, output, *more):
         (("--device", "cuda:77"), "CUDA devices here; on a CPU leave --device out."),
     ],
 )
-def test_options_that_a_gpu_does_not_support_are_reported_before_anything_is_read(place, tmp_path, more, said):
+def test_options_that_a_gpu_does_not_support_are_reported_before_anything_is_read(place, tmp_path, more, message):
     result = run(place, tmp_path / "out", *more, "--data", "nosuch.txt")
-    assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
+    assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "out").exists()
 
 
@@ -49,7 +49,7 @@ def test_experts_as_plain_tensors_train_as_packed_ones_do(place, tmp_path, monke
     """All of --device cuda but the card: here the plain experts stay on the CPU, and its own backend takes them."""
     assert run(place, tmp_path / "packed").exit_code == 0
     monkeypatch.setattr(device, "chosen", lambda options: torch.device("cpu"))
-    monkeypatch.setattr(device, "on_gpu", lambda found: True)
+    monkeypatch.setattr(device, "on_gpu", lambda value: True)
     monkeypatch.setattr(device, "ON_GPU", "auto")
     moved, real = [], device.move_experts
 
@@ -63,8 +63,8 @@ def test_experts_as_plain_tensors_train_as_packed_ones_do(place, tmp_path, monke
     assert [len(base) for base in moved] == [2, 2] and all(t.dtype == torch.bfloat16 for b in moved for t in b)
     packed, plain = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("packed", "plain"))
     assert packed.keys() == plain.keys() and all(torch.equal(packed[name], plain[name]) for name in packed)
-    said, before = json.loads(result.stdout), json.loads((tmp_path / "packed" / "run.json").read_text())
-    assert said["format"] == "bf16" and said["bytes"]["activations"] == before["bytes"]["activations"]
+    content, before = json.loads(result.stdout), json.loads((tmp_path / "packed" / "run.json").read_text())
+    assert content["format"] == "bf16" and content["bytes"]["activations"] == before["bytes"]["activations"]
 
 
 def test_a_quantised_checkpoint_is_trained_on_the_cpu_only():
@@ -83,6 +83,6 @@ def test_on_a_gpu_the_loss_falls_and_the_same_command_continues(place, tmp_path)
     assert run(place, tmp_path, *words).exit_code == 0
     result = run(place, tmp_path, *words, "--steps", "16", "--json")
     assert result.exit_code == 0 and "Resuming after step 4 of 16" in result.output, result.output
-    said = json.loads(result.stdout)
-    assert said["status"] == "trained" and said["loss"]["last"] < said["loss"]["first"] - 0.1
+    content = json.loads(result.stdout)
+    assert content["status"] == "trained" and content["loss"]["last"] < content["loss"]["first"] - 0.1
     assert all(t.isfinite().all() for t in load_file(tmp_path / "adapter_model.safetensors").values())

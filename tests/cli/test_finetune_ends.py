@@ -13,7 +13,7 @@ pytest.importorskip("peft", reason="comes with the extra hf")
 import torch
 from typer.testing import CliRunner
 
-from cli.finetune_tools import saved_place, session, tiny_trainer, told, trained
+from cli.finetune_tools import rows_without_times, saved_place, session, tiny_trainer, trained
 from goldsmith.cli import app
 from goldsmith.cli.finetune.display import FinetuneDisplay
 from goldsmith.cli.terminal import console
@@ -39,10 +39,10 @@ def run(place, output, *more, model=None):
     return result, " ".join(result.output.split())
 
 
-def refused(place, output, *more, said, **how):
+def refused(place, output, *more, message, **how):
     before = {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
     result, text = run(place, output, *more, **how)
-    assert result.exit_code == 2 and said in text and "Traceback" not in text, text
+    assert result.exit_code == 2 and message in text and "Traceback" not in text, text
     assert {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()} == before
 
 
@@ -54,14 +54,14 @@ def result_of(folder):
 
 
 def test_the_models_own_folder_is_rejected_as_output(place, tmp_path):
-    refused(place, place / "model", said="model is MODEL's own folder: an adapter there would be mistaken for part")
+    refused(place, place / "model", message="model is MODEL's own folder: an adapter there would be mistaken for part")
     (tmp_path / "link").symlink_to(place / "model")
-    refused(place, tmp_path / "link", said="is MODEL's own folder")
+    refused(place, tmp_path / "link", message="is MODEL's own folder")
 
 
 def test_another_models_folder_is_rejected_as_output(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "other")
-    refused(place, tmp_path / "other", said="other contains a config.json, like a model's folder: an adapter")
+    refused(place, tmp_path / "other", message="other contains a config.json, like a model's folder: an adapter")
     assert {p.name for p in (tmp_path / "other").iterdir()} == {p.name for p in (place / "model").iterdir()}
 
 
@@ -76,7 +76,7 @@ def test_a_folder_inside_the_models_folder_is_accepted_as_output(place, tmp_path
 
 def test_an_empty_output_name_does_not_mean_the_current_directory(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    refused(place, "", said="--output is empty; expected the name of a folder (. is this one)")
+    refused(place, "", message="--output is empty; expected the name of a folder, or . for the current one")
     assert not list(tmp_path.iterdir())
 
 
@@ -86,13 +86,13 @@ def test_files_that_the_run_reads_are_rejected_as_output(place, tmp_path, option
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"text": "something of the user\'s"}\n')
-    said = f"{name.partition('/')[0]}, which this run writes itself. Give another --output."
-    refused(place, tmp_path / "out", option, path, said=said)
+    message = f"{name.partition('/')[0]}, which this run writes itself. Give another --output."
+    refused(place, tmp_path / "out", option, path, message=message)
     os.link(path, tmp_path / "rows.jsonl")
     (tmp_path / "link.jsonl").symlink_to(path)
-    refused(place, tmp_path / "out", option, tmp_path / "link.jsonl", said=said)
+    refused(place, tmp_path / "out", option, tmp_path / "link.jsonl", message=message)
     if name == LOG:
-        refused(place, tmp_path / "out", option, tmp_path / "rows.jsonl", said=said)
+        refused(place, tmp_path / "out", option, tmp_path / "rows.jsonl", message=message)
     assert path.read_text() == '{"text": "something of the user\'s"}\n'
 
 
@@ -102,8 +102,8 @@ def test_output_files_have_the_permissions_of_the_umask(place, tmp_path):
         assert run(place, tmp_path / "out", "--train-router")[0].exit_code == 0
     finally:
         os.umask(before)
-    found = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {CONFIG, WEIGHTS, LOG} < found.keys() and set(found.values()) == {0o600}, found
+    by_name = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert {CONFIG, WEIGHTS, LOG} < by_name.keys() and set(by_name.values()) == {0o600}, by_name
 
 
 def test_data_in_the_output_folder_is_accepted(place, tmp_path):
@@ -139,11 +139,11 @@ def test_starting_over_moves_everything_and_continuing_moves_nothing(place, tmp_
 
 def test_a_checkpoint_of_an_earlier_run_continues_that_runs_log(tmp_path):
     trained(tmp_path)
-    first = told(tmp_path)
+    first = rows_without_times(tmp_path)
     trained(tmp_path, resume="never", eval_every=1)
     trained(tmp_path, resume=str(tmp_path / "earlier-1" / "checkpoints" / "step-000004"))
-    assert told(tmp_path) == first
-    assert len(told(tmp_path / "earlier-2")) > len(first)
+    assert rows_without_times(tmp_path) == first
+    assert len(rows_without_times(tmp_path / "earlier-2")) > len(first)
     assert len(list((tmp_path / "earlier-2" / "checkpoints").iterdir())) == 2
 
 
@@ -177,7 +177,7 @@ def test_a_checkpoints_log_is_found_from_inside_its_folder(tmp_path, monkeypatch
     trained(tmp_path / "a")
     monkeypatch.chdir(tmp_path / "a" / "checkpoints" / inside)
     trained(tmp_path / "b", resume=given)
-    assert told(tmp_path / "b") == told(tmp_path / "a")
+    assert rows_without_times(tmp_path / "b") == rows_without_times(tmp_path / "a")
 
 
 def test_a_checkpoints_log_is_found_through_links(tmp_path):
@@ -187,7 +187,9 @@ def test_a_checkpoints_log_is_found_through_links(tmp_path):
     (tmp_path / "a" / "checkpoints").rename(tmp_path / "large")
     (tmp_path / "a" / "checkpoints").symlink_to(tmp_path / "large")
     trained(tmp_path / "c", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
-    assert told(tmp_path / "b") == told(tmp_path / "c") == told(tmp_path / "a")
+    assert (
+        rows_without_times(tmp_path / "b") == rows_without_times(tmp_path / "c") == rows_without_times(tmp_path / "a")
+    )
 
 
 def test_a_rejected_command_does_not_mark_a_killed_run_as_failed(place, tmp_path):
@@ -229,12 +231,12 @@ def test_out_of_memory_in_a_step_is_one_paragraph_and_the_same_command_continues
     monkeypatch.setattr(Trainer, "_loss", loss)
     result, text = run(place, tmp_path / "out")
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), text
-    said = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is complete: "
-    assert said in text and "with --checkpointing, the same command resumes from there. These take less" in text
+    message = "--device cpu has too little memory for 1,048,576.0 GiB more. The checkpoint of step 2 is complete: "
+    assert message in text and "with --checkpointing, the same command resumes from there. These take less" in text
     for option in ("--batch-size", "--seq-len", "--rank", "--format int4", "--resume never"):
         assert option in text
     ended = result_of(tmp_path / "out")
-    assert (ended["status"], ended["step"]) == ("failed", 3) and ended["error"].startswith(said)
+    assert (ended["status"], ended["step"]) == ("failed", 3) and ended["error"].startswith(message)
     monkeypatch.undo()
     result, text = run(place, tmp_path / "out", "--checkpointing")
     assert result.exit_code == 0 and "Resuming after step 2 of 4" in text, text
@@ -249,23 +251,23 @@ def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **optio
 
 
 def test_the_out_of_memory_message_names_a_command_that_continues(tmp_path):
-    said = paragraph_after(tmp_path / "anew", resume="never")
-    assert "or with --checkpointing, the same command without --resume never resumes from there" in said
-    said = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
-    assert "the same command without --resume run/checkpoints/step-000002 resumes" in said
-    said = paragraph_after(tmp_path / "less", checkpointing=True)
-    assert said.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in said
-    said = paragraph_after(tmp_path / "before", resume="never", begun=False)
-    assert "checkpoint of step" not in said and "resumes" not in said
+    output = paragraph_after(tmp_path / "anew", resume="never")
+    assert "or with --checkpointing, the same command without --resume never resumes from there" in output
+    output = paragraph_after(tmp_path / "path", resume="run/checkpoints/step-000002")
+    assert "the same command without --resume run/checkpoints/step-000002 resumes" in output
+    output = paragraph_after(tmp_path / "less", checkpointing=True)
+    assert output.count("--checkpointing") == 0 and "when more memory is free, the same command resumes" in output
+    output = paragraph_after(tmp_path / "before", resume="never", begun=False)
+    assert "checkpoint of step" not in output and "resumes" not in output
     assert "of step 2 is complete" in paragraph_after(tmp_path / "later", begun=False)
 
 
 def test_a_full_disk_and_an_interrupt_name_the_command_that_continues(tmp_path, capsys):
     assert again(tmp_path, "never") == again(tmp_path, "auto") == "the same command"
     trained(tmp_path)
-    found = session(tmp_path)
-    found.find("never", RunCallbacks())
-    assert "the same command without --resume never resumes" in found._write_failure(
+    training = session(tmp_path)
+    training.find("never", RunCallbacks())
+    assert "the same command without --resume never resumes" in training._write_failure(
         tiny_trainer(), OSError(28, "full")
     )
     show = FinetuneDisplay(console(), console())
@@ -291,7 +293,7 @@ def test_out_of_memory_before_the_first_checkpoint_and_before_the_model(place, t
 
 
 def test_before_a_run_the_advice_names_what_needs_the_memory(place, tmp_path, monkeypatch):
-    for free, rank, said in (
+    for free, rank, message in (
         (10_000_000, 1024, "a smaller --rank or fewer --targets"),
         (1000, 8, "a smaller --seq-len"),
     ):
@@ -299,7 +301,7 @@ def test_before_a_run_the_advice_names_what_needs_the_memory(place, tmp_path, mo
         result, text = run(place, tmp_path / "none", "--dry-run", "--rank", str(rank))
         assert (
             result.exit_code == 0
-            and said in text
+            and message in text
             and ("trained parameters leave too little memory" in text) == (rank > 8)
         )
 
@@ -324,8 +326,8 @@ def test_a_signal_ends_the_run_unless_it_was_started_to_ignore_it(number, ignore
     """nohup has SIGHUP ignored, and `&` of a shell without jobs SIGINT."""
     real = FinetuneDisplay.row
 
-    def row(self, said):
-        real(self, said)
+    def row(self, message):
+        real(self, message)
         os.kill(os.getpid(), number)
 
     child = os.fork()

@@ -115,8 +115,8 @@ def test_a_play_is_learnt_despite_kill_9_and_stock_peft_generates_it(text, tmp_p
     whole, cut = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
 
-    held = [row["eval_loss"] for row in rows(log) if "eval_loss" in row]
-    assert len(held) == 2 and held[1] < held[0]
+    losses = [row["eval_loss"] for row in rows(log) if "eval_loss" in row]
+    assert len(losses) == 2 and losses[1] < losses[0]
     loss = [row["loss"] for row in rows(log) if "loss" in row]
     assert len(loss) == 8 and loss[-1] < loss[0]
     assert (tmp_path / "cut" / "loss.html").read_text().count("<svg") == 4

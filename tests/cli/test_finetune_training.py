@@ -12,7 +12,16 @@ pytest.importorskip("transformers", reason="comes with the extra hf")
 
 import torch
 
-from cli.finetune_tools import IDENTITY, same, session, tiny_documents, tiny_model, tiny_trainer, told, trained
+from cli.finetune_tools import (
+    IDENTITY,
+    rows_without_times,
+    same,
+    session,
+    tiny_documents,
+    tiny_model,
+    tiny_trainer,
+    trained,
+)
 from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from goldsmith.hf.training.data import attention_masks
@@ -112,13 +121,13 @@ def test_accumulated_small_batches_equal_one_large_batch(batch_size, grad_accum)
     assert len({stream.batch(k, 1).targets for k in range(4)}) > 1  # a mean of means is another number
 
     def step(table):
-        model, found = Bigrams(table), {}
+        model, by_name = Bigrams(table), {}
         plan = TrainingPlan(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
         trainer = Trainer(model, dict(model.named_parameters()), stream, plan)
-        trainer.optimizer.step = lambda: found.update(gradient=model.table.grad.clone())
+        trainer.optimizer.step = lambda: by_name.update(gradient=model.table.grad.clone())
         with torch.enable_grad():
             row = trainer.step()
-        return row["loss"], row["grad_norm"], found["gradient"]
+        return row["loss"], row["grad_norm"], by_name["gradient"]
 
     def golden(table):
         whole = stream.batch(0, 4)
@@ -175,7 +184,7 @@ def test_a_continued_run_has_the_bits_and_the_log_of_an_uninterrupted_one(tmp_pa
             evaluation=RowStream(tiny_documents(4, seed=9), 16, packed=True, seed=0),
         )
         assert same(trained(folder), whole[1])
-        assert told(folder) == told(whole[0])
+        assert rows_without_times(folder) == rows_without_times(whole[0])
 
 
 def in_a_child(work):
@@ -221,7 +230,7 @@ def test_after_kill_9_at_any_file_operation_the_same_command_has_the_same_result
         folder.mkdir()
         ended = killed_after(folder, calls)
         assert same(trained(folder, keep=1, save_every=3), whole[1]), calls
-        assert told(folder) == told(whole[0]), calls
+        assert rows_without_times(folder) == rows_without_times(whole[0]), calls
         assert [p.name for p in (folder / "checkpoints").iterdir()] == ["step-000006"]
     assert ended == 0 and calls > 20
 
@@ -232,7 +241,7 @@ def test_a_run_that_is_killed_repeatedly_has_the_same_result(tmp_path, whole):
     while ended == signal.SIGKILL:
         ended = killed_after(tmp_path, calls)
         calls += 1
-    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+    assert same(trained(tmp_path), whole[1]) and rows_without_times(tmp_path) == rows_without_times(whole[0])
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(tmp_path, whole, monkeypatch):
@@ -250,7 +259,7 @@ def test_a_full_disk_is_reported_and_loses_nothing(tmp_path, whole, monkeypatch)
         trained(tmp_path)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     monkeypatch.undo()
-    assert same(trained(tmp_path), whole[1]) and told(tmp_path) == told(whole[0])
+    assert same(trained(tmp_path), whole[1]) and rows_without_times(tmp_path) == rows_without_times(whole[0])
 
 
 def test_a_run_with_other_threads_continues_with_a_note(tmp_path):
@@ -269,32 +278,32 @@ def test_starting_over_keeps_earlier_files(tmp_path, whole):
     assert sorted(p.name for p in earlier.rglob("*") if p.parent.name != "step-000004") == sorted(
         ["checkpoints", LOG, "step-000004", "step-000006", "state.json", "state.safetensors"]
     )
-    assert told(tmp_path) == told(whole[0]) == told(earlier)
+    assert rows_without_times(tmp_path) == rows_without_times(whole[0]) == rows_without_times(earlier)
 
 
 def test_a_run_continues_from_the_named_checkpoint(tmp_path, whole):
     trained(tmp_path / "a")
     (tmp_path / "b").mkdir()
     again = trained(tmp_path / "b", resume=str(tmp_path / "a" / "checkpoints" / "step-000004"))
-    assert same(again, whole[1]) and told(tmp_path / "b") == told(whole[0])
+    assert same(again, whole[1]) and rows_without_times(tmp_path / "b") == rows_without_times(whole[0])
     with pytest.raises(TrainingError, match="is not a checkpoint: state.json is missing"):
         trained(tmp_path / "b", resume=str(tmp_path))
 
 
 def test_a_checkpoint_of_another_model_is_rejected_with_the_parameters_name(tmp_path):
     trained(tmp_path)
-    found = session(tmp_path).find("auto", RunCallbacks())
+    checkpoint = session(tmp_path).find("auto", RunCallbacks())
     trainer = tiny_trainer()
     trainer.parameters.pop("model.layers.0.mlp.gate.weight")
     with pytest.raises(TrainingError, match=r"does not fit this model: model.layers.0.mlp.gate.weight is \(4, 32\)"):
-        session(tmp_path).run(trainer, RunCallbacks(), start=found)
+        session(tmp_path).run(trainer, RunCallbacks(), start=checkpoint)
 
 
 def test_two_runs_cannot_write_to_one_folder(tmp_path):
-    held = lock(tmp_path)
+    result = lock(tmp_path)
     with pytest.raises(TrainingError, match="Another run is writing to"):
         lock(tmp_path)
-    held.close()
+    result.close()
     lock(tmp_path).close()
 
 

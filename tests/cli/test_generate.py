@@ -83,13 +83,15 @@ def test_every_page_that_compares_the_text_with_the_plain_models_names_the_ties(
 def test_json_is_one_object_and_nothing_else(model):
     done = run(model, "--prompt", "ab", "--prompt", "Rough winds", "--json")
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert done.stdout.count("\n") == 1 and found.keys() == {"outputs", "stats", "explain"}
-    assert [o["prompt"] for o in found["outputs"]] == ["ab", "Rough winds"]
-    for output in found["outputs"]:
+    content = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1 and content.keys() == {"outputs", "stats", "explain"}
+    assert [o["prompt"] for o in content["outputs"]] == ["ab", "Rough winds"]
+    for output in content["outputs"]:
         assert output.keys() == {"prompt", "text", "tokens", "finish_reason"}
         assert 0 < len(output["tokens"]) <= STEPS and output["finish_reason"] in ("stop", "length")
-    assert found["stats"]["calls"] > 0 and found["stats"]["time_to_first_token"] > 0 and found["explain"]["budget"]
+    assert (
+        content["stats"]["calls"] > 0 and content["stats"]["time_to_first_token"] > 0 and content["explain"]["budget"]
+    )
 
 
 def test_the_texts_of_a_batch_are_in_order_and_the_same_as_alone(model, tmp_path):
@@ -128,8 +130,8 @@ def test_verify_store_detects_a_damaged_store(model, tmp_path):
         file.write(bytes(8192))
     assert run(model, "--prompt", "x", "--store", path).exit_code == 0  # nobody looked, as docs/offload.md says
     done = run(model, "--prompt", "x", "--store", path, "--verify-store")
-    said = " ".join(done.stderr.split())
-    assert done.exit_code == 2 and not done.stdout and "do not match their checksum" in said and "layer" in said
+    output = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and not done.stdout and "do not match their checksum" in output and "layer" in output
 
 
 def test_a_trace_and_a_profile_are_written_and_the_profile_is_read(model, tmp_path):
@@ -166,7 +168,7 @@ def test_ctrl_c_keeps_the_text_so_far_and_the_store(model, how, monkeypatch, cac
 def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_path):
     from goldsmith.cli.generate import display
 
-    monkeypatch.setattr(display.ProgressLines, "update", lambda *said: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(display.ProgressLines, "update", lambda *progress: signal.raise_signal(signal.SIGINT))
     done = run(model, "--prompt", "x", "--store", tmp_path / "s")
     assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
     assert list(tmp_path.iterdir()) == []
@@ -190,20 +192,20 @@ def test_a_nan_ends_with_its_report_and_exit_1(model, tmp_path):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     done = run(folder, "--prompt", "abxa")
     assert done.exit_code == 1 and "NaN in layer 0, stage 'input'" in done.stderr
-    found = run(folder, "--prompt", "abxa", "--json")
-    assert found.exit_code == 1 and json.loads(found.stdout)["error"]["stage"] == "input"
+    result = run(folder, "--prompt", "abxa", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["error"]["stage"] == "input"
     warned = run(folder, "--prompt", "abxa", "--guard", "off")
     assert warned.exit_code == 0
 
 
 def test_pieces_are_whole_characters_even_if_tokens_split_them():
-    tokenizer, said = tiny_tokenizer(), "naïve — 日本語 🙂 ok"
-    ids = tokenizer(said).input_ids
+    tokenizer, message = tiny_tokenizer(), "naïve — 日本語 🙂 ok"
+    ids = tokenizer(message).input_ids
     for start in (0, 4):
         rows = generation.IncrementalText(tokenizer, ids[:start])
         pieces = [rows.add(token) for token in ids[start:]]
         assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
-        assert tokenizer.decode(ids[:start]) + "".join(pieces) + rows.end() == said
+        assert tokenizer.decode(ids[:start]) + "".join(pieces) + rows.end() == message
     rows = generation.IncrementalText(tokenizer, [])
     half = tokenizer("🙂").input_ids[:2]
     assert "".join(map(rows.add, half)) == "" and rows.end() == "\N{REPLACEMENT CHARACTER}"
@@ -238,15 +240,15 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("words, said", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_a_request_that_cannot_run_is_one_paragraph_and_exit_2(model, words, said):
+@pytest.mark.parametrize("words, message", WRONG, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_request_that_cannot_run_is_one_paragraph_and_exit_2(model, words, message):
     done = run(model, "--prompt", "x", *words)
-    assert done.exit_code == 2 and said in " ".join(done.stderr.split()) and not done.stdout, done.stderr
+    assert done.exit_code == 2 and message in " ".join(done.stderr.split()) and not done.stdout, done.stderr
     assert not any(word in done.stderr for word in ("Traceback", "MODEL", "Errno"))
 
 
 def test_a_store_that_cannot_be_used_is_reported_with_a_remedy(model, tmp_path):
-    def said(store):
+    def error_of(store):
         done = run(model, "--prompt", "x", "--max-new-tokens", "1", "--store", str(store))
         assert done.exit_code == 2 and not done.stdout
         return " ".join(done.stderr.split())
@@ -255,9 +257,13 @@ def test_a_store_that_cannot_be_used_is_reported_with_a_remedy(model, tmp_path):
     assert run(model, "--prompt", "x", "--max-new-tokens", "1", "--store", str(sound)).exit_code == 0
     content = sound.read_bytes()
     other.write_bytes(content[:-100])
-    assert re.fullmatch(r"\S+/other is damaged: .*truncated.* Delete it: the next run builds a new one\.", said(other))
+    assert re.fullmatch(
+        r"\S+/other is damaged: .*truncated.* Delete it: the next run builds a new one\.", error_of(other)
+    )
     other.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
-    assert "other has file version 2, but this goldsmith reads version 1" in said(other) and "Delete" not in said(other)
+    assert "other has file version 2, but this goldsmith reads version 1" in error_of(
+        other
+    ) and "Delete" not in error_of(other)
     done = run(model, "--prompt", "x", "--format", "int8", "--store", str(sound))
     assert done.exit_code == 2 and "sound is not a store of these weights: --format 'int8', but " in (
         " ".join(done.stderr.split())
@@ -289,17 +295,17 @@ def test_a_warning_of_goldsmith_is_printed_as_one_line(model, monkeypatch):
 def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     most = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     done = run(model, "--prompt", "long " * (most + 1))
-    said = " ".join(done.stderr.split())
+    output = " ".join(done.stderr.split())
     assert done.exit_code == 2 and not done.stdout
-    assert re.search(rf"A prompt has [\d,]+ tokens, but the model supports at most {most:,} ", said), said
+    assert re.search(rf"A prompt has [\d,]+ tokens, but the model supports at most {most:,} ", output), output
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
-    said = []
-    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=said.append))
+    output = []
+    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=output.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._warn_about_differences(offloaded, 1)
-    assert said[0].startswith("A prompt has 1 token: ")
+    assert output[0].startswith("A prompt has 1 token: ")
 
 
 def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):
@@ -307,13 +313,13 @@ def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_pat
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         (bare / name).symlink_to(model / name)
-    for folder, said in (
+    for folder, message in (
         ("nosuch", "nosuch is not a folder here"),
         (tmp_path, "no config.json"),
         (bare, "has no tokenizer"),
     ):
         done = run(folder, "--prompt", "x")
-        assert done.exit_code == 2 and said in " ".join(done.stderr.split()), done.stderr
+        assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.stderr
     done = run(model)
     assert done.exit_code == 2 and "give --prompt TEXT" in " ".join(done.stderr.split())
 
@@ -339,8 +345,8 @@ def test_memory_is_reserved_for_all_prompts_and_a_full_gpu_is_one_paragraph(mode
 
     monkeypatch.setattr("goldsmith.offload.attach.from_pretrained", full)
     done = run(model, "--prompt", "to be", "--prompt", "or not")
-    said = " ".join(done.stderr.split())
-    assert done.exit_code == 2 and "fewer prompts" in said and "ran out of memory in a call of 9 tokens" in said
+    output = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and "fewer prompts" in output and "ran out of memory in a call of 9 tokens" in output
     assert given["batch"] == 2 and given["max_length"] > STEPS
 
 
@@ -359,17 +365,17 @@ def test_a_full_disk_at_the_end_loses_no_text(model, option):
 @needs_a_full_disk
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize(
-    "where, said",
+    "where, message",
     [(">/dev/full", "stdout cannot be written to: No space left on device."), (">&-", "stdout is closed")],
     ids=["full", "closed"],
 )
-def test_a_stdout_that_cannot_be_written_is_reported_in_a_sentence(model, words, where, said):
+def test_a_stdout_that_cannot_be_written_is_reported_in_a_sentence(model, words, where, message):
     line = [sys.executable, "-m", "goldsmith.cli", "generate", str(model), "--prompt", "By", "--max-new-tokens", "1"]
     done = subprocess.run(
         ["sh", "-c", f'"$@" {where}', "sh", *line, *words, "--device", "cpu"],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_prompt_from_stdin_that_is_not_text_is_reported_like_a_file(model, tmp_path):

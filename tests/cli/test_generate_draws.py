@@ -42,24 +42,24 @@ def run(folder, *words, monkeypatch, tmp_path):
 def test_a_nan_that_the_guard_ignores_ends_the_run_at_sampling(bad, guard, monkeypatch, tmp_path):
     at = {"monkeypatch": monkeypatch, "tmp_path": tmp_path}
     assert run(bad, "--guard", guard, **at)[0].exit_code == 0  # greedy: some token is the greatest
-    done, told = run(bad, "--guard", guard, "--temperature", "0.8", **at)
-    assert done.exit_code == 1 and "The greatest logit of prompt 1 is nan: there are no probabilities" in told
-    assert f"--guard {guard} does not stop at a NaN or Inf; --guard raise names its origin." in told
+    done, output = run(bad, "--guard", guard, "--temperature", "0.8", **at)
+    assert done.exit_code == 1 and "The greatest logit of prompt 1 is nan: there are no probabilities" in output
+    assert f"--guard {guard} does not stop at a NaN or Inf; --guard raise names its origin." in output
     done, _ = run(bad, "--guard", guard, "--temperature", "0.8", "--json", **at)
-    found = json.loads(done.stdout)
-    assert done.exit_code == 1 and "is nan" in found["error"]["error"] and found["outputs"][0]["tokens"] == []
+    content = json.loads(done.stdout)
+    assert done.exit_code == 1 and "is nan" in content["error"]["error"] and content["outputs"][0]["tokens"] == []
 
 
 def test_the_guard_reports_a_nan_before_sampling_does(bad, monkeypatch, tmp_path):
-    done, told = run(bad, "--temperature", "0.8", monkeypatch=monkeypatch, tmp_path=tmp_path)
-    assert done.exit_code == 1 and "NaN after the last layer of experts" in told and "to draw" not in told
+    done, output = run(bad, "--temperature", "0.8", monkeypatch=monkeypatch, tmp_path=tmp_path)
+    assert done.exit_code == 1 and "NaN after the last layer of experts" in output and "to draw" not in output
 
 
 def test_a_temperature_too_low_for_the_logits_is_blamed_on_the_option(model, monkeypatch, tmp_path):
-    done, told = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
+    done, output = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert done.exit_code == 2 and not done.stdout.strip()
-    assert told.startswith("--temperature 1e-42: the greatest logit of prompt 1 is ")
-    assert "which divided by 1e-42 does not fit float32" in told and told.endswith("Give a higher one, or 0.")
+    assert output.startswith("--temperature 1e-42: the greatest logit of prompt 1 is ")
+    assert "which divided by 1e-42 does not fit float32" in output and output.endswith("Give a higher one, or 0.")
 
 
 def test_sampling_works_with_masked_tokens_and_large_logits():

@@ -47,7 +47,7 @@ def test_the_version_option_prints_the_version():
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["polish"], "No such command 'polish'"),
         (["verify", "--colour"], "No such option: --colour"),
@@ -61,11 +61,11 @@ def test_the_version_option_prints_the_version():
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; available: decode[T=1,D=4096]"),
     ],
 )
-def test_a_mistake_is_one_readable_paragraph_and_status_2(arguments, said, monkeypatch):
+def test_a_mistake_is_one_readable_paragraph_and_status_2(arguments, message, monkeypatch):
     monkeypatch.setattr(bench, "machine", lambda: replace(machine(), interpreter=False))
     result = run(*arguments)
     assert result.exit_code == 2
-    assert said in " ".join(result.output.replace("│", " ").split())
+    assert message in " ".join(result.output.replace("│", " ").split())
     assert "Traceback" not in result.output and isinstance(result.exception, SystemExit)
 
 

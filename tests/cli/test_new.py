@@ -28,10 +28,10 @@ def run(*arguments):
 def test_the_commands_that_it_names_pass(options):
     written = run("new", "my_norm", *options, "--json")
     assert written.exit_code == 0, written.output
-    said = json.loads(written.stdout)
-    assert said["files"] == ["my_norm.py", "test_my_norm.py"]
+    content = json.loads(written.stdout)
+    assert content["files"] == ["my_norm.py", "test_my_norm.py"]
     assert ("triton" in Path("my_norm.py").read_text()) == (not options)
-    verify, test, diagnose = (command.split() for command in said["next"])
+    verify, test, diagnose = (command.split() for command in content["next"])
     assert verify[:2] == ["goldsmith", "verify"] and diagnose[:2] == ["goldsmith", "diagnose"]
     result = run(*verify[1:], "--jobs", "1")
     assert result.exit_code == 0 and "6/6" in result.stdout, result.output
@@ -41,9 +41,11 @@ def test_the_commands_that_it_names_pass(options):
 
 
 def test_the_output_says_what_was_written_and_what_to_run_next():
-    said = run("new", "kernels/my_norm").stdout
-    assert "Wrote kernels/my_norm.py " in said and "Wrote kernels/test_my_norm.py " in said
-    assert said.index("Next:") < said.index("goldsmith verify kernels/my_norm.py") < said.index("python -m pytest")
+    output = run("new", "kernels/my_norm").stdout
+    assert "Wrote kernels/my_norm.py " in output and "Wrote kernels/test_my_norm.py " in output
+    assert (
+        output.index("Next:") < output.index("goldsmith verify kernels/my_norm.py") < output.index("python -m pytest")
+    )
 
 
 @pytest.mark.parametrize("existing", ["my_norm.py", "test_my_norm.py"])
@@ -55,7 +57,7 @@ def test_an_existing_file_is_kept(existing):
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("my-norm", "'my-norm' cannot be imported; choose a Python name"),
         ("class", "cannot be imported"),
@@ -63,7 +65,7 @@ def test_an_existing_file_is_kept(existing):
         ("random", "random.py would hide the installed module random"),
     ],
 )
-def test_a_name_that_python_cannot_use_is_refused(name, said):
+def test_a_name_that_python_cannot_use_is_refused(name, message):
     result = run("new", name)
-    assert result.exit_code == 2 and said in " ".join(result.stderr.split())
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
     assert not list(Path.cwd().iterdir())

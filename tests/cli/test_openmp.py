@@ -48,7 +48,7 @@ def test_nothing_is_set_once_torch_is_loaded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "said, awake",
+    "variables, awake",
     [
         ({}, True),
         ({"OMP_WAIT_POLICY": "active"}, True),
@@ -61,10 +61,10 @@ def test_nothing_is_set_once_torch_is_loaded(monkeypatch):
         ({"KMP_BLOCKTIME": "200"}, True),
     ],
 )
-def test_doctor_says_how_long_threads_spin(said, awake, monkeypatch):
+def test_doctor_says_how_long_threads_spin(variables, awake, monkeypatch):
     for each in openmp.VARIABLES:
         monkeypatch.delenv(each, raising=False)
-    for name, value in said.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert openmp.spins_for_long() is awake
     text = doctor._threads({"torch": 4, "awake_for_long": awake})

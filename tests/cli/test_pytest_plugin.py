@@ -88,11 +88,11 @@ def _nothing_is_left_behind(monkeypatch):
 def test_a_failing_check_shows_its_report_and_the_line_of_the_test_and_no_traceback(pytester):
     result = run(pytester)
     result.assert_outcomes(passed=3, failed=2)
-    said = result.stdout.str()
-    assert "FAIL  wrong: y exceeds its rounding bound" in said
-    assert "test_kernels.py:29: assay.check(wrong, case" in said
-    assert "check.py" not in said and "Traceback" not in said and "AssayError" not in said
-    (line,) = [line for line in said.splitlines() if line.startswith("FAILED") and "T=2" in line]
+    output = result.stdout.str()
+    assert "FAIL  wrong: y exceeds its rounding bound" in output
+    assert "test_kernels.py:29: assay.check(wrong, case" in output
+    assert "check.py" not in output and "Traceback" not in output and "AssayError" not in output
+    (line,) = [line for line in output.splitlines() if line.startswith("FAILED") and "T=2" in line]
     assert "test_wrong[rows[T=2]] - FAIL wrong: y exceeds its rounding bound" in line
 
 
@@ -131,16 +131,16 @@ def test_by_fixture(assay):
 
 def test_a_misspelt_argument_of_the_marker_is_an_error(pytester):
     text = "import pytest\n\n@pytest.mark.assay(sed=3)\ndef test_one(assay):\n    pass\n"
-    said = run(pytester, text=text)
-    assert "mark.assay takes seed=<int> and diagnose=<bool>, got ['sed']" in said.stdout.str() + said.stderr.str()
-    assert said.ret != 0
+    result = run(pytester, text=text)
+    assert "mark.assay takes seed=<int> and diagnose=<bool>, got ['sed']" in result.stdout.str() + result.stderr.str()
+    assert result.ret != 0
 
 
 def test_a_failing_check_is_diagnosed_and_leaves_its_bundle(pytester):
     result = run(pytester, "--assay-diagnose", "--assay-json", "all.json", RIGHT, WRONG)
     result.assert_outcomes(passed=1, failed=1)
-    said = result.stdout.str()
-    assert "- assay diagnosis -" in said and "FAIL  doubled is wrong: " in said
+    output = result.stdout.str()
+    assert "- assay diagnosis -" in output and "FAIL  doubled is wrong: " in output
     (bundle,) = (pytester.path / BUNDLES).iterdir()
     assert assay.load_bundle(bundle).meta["stage"] == "doubled"
     assert "<h1>doubled is wrong: " in (bundle / "diagnosis.html").read_text()
@@ -264,5 +264,5 @@ def test_a_run_that_hangs_is_named_on_stderr_while_it_runs(tmp_path):
         env={**os.environ, "PYTHONPATH": source}, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    said = "test_slow.py::test_slow: run 'values' of probe values (case given, seed "
-    assert done.stderr.count(said) == 1 and "has not ended after 1 s" in done.stderr
+    message = "test_slow.py::test_slow: run 'values' of probe values (case given, seed "
+    assert done.stderr.count(message) == 1 and "has not ended after 1 s" in done.stderr

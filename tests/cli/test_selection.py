@@ -118,8 +118,8 @@ def test_a_case_that_cannot_be_drawn_does_not_end_the_planning():
 def test_one_sentence_says_what_ran():
     jobs = [Job("a", "float32", "a", None), Job("b", "float32", "b", None), Job("c", "float32", "c", VALUES)]
     assert examined(jobs[:2]) == "Run: 2 cases with all probes."
-    said = "Run: 2 cases with all probes; 1 case with values and memory; --thorough runs all probes on every case."
-    assert examined(jobs) == said
+    message = "Run: 2 cases with all probes; 1 case with values and memory; --thorough runs all probes on every case."
+    assert examined(jobs) == message
     assert examined([]) == ""
 
 

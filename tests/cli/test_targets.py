@@ -36,8 +36,8 @@ def test_the_reference_names_only_stages_of_its_golden(name):
 
 def wrong_by_a_percent(right):
     def backward(grads, tensors, options, needs):
-        found = right(grads, tensors, options, needs)
-        return {name: grad * 1.01 if name == "f" else grad for name, grad in found.items()}
+        result = right(grads, tensors, options, needs)
+        return {name: grad * 1.01 if name == "f" else grad for name, grad in result.items()}
 
     return backward
 

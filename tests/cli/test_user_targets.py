@@ -42,14 +42,14 @@ def write(path, text):
 
 
 def sources(*names):
-    return [(found.source, found.index) for found in find(names)]
+    return [(entry.source, entry.index) for entry in find(names)]
 
 
 def test_a_file_alone_stands_for_each_of_its_targets_once():
     listed = [("first", 0), ("second", 0), ("rest", 0), ("rest", 1)]
     assert sources("inner/kernel_files.py") == [(f"inner/kernel_files.py:{name}", k) for name, k in listed]
     assert sources("inner/kernel_files.py:second") == [("inner/kernel_files.py:second", 0)]
-    assert len({found.name for found in find(["inner/kernel_files.py"])}) == 4
+    assert len({entry.name for entry in find(["inner/kernel_files.py"])}) == 4
     assert load_targets(str(Path("inner/kernel_files.py").resolve()) + ":first")[0].name == "double"
 
 
@@ -73,7 +73,7 @@ def test_two_files_of_one_name_do_not_replace_each_other():
 
 
 @pytest.mark.parametrize(
-    "name, said",
+    "name, message",
     [
         ("inner/nothing.py", "there is no file inner/nothing.py."),
         ("inner", "unknown operator 'inner'; known: "),
@@ -88,10 +88,10 @@ def test_two_files_of_one_name_do_not_replace_each_other():
         ),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_would_work(name, said):
+def test_a_wrong_name_is_answered_with_what_would_work(name, message):
     with pytest.raises(UnknownName) as error:
         find([name])
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_one_target_of_several_must_be_named():

@@ -63,12 +63,12 @@ def test_a_wrong_kernel_and_one_that_crashes_do_not_affect_the_others(tmp_path):
     results = tmp_path / "results.json"
     result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results), jobs=2)
     assert result.exit_code == 1
-    said = words(result.stdout)
-    assert "2 of 3 proofs failed" in said
-    assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in said
-    assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in said
-    assert "The process ended in 1 case; the remaining probes of these cases did not run." in said
-    assert "its last line: 'about to fall over'" in said
+    output = words(result.stdout)
+    assert "2 of 3 proofs failed" in output
+    assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in output
+    assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in output
+    assert "The process ended in 1 case; the remaining probes of these cases did not run." in output
+    assert "its last line: 'about to fall over'" in output
     proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
     assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
     assert proofs["crashes"]["report"]["cases"] == ["rows[T=1]", "rows[T=5]"]
@@ -97,13 +97,13 @@ def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what
         ("triton", "interpreter", "pass" if reason is None else "absent"),
         ("reference", "", "pass"),
     ]
-    said = words(result.stderr)
-    assert "Triton kernels ran in Triton's interpreter on the CPU (--interpret)" in said
-    assert "cases left out by --quick" in said
+    output = words(result.stderr)
+    assert "Triton kernels ran in Triton's interpreter on the CPU (--interpret)" in output
+    assert "cases left out by --quick" in output
     if reason is None:
-        assert "All proofs passed (2 proofs, 2 cases" in said
+        assert "All proofs passed (2 proofs, 2 cases" in output
     else:
-        assert f"Not run: {reason} (mhc.expand on triton)" in said and "All proofs passed (1 proof, 1 case" in said
+        assert f"Not run: {reason} (mhc.expand on triton)" in output and "All proofs passed (1 proof, 1 case" in output
 
 
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
@@ -151,21 +151,21 @@ def alive(pid):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["nosuch"], "unknown operator 'nosuch'; known: experts.moe, experts.slots, mhc.boundary, mhc.coefficients"),
         (["mhc", "--html", "/proc/none/page.html"], "cannot write /proc/none/page.html: No such file or directory."),
     ],
 )
-def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said):
+def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, message):
     result = run(*arguments)
     assert result.exit_code == 2
-    assert said in words(result.stderr) and "Traceback" not in result.output
+    assert message in words(result.stderr) and "Traceback" not in result.output
     assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
-    "asked, said",
+    "asked, message",
     [
         ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
@@ -182,9 +182,9 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, said
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_exists(asked, said):
+def test_a_wrong_name_is_answered_with_what_exists(asked, message):
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    assert said in VerifyTasks().answer(request | asked)["problem"]
+    assert message in VerifyTasks().answer(request | asked)["problem"]
 
 
 def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monkeypatch):
@@ -224,8 +224,8 @@ def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
     outcome = command.VerifyOutcome([proof, ran], {})
     assert outcome.status == 0
     assert display.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
-    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was proved"
-    assert "Nothing was proved" in display.conclusion(command.VerifyOutcome([proof], {}))
+    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was checked"
+    assert "Nothing was checked" in display.conclusion(command.VerifyOutcome([proof], {}))
 
 
 def test_a_proof_without_judged_cases_does_not_pass():
@@ -291,8 +291,8 @@ def test_the_backend_option_is_rejected_for_a_users_target():
 def test_a_syntax_error_in_a_module_is_reported_with_its_line(tmp_path, monkeypatch):
     (tmp_path / "unreadable.py").write_text("x = 1\ny = = 2\n")
     monkeypatch.chdir(tmp_path)
-    said = words(run("unreadable:target").output)
-    assert "SyntaxError" in said and "unreadable.py, line 2" in said and "targets.py" not in said
+    output = words(run("unreadable:target").output)
+    assert "SyntaxError" in output and "unreadable.py, line 2" in output and "targets.py" not in output
 
 
 SHORT = """
@@ -324,6 +324,6 @@ def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not
     result = run("short_of_memory:alone", "--jobs", "2")
     assert result.exit_code == 0 and "2/2" in result.stdout and "out of memory" not in result.stdout
     result = run("short_of_memory:never", "--jobs", "2")
-    said = words(result.stdout)
-    assert result.exit_code == 0 and "1/1" in said and "REFERENCE" not in said
-    assert "Not run: " in said and "2.00 GiB" in said
+    output = words(result.stdout)
+    assert result.exit_code == 0 and "1/1" in output and "REFERENCE" not in output
+    assert "Not run: " in output and "2.00 GiB" in output

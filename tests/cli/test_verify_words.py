@@ -44,15 +44,15 @@ def test_a_candidate_that_ends_its_process_is_named_in_the_last_sentence_and_los
     command_line = ["verify", *(f"own_kernels:{name}" for name in names), "--json", str(results), "--jobs", "1"]
     result = CliRunner().invoke(app, command_line)
     assert result.exit_code == 1
-    said = words(result.stdout)
-    assert said.rpartition("JSON: ")[2].partition(" ")[2].rpartition(", ")[0] == (
+    output = words(result.stdout)
+    assert output.rpartition("JSON: ")[2].partition(" ")[2].rpartition(", ")[0] == (
         "3 of 4 proofs failed: own_kernels:aborting ended by signal 6 (SIGABRT) in case rows[T=5]; "
         "interrupts raised KeyboardInterrupt in case rows[T=5] (4 proofs, 8 cases"
     )
-    assert "the process ended by signal 6 (SIGABRT) while the candidate ran, in crashes_deep" in said
-    assert "Extension modules" not in said, "that is faulthandler's report, not the candidate's last line"
-    assert "which would have ended the program: in interrupts" in said
-    assert "the candidate raised in its forward (values): SystemExit: not today (own_kernels.py:" in said
+    assert "the process ended by signal 6 (SIGABRT) while the candidate ran, in crashes_deep" in output
+    assert "Extension modules" not in output, "that is faulthandler's report, not the candidate's last line"
+    assert "which would have ended the program: in interrupts" in output
+    assert "the candidate raised in its forward (values): SystemExit: not today (own_kernels.py:" in output
     proofs = json.loads(results.read_text())["proofs"]
     assert [p["verdict"] for p in proofs] == ["fail", "fail", "fail", "pass"]
     assert [{row["case"] for row in p["report"]["rows"]} for p in proofs[:3]] == [{"rows[T=1]"}] * 3
@@ -62,12 +62,12 @@ def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_o
     page = tmp_path / "page.html"
     names = [f"own_kernels:{name}" for name in ("talkative", "silent", "misdeclared")]
     result = CliRunner().invoke(app, ["verify", *names, "--jobs", "1", "--html", str(page)])
-    said = words(result.stdout)
-    assert "the process ended with status 3 while the candidate ran" in said
-    assert "words of the first" not in said, "another target said that, in the same worker"
-    assert "two declared wrongly" in said and "cannot run here" not in said
-    assert "two: outputs: the golden returned 1 result, declared are 2: y, z" in said
-    assert "1 target declared wrongly" in said and "1 target declared wrongly" in page.read_text()
+    output = words(result.stdout)
+    assert "the process ended with status 3 while the candidate ran" in output
+    assert "words of the first" not in output, "another target said that, in the same worker"
+    assert "two declared wrongly" in output and "cannot run here" not in output
+    assert "two: outputs: the golden returned 1 result, but the target declares 2: y, z" in output
+    assert "1 target declared wrongly" in output and "1 target declared wrongly" in page.read_text()
     only = [Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
     fine = Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
     assert "All proofs passed" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
@@ -118,8 +118,13 @@ def test_sigterm_keeps_finished_proofs(tmp_path):
 
 def test_a_run_that_ended_early_does_not_claim_that_all_proofs_passed():
     ran = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
-    said = display.conclusion(command.VerifyOutcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL)."))
-    assert "No failures among the finished proofs" in said and "ended early, because no worker process was left" in said
+    output = display.conclusion(
+        command.VerifyOutcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL).")
+    )
+    assert (
+        "No failures among the finished proofs" in output
+        and "ended early, because no worker process was left" in output
+    )
 
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):

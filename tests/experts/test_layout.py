@@ -270,7 +270,7 @@ def test_the_text_of_a_layout():
     ("text", "says"),
     [
         ("int5:64x1024x512:g32:bf16:0,512", "format='int5' is unknown; known: fp32, bf16, int8"),
-        ("int4:64x1024x512:g32:0,512", "is not a layout; one is"),
+        ("int4:64x1024x512:g32:0,512", "is not a layout; an example is"),
         ("int4:64x1024x512:g32:fp17:0,512", "is not a layout"),
         ("int4:64x1024x512:g24:bf16:0,512", "group_size=24 does not divide 1024 and 512"),
         ("int4:64x1024x512:row:bf16:0,512", "group_size=None does not divide"),

@@ -179,9 +179,9 @@ def test_packing_equals_quantising_each_matrix(name):
     base = pack(gate_up, down, format=name)
     both, back = base.unpack(torch.float64)
     for e in range(3):
-        for matrix, came in ((gate_up[e, :128], both[e, :128]), (gate_up[e, 128:], both[e, 128:]), (down[e], back[e])):
+        for matrix, value in ((gate_up[e, :128], both[e, :128]), (gate_up[e, 128:], both[e, 128:]), (down[e], back[e])):
             codes = quantise(fmt, matrix, fmt.group, fmt.scales[0], "here")
-            assert torch.equal(decode(fmt, codes, torch.float64), came)
+            assert torch.equal(decode(fmt, codes, torch.float64), value)
 
 
 def test_fp32_is_stored_exactly_and_bf16_is_rounded_to_nearest_even():

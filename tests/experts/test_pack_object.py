@@ -135,9 +135,9 @@ def test_any_number_of_slices_has_the_same_weights(format, partitions):
     whole = base_of(format)
     sliced = base_of(format, partitions)
     assert sliced.partitions == partitions and len(sliced.nodes) == (partitions if partitions > 1 else 0)
-    for came in (sliced, whole.partition(partitions), base_of(format, 5).partition(partitions)):
-        assert all(torch.equal(a, b) for a, b in zip(came.unpack(), whole.unpack()))
-        assert came.layout == sliced.layout and torch.equal(came.gate_up, sliced.gate_up)
+    for value in (sliced, whole.partition(partitions), base_of(format, 5).partition(partitions)):
+        assert all(torch.equal(a, b) for a, b in zip(value.unpack(), whole.unpack()))
+        assert value.layout == sliced.layout and torch.equal(value.gate_up, sliced.gate_up)
     assert same(sliced.partition(1), whole) and sliced.partition(partitions) is sliced
 
 

@@ -87,9 +87,9 @@ def write(folder, config, tensors, shards=2):
     index = {}
     for number in range(shards):
         file = f"model-{number + 1:05}-of-{shards:05}.safetensors"
-        held = {name: tensors[name].contiguous().clone() for name in names[number::shards]}
-        save_file(held, folder / file, {"format": "pt"})
-        index |= dict.fromkeys(held, file)
+        shard = {name: tensors[name].contiguous().clone() for name in names[number::shards]}
+        save_file(shard, folder / file, {"format": "pt"})
+        index |= dict.fromkeys(shard, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
     (folder / "config.json").write_text(json.dumps(config))
     return folder

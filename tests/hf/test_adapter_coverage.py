@@ -44,8 +44,8 @@ def adapter(request, tmp_path_factory):
 
 def copied(adapter, folder, drop=lambda name: False, **changes):
     """The same adapter without some tensors, or with another config."""
-    held = {name: t for name, t in load_file(adapter / WEIGHTS).items() if not drop(name)}
-    save_file(held, folder / WEIGHTS, {"format": "pt"})
+    tensors = {name: t for name, t in load_file(adapter / WEIGHTS).items() if not drop(name)}
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(json.loads((adapter / CONFIG).read_text()) | changes))
     return folder
 

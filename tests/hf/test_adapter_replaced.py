@@ -35,7 +35,7 @@ def plain():
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
     """Folders of stock peft's adapters, by name."""
-    found = {}
+    folders = {}
     for seed, (name, options) in enumerate(ADAPTERS.items()):
         config = {"r": 4, "lora_alpha": 8, "target_parameters": EXPERTS, **options}
         made = models.peft.get_peft_model(plain(), models.peft.LoraConfig(**config))
@@ -44,9 +44,9 @@ def adapters(tmp_path_factory):
             for key, parameter in made.named_parameters():
                 if parameter.requires_grad and "lora" not in key:
                     parameter.add_(0.5)
-        found[name] = tmp_path_factory.mktemp("adapter")
-        made.save_pretrained(found[name])
-    return found
+        folders[name] = tmp_path_factory.mktemp("adapter")
+        made.save_pretrained(folders[name])
+    return folders
 
 
 def loaded(*folders, model=None):
@@ -66,8 +66,8 @@ def check_same(ours, wanted, folder):
         hf.save_adapter(model, folder / name)
     weights = [(folder / name / "adapter_model.safetensors").read_bytes() for name in ("ours", "wanted")]
     configs = [json.loads((folder / name / "adapter_config.json").read_text()) for name in ("ours", "wanted")]
-    told = [{key: value for key, value in config.items() if key != "auto_mapping"} for config in configs]
-    assert weights[0] == weights[1] and told[0] == told[1]
+    settings = [{key: value for key, value in config.items() if key != "auto_mapping"} for config in configs]
+    assert weights[0] == weights[1] and settings[0] == settings[1]
 
 
 @pytest.mark.parametrize("before, after", list(itertools.permutations(ADAPTERS, 2)))

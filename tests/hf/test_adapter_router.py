@@ -88,10 +88,10 @@ def test_peft_s_lora_on_a_router_is_saved_in_the_adapter(family, options, tmp_pa
     ids = models.tokens()
     wanted = ours(ids).logits
     with torch.no_grad():
-        held = ours.get_parameter(router[1]).clone()
+        weight = ours.get_parameter(router[1]).clone()
         ours.get_parameter(router[1]).zero_()
         assert not torch.equal(ours(ids).logits, wanted), "the router's LoRA has no effect"
-        ours.get_parameter(router[1]).copy_(held)
+        ours.get_parameter(router[1]).copy_(weight)
     stock = models.peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     goldens.check_alike(ours, stock)
     again = hf.load_adapter(hf.convert(models.model(family), format="fp32"), tmp_path / "adapter").eval()
@@ -106,7 +106,7 @@ def test_peft_s_lora_on_a_router_is_saved_in_the_adapter(family, options, tmp_pa
 
 def test_missing_tensors_of_a_router_are_named(tmp_path):
     hf.save_adapter(adapted(models.model("qwen3_moe"), {"target_modules": ["gate"]}), tmp_path)
-    held = load_file(tmp_path / WEIGHTS)
-    save_file({name: t for name, t in held.items() if "mlp.gate" not in name}, tmp_path / WEIGHTS, {"format": "pt"})
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file({name: t for name, t in tensors.items() if "mlp.gate" not in name}, tmp_path / WEIGHTS, {"format": "pt"})
     with pytest.raises(ValueError, match=r"covers model\.layers\.1\.mlp\.gate, but the file has no .*gate\.lora_A"):
         hf.load_adapter(hf.convert(models.model("qwen3_moe"), format="fp32"), tmp_path)

@@ -161,9 +161,9 @@ def models_metadata(folder):
 def test_a_lora_of_the_same_kind_is_written_in_place_and_another_replaced(tmp_path):
     hf.save_adapter(made(lora={"rank": 2}), tmp_path)
     ours = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 2, "dropout": 0.25})
-    held = models.experts_of(ours).lora.gate_a
+    gate_a = models.experts_of(ours).lora.gate_a
     hf.load_adapter(ours, tmp_path)
-    assert models.experts_of(ours).lora.gate_a is held and models.experts_of(ours).lora.dropout == 0.25
+    assert models.experts_of(ours).lora.gate_a is gate_a and models.experts_of(ours).lora.dropout == 0.25
     other = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 5, "dropout": 0.25})
     hf.load_adapter(other, tmp_path)
     assert models.experts_of(other).lora.rank["gate"] == 2 and models.experts_of(other).lora.dropout == 0.25
@@ -281,14 +281,14 @@ def broken(change):
 
 
 def tensors(folder, change):
-    held = load_file(folder / WEIGHTS)
-    change(held)
-    save_file({n: t.contiguous() for n, t in held.items()}, folder / WEIGHTS)
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file({n: t.contiguous() for n, t in weights.items()}, folder / WEIGHTS)
 
 
-def doubled(held):
+def doubled(weights):
     """As for twice as many experts."""
-    held.update({name: torch.cat((t, t), 0 if "lora_A" in name else 1) for name, t in held.items()})
+    weights.update({name: torch.cat((t, t), 0 if "lora_A" in name else 1) for name, t in weights.items()})
 
 
 def metadata(folder, given):
@@ -296,8 +296,8 @@ def metadata(folder, given):
 
 
 def config(folder, **changes):
-    held = json.loads((folder / CONFIG).read_text()) | changes
-    (folder / CONFIG).write_text(json.dumps(held))
+    content = json.loads((folder / CONFIG).read_text()) | changes
+    (folder / CONFIG).write_text(json.dumps(content))
 
 
 A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"

@@ -85,8 +85,8 @@ def test_an_offloaded_model_computes(family, lanes, tmp_path, monkeypatch):
     def work(_):
         monkeypatch.setenv("GOLDSMITH_CACHE", next(caches))  # a new store for each call
         budget = {} if lanes == "cpu" else {"gpu_budget": "1MiB"}
-        with attach.from_pretrained(tmp_path / "model", device="cpu", lanes=lanes, **budget) as held:
-            return held.model(IDS).logits, held.model(IDS[:1, :1]).logits
+        with attach.from_pretrained(tmp_path / "model", device="cpu", lanes=lanes, **budget) as offloaded:
+            return offloaded.model(IDS).logits, offloaded.model(IDS[:1, :1]).logits
 
     check(work)
 

@@ -140,9 +140,9 @@ def test_several_adapters_are_correct_and_warn_once(monkeypatch, calls):
     hf.register(wrapped)
     with pytest.warns(
         UserWarning, match="gate_up_proj of MixtralExperts is parametrised by _LoraParameterProxy.*slow"
-    ) as told:
+    ) as warned:
         goldens.check_alike(wrapped, peft)
-    assert len([w for w in told if "goldsmith" in str(w.message)]) == 2  # one for each parameter
+    assert len([w for w in warned if "goldsmith" in str(w.message)]) == 2  # one for each parameter
     assert calls[0][1]["lora"] is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -46,9 +46,9 @@ def streamed(folder, dtype):
 
 
 def theirs(folder, dtype):
-    found = models.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    found.set_experts_implementation("eager")
-    return found.eval()
+    offloaded = models.transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    offloaded.set_experts_implementation("eager")
+    return offloaded.eval()
 
 
 def tensors(model):
@@ -67,15 +67,15 @@ def check_tensors(ours, wanted):
 
 def routes(model):
     """The chosen experts of every token, sorted."""
-    found = []
+    items = []
 
     def keep(module, args, kwargs):
         ids = args[1] if len(args) > 1 else kwargs["top_k_index"]
-        found.append(ids.sort(-1).values)
+        items.append(ids.sort(-1).values)
 
     with models.experts_of(model).register_forward_pre_hook(keep, with_kwargs=True), torch.no_grad():
         model(models.tokens(4, 16))
-    return found[0]
+    return items[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
@@ -94,6 +94,6 @@ def test_finetune_s_and_generate_s_models_have_them_too(saved, tmp_path):
     trained = to_be_trained(Options(model=str(folder), data="", output="tuned", dtype="bf16", threads=1)).model.eval()
     check_tensors(trained, wanted)
     assert torch.equal(routes(trained), routes(wanted))
-    with from_pretrained(folder, store=tmp_path / "store", dtype=torch.bfloat16, device="cpu") as held:
-        check_tensors(held.model, wanted)
-        assert torch.equal(routes(held.model), routes(wanted))
+    with from_pretrained(folder, store=tmp_path / "store", dtype=torch.bfloat16, device="cpu") as offloaded:
+        check_tensors(offloaded.model, wanted)
+        assert torch.equal(routes(offloaded.model), routes(wanted))

@@ -50,5 +50,5 @@ def test_the_causes_of_all_five_logs_are_shown():
 
 def test_the_page_leaves_out_maps_and_right_stages():
     table = "a    1   ok\nb        not judged\ny    9    9  culprit"
-    said = f"FAIL  y\n\n{table}\n\nWhere\n       #.\n       (# wrong, . right)\n\nCase"
-    assert script().shortened(said) == "FAIL  y\n\n...\ny    9    9  culprit\n\nWhere\n\nCase\n"
+    message = f"FAIL  y\n\n{table}\n\nWhere\n       #.\n       (# wrong, . right)\n\nCase"
+    assert script().shortened(message) == "FAIL  y\n\n...\ny    9    9  culprit\n\nWhere\n\nCase\n"

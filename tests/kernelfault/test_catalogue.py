@@ -63,8 +63,8 @@ def test_an_unknown_name_is_refused_with_the_names_that_exist():
 def test_all_edits_that_no_longer_fit_are_reported_before_anything_runs(monkeypatch):
     fault, other = catalogue.faults()[:2]
     stale = replace(fault, edits=(("this text is not there", ""),))
-    said = catalogue.unfit([stale, other])
-    assert len(said) == 1 and said[0].startswith(f"{fault.key}: the text to replace occurs 0 times")
+    output = catalogue.unfit([stale, other])
+    assert len(output) == 1 and output[0].startswith(f"{fault.key}: the text to replace occurs 0 times")
     assert catalogue.unfit([fault, other]) == []
 
 

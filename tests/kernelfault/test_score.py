@@ -33,9 +33,9 @@ def run(what, path, workers=1):
 def row(key, verdict="fail", stage=None, causes=(), **more):
     causes = [{"id": id, "score": 0.9, "params": {}} for id in causes]
     fault = next(f for f in catalogue.faults() if f.key == key)
-    told = {"kind": "fault", "job": key, "fault": key, "host": fault.host.name, "backend": fault.backend}
+    facts = {"kind": "fault", "job": key, "fault": key, "host": fault.host.name, "backend": fault.backend}
     return {
-        **told, "case": "c", "seed": 0, "verdict": verdict, "stage": stage, "causes": causes, "raw": {}, "notes": [],
+        **facts, "case": "c", "seed": 0, "verdict": verdict, "stage": stage, "causes": causes, "raw": {}, "notes": [],
         "findings": [], "sizes": {}, "small": {}, "seconds": 1.0, **more,
     }  # fmt: skip
 
@@ -43,9 +43,9 @@ def row(key, verdict="fail", stage=None, causes=(), **more):
 def test_a_fault_is_found_with_stage_and_cause_but_a_tie_and_a_faulty_golden_are_not_accused(tmp_path):
     what = plan("M03 router_scatter torch", "M01 router torch", "M15 rmsnorm torch")
     kept = run(what, tmp_path / "rows.jsonl", workers=2)
-    found = {r["fault"]: r for r in kept.rows if "seed" in r}
-    assert found["M03 router_scatter torch"]["stage"] == "dsy"
-    assert found["M03 router_scatter torch"]["causes"][0]["id"] == "uninitialised_accumulator"
+    rows = {r["fault"]: r for r in kept.rows if "seed" in r}
+    assert rows["M03 router_scatter torch"]["stage"] == "dsy"
+    assert rows["M03 router_scatter torch"]["causes"][0]["id"] == "uninitialised_accumulator"
     summary = figures.summarise(kept.rows)
     assert summary["rates"]["all"]["top1"]["hits"] == summary["rates"]["all"]["detected"]["of"] == 1
     assert (summary["accused"]["hits"], summary["accused"]["of"]) == (0, 2)
@@ -164,12 +164,12 @@ def test_wilson_is_the_95_percent_interval():
 
 
 def test_calibration_leaves_held_out_hosts_out_and_never_falls():
-    held = [f.key for f in catalogue.faults() if f.host.held_out and f.counted][0]
+    held_out_key = [f.key for f in catalogue.faults() if f.host.held_out and f.counted][0]
     mine = "M05 mhc_backward torch"
     rows = [row(mine, raw={"wrong_factor": 0.9, "wrong_mask": 0.75}) for _ in range(12)]
     rows += [row(mine, raw={"wrong_mask": 0.5, "wrong_factor": 0.4})]
     points, used = calibration.fitted(rows)
-    assert calibration.fitted([*rows, row(held, raw={"missing_term": 0.1})]) == (points, used)
+    assert calibration.fitted([*rows, row(held_out_key, raw={"missing_term": 0.1})]) == (points, used)
     assert used == 13
     assert (calibration.FIRST, calibration.OTHER) == (rank.FIRST, rank.OTHER)
     assert points == {"first": [[0.5, 0.25], [0.9, 0.9615]], "other": [[0.4, 0.1333], [0.75, 0.1333]]}

@@ -10,7 +10,7 @@ from mhc.calls import ALPHA, BIAS, DIM, H_POST, H_RES, PHI, F, N, X, post, pre, 
 def listed(rows):
     """The message's lines of name, given shape and expected shape of each argument, in columns."""
     first, second = (max(len(row[i]) for row in rows) + 1 for i in (0, 1))
-    return [f"  {name + ':':{first}} {came + ',':{second}} expected {wanted}" for name, came, wanted in rows]
+    return [f"  {name + ':':{first}} {value + ',':{second}} expected {wanted}" for name, value, wanted in rows]
 
 
 def shapes(**changed):
@@ -23,7 +23,7 @@ def shapes(**changed):
 
 def post_shapes(x="[2, 4, 7]", f="[2, 7]", h_post="[2, 4]", h_res="[2, 4, 4]"):
     arguments = {"x": (x, "n, dim"), "f": (f, "dim"), "h_post": (h_post, "n"), "h_res": (h_res, "n, n")}
-    return listed([(name, came, f"[*batch, {wanted}]") for name, (came, wanted) in arguments.items()])
+    return listed([(name, value, f"[*batch, {wanted}]") for name, (value, wanted) in arguments.items()])
 
 
 def test_phi_of_the_wrong_shape():
@@ -172,7 +172,7 @@ def test_a_head_with_the_weights_of_a_connection():
         "  phi:   [24, 28],  expected [4, 28]",
         "  alpha: [1],       expected [1]",
         "  bias:  [4],       expected [4]",
-        "24 rows belong to a connection",
+        "24 rows belongs to a hyper-connection",
     )
 
 
@@ -203,7 +203,7 @@ def test_a_layer_output_or_coefficients_of_the_wrong_shape():
         "mhc.post: f has dim=5, but dim=7 above",
         *post_shapes(f="[2, 5]"),
         "needs 7 channels per token",
-        "it has 5",
+        "has 5",
     )
     says(
         ShapeError,

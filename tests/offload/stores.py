@@ -15,10 +15,10 @@ def weights(E=6, H=64, I=32, *, dtype=torch.bfloat16, seed=0, bias=False, scale=
     def draw(*shape, std):
         return (torch.randn(*shape, generator=make) * std).to(dtype)
 
-    found = {"gate_up": draw(E, 2 * I, H, std=scale * H**-0.5), "down": draw(E, H, I, std=scale * I**-0.5)}
+    tensors = {"gate_up": draw(E, 2 * I, H, std=scale * H**-0.5), "down": draw(E, H, I, std=scale * I**-0.5)}
     if bias:
-        found |= {"gate_up_bias": draw(E, 2 * I, std=1.0), "down_bias": draw(E, H, std=1.0)}
-    return found
+        tensors |= {"gate_up_bias": draw(E, 2 * I, std=1.0), "down_bias": draw(E, H, std=1.0)}
+    return tensors
 
 
 def build(

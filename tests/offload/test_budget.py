@@ -36,36 +36,36 @@ def test_spending_stays_within_the_budget_and_every_slot_can_be_used(seeds):
     on = arenas = cached = 0
     for seed in seeds:
         budget, given, slot, experts, row_bytes = drawn(seed)
-        found = spend(budget, given, slot, experts, row_bytes)
-        assert found.total <= budget, (seed, found)
-        assert found.total == sum(
+        shares = spend(budget, given, slot, experts, row_bytes)
+        assert shares.total <= budget, (seed, shares)
+        assert shares.total == sum(
             (
-                (found.staging + sum(found.cache.values())) * slot, found.arenas * found.arena,
-                found.rows * row_bytes + (SPARE if found.rows else 0),
+                (shares.staging + sum(shares.cache.values())) * slot, shares.arenas * shares.arena,
+                shares.rows * row_bytes + (SPARE if shares.rows else 0),
             )
         ), seed  # fmt: skip
-        assert all(0 <= found.cache[layer] <= count for layer, count in experts.items()), seed
-        if not found.device_lane:
+        assert all(0 <= shares.cache[layer] <= count for layer, count in experts.items()), seed
+        if not shares.device_lane:
             need = 2 * slot + (64 * row_bytes + SPARE if row_bytes else 0)
-            assert (found.total, found.arenas, sum(found.cache.values())) == (0, 0, 0) and found.why_off, seed
-            assert budget < need and (budget == 0 or f"two slots need {need} bytes" in found.why_off), seed
+            assert (shares.total, shares.arenas, sum(shares.cache.values())) == (0, 0, 0) and shares.why_off, seed
+            assert budget < need and (budget == 0 or f"two slots need {need} bytes" in shares.why_off), seed
             continue
         on += 1
-        assert 2 <= found.staging <= min(STAGING, 2 * max(experts.values())) and not found.why_off, seed
+        assert 2 <= shares.staging <= min(STAGING, 2 * max(experts.values())) and not shares.why_off, seed
         if given.cache == "none":
-            assert not any(found.cache.values()), seed
-        elif not found.arenas:  # less than a slot remains, or every expert has one
-            left = budget - found.total
-            assert left < slot or all(found.cache[n] == c for n, c in experts.items()), seed
-        few, many = min(found.cache.values()), max(found.cache.values())
+            assert not any(shares.cache.values()), seed
+        elif not shares.arenas:  # less than a slot remains, or every expert has one
+            left = budget - shares.total
+            assert left < slot or all(shares.cache[n] == c for n, c in experts.items()), seed
+        few, many = min(shares.cache.values()), max(shares.cache.values())
         assert many - few <= 1 or few in experts.values(), (
             seed
         )  # each layer has equally many slots, up to its number of experts
-        if found.arenas:
-            assert found.arenas == 2 and found.arena == max(experts.values()) * slot, seed
+        if shares.arenas:
+            assert shares.arenas == 2 and shares.arena == max(experts.values()) * slot, seed
             assert given.prefill != "cpu" and given.lanes == "auto" and len(experts) > 1, seed
             arenas += 1
-        cached += any(found.cache.values())
+        cached += any(shares.cache.values())
     assert on > 200 and arenas > 20 and cached > 100  # the draws cover every kind of division
 
 
@@ -78,8 +78,8 @@ def test_the_budget_that_the_message_names_is_sufficient():
 
 
 def test_slots_that_a_small_layer_cannot_use_go_to_the_others():
-    found = spend((8 + 24) * 4096, asked(prefill="cpu"), 4096, {0: 2, 3: 64, 4: 64})
-    assert found.staging == 8 and dict(found.cache) == {0: 2, 3: 11, 4: 11}
+    shares = spend((8 + 24) * 4096, asked(prefill="cpu"), 4096, {0: 2, 3: 64, 4: 64})
+    assert shares.staging == 8 and dict(shares.cache) == {0: 2, 3: 11, 4: 11}
 
 
 def test_arenas_take_at_most_half_of_the_remainder_unless_requested():

@@ -116,15 +116,15 @@ def zipf(store, calls, layer=0, T=1, k=3):
 
 @pytest.mark.parametrize("cache", ["lru", "lfu", "none"])
 def test_a_cache_changes_no_bit_and_the_same_calls_give_the_same_hits(store, cache):
-    found = []
+    traffic = []
     for _ in range(2):
         with engine_of(store, cache=cache) as engine, Engine(store, device="cpu") as plain:
             for i, call in enumerate(zipf(store, 40)):
                 assert torch.equal(engine(i % 3, *call), plain(i % 3, *call))
             stats = engine.stats()
-            found.append((stats.hits, stats.misses, stats.uploads, stats.evictions, stats.bytes_h2d))
-    assert found[0] == found[1]
-    assert (found[0][0] > 0) == (cache != "none")
+            traffic.append((stats.hits, stats.misses, stats.uploads, stats.evictions, stats.bytes_h2d))
+    assert traffic[0] == traffic[1]
+    assert (traffic[0][0] > 0) == (cache != "none")
 
 
 def test_a_cache_smaller_than_a_call_computes_in_waves(store):
@@ -192,12 +192,12 @@ def test_reset_stats_also_resets_evictions(store):
 # -- what is assigned
 
 
-def assigned(store, counts, tokens, prefill="auto", held=(), **changes):
+def assigned(store, counts, tokens, prefill="auto", cached=(), **changes):
     asked = settings(device="cpu", gpu_budget="4MiB", cache="lru", prefill=prefill, guard="raise", lanes="auto",
                      threads=1, adaptive=False)  # fmt: skip
     spending = spend(4 << 20, asked, store.expert_nbytes(0), {0: 12, 1: 12})
     cache = Cache("lru", slots(12), 12)
-    for e in held:
+    for e in cached:
         cache.admit(e, ())
     return assign(counts, tokens, cache, asked, spending, stores.costs(store, **changes))
 
@@ -207,32 +207,32 @@ def test_a_call_of_few_tokens_follows_the_plan(store):
     make = torch.Generator().manual_seed(0)
     for round in range(200):
         counts = (torch.randint(0, 4, (12,), generator=make) * torch.randint(0, 2, (12,), generator=make)).tolist()
-        held = torch.randperm(12, generator=make)[: round % 5].tolist()
+        cached = torch.randperm(12, generator=make)[: round % 5].tolist()
         changes = dict(cpu_bytes_per_s=10 ** (8.5 + round % 3 / 2), cpu_flops=1e8, device_latency=1e-6 * (round % 2))
-        found = assigned(store, counts, 5, held=held, **changes)
-        wanted = quickest(counts, held, stores.costs(store, **changes))
-        assert (found.cached, found.copied, found.cpu) == (wanted.cached, wanted.copied, wanted.cpu)
-        assert found.predicted == pytest.approx(wanted.predicted, rel=1e-9)
-        assert found.limiting == wanted.limiting or found.times[found.limiting] == found.times[wanted.limiting]
+        result = assigned(store, counts, 5, cached=cached, **changes)
+        wanted = quickest(counts, cached, stores.costs(store, **changes))
+        assert (result.cached, result.copied, result.cpu) == (wanted.cached, wanted.copied, wanted.cpu)
+        assert result.predicted == pytest.approx(wanted.predicted, rel=1e-9)
+        assert result.limiting == wanted.limiting or result.times[result.limiting] == result.times[wanted.limiting]
 
 
 def test_forced_lanes_compute_the_experts_of_their_names(store):
     counts = [1, 5, 2, 9, 0, 5, 1, 0, 0, 3, 0, 7]
     used = tuple(e for e, n in enumerate(counts) if n)
     asked = dict(device="cpu", gpu_budget="4MiB", cache="lru", prefill="auto", guard="raise", threads=1, adaptive=False)
-    found = {}
+    experts_by_lane = {}
     for lanes in ("cpu", "copied", "cached", "mixed"):
         given = settings(lanes=lanes, **asked)
         spending = spend(4 << 20, given, store.expert_nbytes(0), {0: 12, 1: 12})
         made = assign(counts, 33, Cache("lru", slots(12), 12), given, spending, None)
-        found[lanes] = made.cpu, made.copied, made.cached
-    assert found["cpu"] == (used, (), ()) and found["cached"] == ((), (), used)
-    assert found["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, ties by the lower id
-    assert found["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # expert number mod 3
+        experts_by_lane[lanes] = made.cpu, made.copied, made.cached
+    assert experts_by_lane["cpu"] == (used, (), ()) and experts_by_lane["cached"] == ((), (), used)
+    assert experts_by_lane["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, ties by the lower id
+    assert experts_by_lane["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # expert number mod 3
 
 
 def test_misses_are_split_between_cpu_and_link_and_hits_stay_on_the_device(store):
-    given = assigned(store, [1] * 8 + [0] * 4, 1, held=[0, 1])
+    given = assigned(store, [1] * 8 + [0] * 4, 1, cached=[0, 1])
     assert given.cached == (0, 1)
     assert len(given.copied) == len(given.cpu) == 3  # a CPU and a link of the same speed
     assert given.limiting == "link" and not given.streamed
@@ -250,7 +250,7 @@ def test_uploads_take_the_slack_of_the_link_and_no_more(store):
 def test_a_call_too_small_for_the_device_stays_on_the_cpu(store, tokens, count):
     """Neither cached experts nor uploads go to the device."""
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
-    given = assigned(store, counts, tokens, held=[0, 1], device_latency=1.0)
+    given = assigned(store, counts, tokens, cached=[0, 1], device_latency=1.0)
     assert (given.cached, given.copied, given.cpu, given.uploads) == ((), (), used, ())
     assert given.limiting == "cpu" and given.predicted == given.times["cpu"] < 1.0
 
@@ -258,10 +258,10 @@ def test_a_call_too_small_for_the_device_stays_on_the_cpu(store, tokens, count):
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
 def test_when_only_the_split_costs_experts_are_uploaded_until_all_are_cached(store, tokens, count):
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
-    given = assigned(store, counts, tokens, "split", held=[0, 1], split_latency=1.0, link_latency=1.0)
+    given = assigned(store, counts, tokens, "split", cached=[0, 1], split_latency=1.0, link_latency=1.0)
     assert (given.cached, given.copied, given.cpu) == ((), (), used)
     assert given.uploads == (2, 3)  # 0 and 1 are cached
-    given = assigned(store, counts, tokens, "split", held=used, split_latency=1.0, link_latency=1.0)
+    given = assigned(store, counts, tokens, "split", cached=used, split_latency=1.0, link_latency=1.0)
     assert (given.cached, given.cpu) == (used, ())
 
 
@@ -270,9 +270,9 @@ def test_when_only_the_split_costs_experts_are_uploaded_until_all_are_cached(sto
 def test_the_shortcut_for_device_cpu_agrees_with_the_plan(store, monkeypatch, tokens, count, prefill):
     same = dict(device_bytes_per_s=1e9, device_flops=1e11, cpu_latency=1e-5, device_latency=2e-5, shared=True)
     counts = [0, *[count] * 7, count + 1, 0, 0, 1]
-    given = assigned(store, counts, tokens, prefill, held=[1, 2], **same)
+    given = assigned(store, counts, tokens, prefill, cached=[1, 2], **same)
     monkeypatch.setattr(assignment, "_cpu_is_all", lambda costs: False)
-    wanted = assigned(store, counts, tokens, prefill, held=[1, 2], **same)
+    wanted = assigned(store, counts, tokens, prefill, cached=[1, 2], **same)
     assert given == replace(wanted, predicted=pytest.approx(wanted.predicted), times=given.times)
     assert given.cpu == (*range(1, 9), 11) and not given.uploads
 
@@ -292,9 +292,9 @@ def test_the_shortcut_applies_only_if_the_device_is_never_quicker(store):
 
 def test_uploads_never_evict_an_expert_that_the_call_uses():
     # 3 is not used and may be evicted for 2; what was copied for this call also stays, so 2 does not evict 4
-    for held, wanted, there in (((0, 1), (2,), {0, 1}), ((0, 3), (2,), {0, 2}), ((0, 3), (2, 4), {0, 2})):
-        cache = filled("lru", [held], count=2)
-        given = Assignment(cached=tuple(e for e in held if e < 2), cpu=wanted, uploads=wanted)
+    for resident, wanted, there in (((0, 1), (2,), {0, 1}), ((0, 3), (2,), {0, 2}), ((0, 3), (2, 4), {0, 2})):
+        cache = filled("lru", [resident], count=2)
+        given = Assignment(cached=tuple(e for e in resident if e < 2), cpu=wanted, uploads=wanted)
         x = torch.zeros(3, 1)
         call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, given, cache, Counts())
         filling = SlotFilling(call, SlotRing(slots(2)), Inline(), lambda *of: None, keep=True)
@@ -326,7 +326,7 @@ def test_prompts_are_streamed_if_it_pays_or_on_request(store, prefill, tokens, s
     ({}, "link"), ({"dram_bytes_per_s": 5e8}, "dram"), ({"device_flops": 1e8}, "device"),
 ])  # fmt: skip
 def test_a_streamed_prompt_is_limited_by_its_slowest_lane(store, changes, limiting):
-    given = assigned(store, [100] * 12, 400, "stream", held=[0, 5], **changes)
+    given = assigned(store, [100] * 12, 400, "stream", cached=[0, 5], **changes)
     assert given.streamed and given.limiting == limiting and given.predicted == max(given.times.values())
     assert given.cached == (0, 5) and given.predicted == given.times[limiting]
 

@@ -52,15 +52,15 @@ def test_it_takes_at_most_five_seconds_and_is_cached_afterwards(store, tmp_path)
 
 
 def test_its_costs_are_those_of_the_store_and_plan_takes_them(store, quick):
-    found = calibrate(store, device="cpu")
-    costs = found.costs
+    calibration = calibrate(store, device="cpu")
+    costs = calibration.costs
     assert costs.expert_bytes == store.blocks.stride
     assert costs.flops_per_token == 6 * store.hidden_size * store.intermediate_size
     rates = {name: value for name, value in asdict(costs).items() if isinstance(value, float)}
     assert "cpu_flops" in rates and all(map(math.isfinite, rates.values()))
     assert costs.dram_bytes_per_s >= max(costs.cpu_bytes_per_s, costs.link_bytes_per_s)
     assert (costs.device_bytes_per_s, costs.device_flops) == (costs.cpu_bytes_per_s, costs.cpu_flops)
-    assert {"cpu_1", "cpu_4", "cpu_24", "cpu_240", "copy", "together", "cpu_latency"} <= set(found.measured)
+    assert {"cpu_1", "cpu_4", "cpu_24", "cpu_240", "copy", "together", "cpu_latency"} <= set(calibration.measured)
     assert [n for n, _ in costs.cpu_curve] == list(benches.COUNTS) and costs.device_curve == costs.cpu_curve
     assert plan([1] * 5, (), costs).predicted > 0
 
@@ -71,10 +71,10 @@ def test_overheads_are_the_time_of_a_call_minus_its_lanes(store, monkeypatch):
     monkeypatch.setattr(call_overhead, "_LEAST", 1)
     monkeypatch.setattr(call_overhead, "free_on_host", lambda: 1 << 26)
     begin = time.perf_counter()
-    found = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.0, 1e-3)
+    overhead = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.0, 1e-3)
     spent = time.perf_counter() - begin
-    assert set(found) == {"cpu", "link", "device", "split"}
-    assert all(0 < seconds * call_overhead._CALLS * call_overhead._LEAST < spent for seconds in found.values())
+    assert set(overhead) == {"cpu", "link", "device", "split"}
+    assert all(0 < seconds * call_overhead._CALLS * call_overhead._LEAST < spent for seconds in overhead.values())
     monkeypatch.setattr(call_overhead, "free_on_host", lambda: 1 << 12)
     assert call_overhead.overheads(store, Engine, torch.device("cpu"), 1, 0.0, 1e-3) == {}  # no room for slots
 
@@ -85,8 +85,8 @@ def test_the_overhead_of_a_route_is_the_slope_over_tokens_minus_the_kernel(store
     monkeypatch.setattr(call_overhead, "_beside", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens])
     given = store, Engine, torch.device("cpu"), 1, 1.0, 1e-3
     assert "route" not in call_overhead.overheads(*given) and "route" not in call_overhead.overheads(*given, 1e-2)
-    found = call_overhead.overheads(*given, 1e-6)
-    assert found["route"] == pytest.approx((3.6 - 1.0) / 130) and found["cpu"] == 5.0
+    overhead = call_overhead.overheads(*given, 1e-6)
+    assert overhead["route"] == pytest.approx((3.6 - 1.0) / 130) and overhead["cpu"] == 5.0
 
 
 def test_a_layer_of_two_experts_measures_no_split(tmp_path):
@@ -96,12 +96,12 @@ def test_a_layer_of_two_experts_measures_no_split(tmp_path):
 
 def test_where_the_device_is_the_cpu_nothing_is_copied_to_it(store, quick):
     """Whatever the measurements: the device would run the same kernel later, after a copy to a slot."""
-    found = calibrate(store, device="cpu")
-    costs = found.costs
-    assert costs.shared and costs.split_latency == found.measured["call_split"] > 0
-    assert costs.cpu_latency > found.measured["cpu_latency"] and costs.device_latency >= costs.cpu_latency
+    calibration = calibrate(store, device="cpu")
+    costs = calibration.costs
+    assert costs.shared and costs.split_latency == calibration.measured["call_split"] > 0
+    assert costs.cpu_latency > calibration.measured["cpu_latency"] and costs.device_latency >= costs.cpu_latency
     x, ids, weights = call(store, 1, 30, 2)
-    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=found) as engine:
+    with Engine(store, device="cpu", gpu_budget="1MiB", calibration=calibration) as engine:
         for T in (1, 3, 30):
             engine(1, x[:T], ids[:T], weights[:T])
         engine._assign = lambda counts, *_: Assignment(cached=tuple(e for e, n in enumerate(counts) if n))
@@ -136,9 +136,9 @@ def test_a_damaged_or_foreign_file_is_measured_again(store, tmp_path, what, quic
     if what == "rates of zero":
         content["costs"]["cpu_flops"] = 0
     path.write_text("{" if what == "damaged" else json.dumps(content))
-    found = calibrate(store, device="cpu")
-    assert found.key["cpu"] != "another" and found.costs.cpu_flops > 0 and found.costs.cpu_curve
-    assert Calibration.load(path) == found
+    calibration = calibrate(store, device="cpu")
+    assert calibration.key["cpu"] != "another" and calibration.costs.cpu_flops > 0 and calibration.costs.cpu_curve
+    assert Calibration.load(path) == calibration
 
 
 def test_force_measures_again(store, monkeypatch, quick):
@@ -198,20 +198,20 @@ def test_the_load_of_others_is_neither_idle_time_nor_ours(tmp_path, monkeypatch)
 
 
 def test_a_saved_calibration_is_loaded_to_the_last_bit(store, tmp_path, quick):
-    found = calibrate(store, device="cpu")
-    found.save(tmp_path / "mine.json")
-    assert Calibration.load(tmp_path / "mine.json") == found
+    calibration = calibrate(store, device="cpu")
+    calibration.save(tmp_path / "mine.json")
+    assert Calibration.load(tmp_path / "mine.json") == calibration
     (tmp_path / "no.json").write_text('{"costs": {}}')
     with pytest.raises(ValueError, match=r"no\.json is not a calibration"):
         Calibration.load(tmp_path / "no.json")
-    old = {**found.to_dict(), "key": {**found.key, "version": 5}}
+    old = {**calibration.to_dict(), "key": {**calibration.key, "version": 5}}
     (tmp_path / "old.json").write_text(json.dumps(old))
     with pytest.raises(ValueError, match=r"old\.json is not a calibration \(it has version 5, "):
         Calibration.load(tmp_path / "old.json")
     with pytest.raises(FileNotFoundError):
         Calibration.load(tmp_path / "none.json")
     with pytest.raises(FileNotFoundError, match=r"nowhere/mine\.json'$"):
-        found.save(tmp_path / "nowhere" / "mine.json")
+        calibration.save(tmp_path / "nowhere" / "mine.json")
 
 
 def test_without_a_writable_cache_it_measures_and_warns(store, quick, monkeypatch, tmp_path):

@@ -118,9 +118,9 @@ def routed(tokens, k=8, experts=128):
 def test_the_plan_is_the_best_cut_and_its_prediction_holds(calibrated, each, extra, tokens):
     machine, counts = Machine(each, extra), routed(tokens)
     costs = calibrated(machine)
-    found = plan(counts, (), costs)
-    taken = machine.truth(counts, set(found.copied))
-    assert found.predicted == pytest.approx(taken, rel=0.1)
+    result = plan(counts, (), costs)
+    taken = machine.truth(counts, set(result.copied))
+    assert result.predicted == pytest.approx(taken, rel=0.1)
     assert taken <= 1.05 * machine.best(counts)
     alone = on_cpu(counts, costs)
     assert alone.predicted == pytest.approx(machine.truth(counts, set()), rel=0.1)
@@ -135,7 +135,7 @@ def test_rates_alone_predict_times_that_no_lane_reaches(calibrated):
         cpu_flops=costs.flops_per_token * 64 / machine.t(64),
     )  # fmt: skip
     before, now = plan(counts, (), rates), plan(counts, (), costs)
-    was, taken = (machine.truth(counts, set(found.copied)) for found in (before, now))
+    was, taken = (machine.truth(counts, set(entry.copied)) for entry in (before, now))
     assert before.predicted < 0.8 * was  # "80 % of the bound" could not be reached
     assert taken < 0.9 * was and len(now.cpu) < len(before.cpu)
 
@@ -173,9 +173,9 @@ def store(tmp_path, monkeypatch):
 def test_more_tokens_take_longer_in_the_lanes_own_thread_too(store, lane):
     threads = threading.active_count()
     host = benches.HostBench(store, 1, lane=lane)
-    found = host.curve(0.02)
-    assert list(found) == list(benches.COUNTS) and min(found.values()) > 0
-    assert found[240] > found[1]
+    result = host.curve(0.02)
+    assert list(result) == list(benches.COUNTS) and min(result.values()) > 0
+    assert result[240] > result[1]
     x, seen = torch.randn(3, store.hidden_size).bfloat16(), []
     host._kernels.rows = lambda x, ids, *_: seen.append((x.shape[0], tuple(ids.shape)))
     if lane:  # each route by itself, sorted by expert, as in the engine

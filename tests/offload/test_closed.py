@@ -57,10 +57,10 @@ def test_a_closed_engine_that_is_still_referenced_holds_no_slots(store, prefill)
 def test_pickling_an_engine_fails_and_says_what_to_do(store, send, tmp_path):
     where = (tmp_path / "saved",) if send is torch.save else ()
     with Engine(store, device="cpu") as engine:
-        with pytest.raises(TypeError, match="offload.Engine: it cannot be pickled") as told:
+        with pytest.raises(TypeError, match="offload.Engine: it cannot be pickled") as error:
             send(engine, *where)
     for way in ("ExpertStore.open(path)", "offload.from_pretrained", "detach()"):
-        assert way in str(told.value)
+        assert way in str(error.value)
 
 
 def with_a_nan(tmp_path, guard):

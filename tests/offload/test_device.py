@@ -75,8 +75,8 @@ def test_a_token_alone_has_the_same_bits_as_among_others(small, lanes, dtype):
 @pytest.mark.parametrize("lanes, dtype", [("cpu", "float32"), ("mixed", "float32"), ("mixed", "float16")])
 def test_lanes_hold_to_the_golden(small, lanes, dtype):
     with engine_of(small, lanes, guard="off") as engine:
-        held = target(small, engine, getattr(torch, dtype), few)
-        assay.check(held, probes=["values", "second_call", "layouts"])
+        result = target(small, engine, getattr(torch, dtype), few)
+        assay.check(result, probes=["values", "second_call", "layouts"])
 
 
 @pytest.mark.slow

@@ -117,19 +117,21 @@ class Late(SimulatedMachine):
 
     def launched(self, module):
         """The kernel module, with its launches in the current stream."""
-        found = {name: getattr(module, name) for name in dir(module)}
+        by_name = {name: getattr(module, name) for name in dir(module)}
         for name in LAUNCHED:
-            if name in found:
-                found[name] = lambda *of, launch=found[name], **named: self.compute().run(lambda: launch(*of, **named))
-        if "merger" in found:
-            merger = found["merger"]
+            if name in by_name:
+                by_name[name] = lambda *of, launch=by_name[name], **named: self.compute().run(
+                    lambda: launch(*of, **named)
+                )
+        if "merger" in by_name:
+            merger = by_name["merger"]
 
             def ready(*of):
                 out, launch = merger(*of)
                 return out, lambda: self.compute().run(launch)
 
-            found["merger"] = ready
-        return SimpleNamespace(**found)
+            by_name["merger"] = ready
+        return SimpleNamespace(**by_name)
 
 
 class LateEngine(Simulation):
@@ -185,14 +187,14 @@ def test_a_delayed_gpu_gives_the_same_numbers(store, small, monkeypatch, lanes, 
     late = Late(len(lanes), eager, streams)
     lately(monkeypatch, late)
     with engine_of(store, late, lanes=lanes, guard="off") as engine:
-        found = []
+        items = []
         for call in calls:
-            found.append(engine(*call))
+            items.append(engine(*call))
             late.next()
         for stream in late._streams:
             stream.all()
-    for i, (came, out) in enumerate(zip(found, wanted)):
-        assert torch.equal(came, out), f"call {i}"
+    for i, (value, out) in enumerate(zip(items, wanted)):
+        assert torch.equal(value, out), f"call {i}"
 
 
 @pytest.mark.parametrize("tokens, size", [(6, 1024), (33, 2)], ids=["short lists", "long lists"])
@@ -201,16 +203,16 @@ def test_each_waves_list_is_read_before_its_buffer_is_reused(tmp_path, monkeypat
     with stores.build(tmp_path / "a.store", layers=(0,), format="fp32", E=12, H=32, I=16) as store:
         x, _, weights = stores.call(store, 0, tokens, 2, dtype=torch.float32)
         ids = torch.arange(2 * tokens).view(tokens, 2) % 12
-        found = []
+        items = []
         for late in (None, Late(0, 0.0, 1)):
             if late is not None:
                 lately(monkeypatch, late)
             with engine_of(store, late, lanes="copied", guard="off") as engine:
                 engine._lanes.small.size = size
                 assert engine._lanes.ring.wave == 1
-                found.append(engine(0, x, ids, weights))
+                items.append(engine(0, x, ids, weights))
                 engine.flush()
-        assert torch.equal(*found)
+        assert torch.equal(*items)
 
 
 def test_a_streamed_prompt_gives_the_same_numbers_with_any_delay(store, small, monkeypatch):
@@ -224,9 +226,9 @@ def test_a_streamed_prompt_gives_the_same_numbers_with_any_delay(store, small, m
     lately(monkeypatch, late)
     kind = type("Engine", (LateEngine,), {"late": late})
     with kind(store, device="cpu", gpu_budget="24MiB", **options) as engine:
-        found = [engine(*call) for call in calls]
+        items = [engine(*call) for call in calls]
         engine.flush()
-    assert all(torch.equal(*pair) for pair in zip(found, wanted))
+    assert all(torch.equal(*pair) for pair in zip(items, wanted))
 
 
 def test_the_guard_reads_its_flags_only_after_they_arrive(store, small, monkeypatch):
@@ -241,8 +243,8 @@ def test_the_guard_reads_its_flags_only_after_they_arrive(store, small, monkeypa
         bad = x.clone()
         bad[2] = torch.nan
         engine(layer, bad, ids, weights)
-        with pytest.raises(NumericsError) as told:
+        with pytest.raises(NumericsError) as error:
             engine(*calls[2])
-        assert (told.value.report.layer, told.value.report.rows, told.value.report.call) == (2, (2,), 2)
+        assert (error.value.report.layer, error.value.report.rows, error.value.report.call) == (2, (2,), 2)
         engine(*calls[2])
         engine.end_forward()

@@ -103,8 +103,8 @@ def test_a_budget_below_two_slots_counts_as_none_and_says_so(store, budget):
 @pytest.mark.parametrize("budget", [30_000, 100_000, 1 << 20, 16 << 20])
 def test_no_more_is_allocated_than_the_budget(store, budget):
     with Engine(store, device="cpu", gpu_budget=budget, calibration=stores.calibration(store)) as engine:
-        held = sum(arena.data.nbytes for arena in engine._arenas)
-        assert held == engine.spending.total <= budget
+        allocated = sum(arena.data.nbytes for arena in engine._arenas)
+        assert allocated == engine.spending.total <= budget
 
 
 # -- arguments of a call
@@ -230,18 +230,18 @@ def test_calls_from_many_threads_run_one_at_a_time(store):
     calls = [stores.call(store, 1, 8, 2, seed=i) for i in range(8)]
     with Engine(store, device="cpu", gpu_budget="100kB", lanes="mixed") as engine:
         wanted = [engine(1, *call) for call in calls]
-        found = [None] * len(calls)
+        outputs = [None] * len(calls)
 
         def work(i):
             for _ in range(5):
-                found[i] = engine(1, *calls[i])
+                outputs[i] = engine(1, *calls[i])
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(len(calls))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(outputs, wanted))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

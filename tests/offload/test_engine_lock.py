@@ -102,13 +102,13 @@ def test_a_handler_of_sigterm_that_closes_and_exits_ends_the_program_with_its_st
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("held", [False, True], ids=["between calls", "while a thread has its turn"])
-def test_a_fork_answers_or_raises_and_never_blocks(make, monkeypatch, held):
+@pytest.mark.parametrize("in_a_call", [False, True], ids=["between calls", "while a thread has its turn"])
+def test_a_fork_answers_or_raises_and_never_blocks(make, monkeypatch, in_a_call):
     engine, call = make()
     engine(0, *call)
     calls = engine.stats().calls
 
-    def told(work):
+    def check_refused(work):
         with pytest.raises(RuntimeError, match="this is a fork of it, .* make an Engine in this process"):
             work()
 
@@ -117,13 +117,13 @@ def test_a_fork_answers_or_raises_and_never_blocks(make, monkeypatch, held):
         assert engine.stats().calls == calls and engine.explain().facts["achieved"]["calls"] == calls
         assert sum(engine.profile()["counts"]["0"]) > 0
         for work in (engine.flush, engine.end_forward, lambda: engine(0, *call), lambda: engine.trace("t.json")):
-            told(work)
+            check_refused(work)
         engine.reset_stats()
         assert engine.stats().calls == 0
         engine.close()
         assert engine.closed
 
-    if not held:
+    if not in_a_call:
         assert in_a_child(child) == 0
     else:
         there, on = threading.Event(), threading.Event()

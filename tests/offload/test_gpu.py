@@ -70,8 +70,8 @@ def test_every_lane_holds_to_the_golden(store_of, lanes):
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_lane_holds_to_the_golden_in_every_format_and_dtype(store_of, format, dtype, lanes):
     with engine_of(store_of(format), lanes, guard="off") as engine:
-        held = target(store_of(format), engine, dtype, [*decode, *prefill])
-        assay.check(held, device="cuda", probes=["values", "second_call"])
+        result = target(store_of(format), engine, dtype, [*decode, *prefill])
+        assay.check(result, device="cuda", probes=["values", "second_call"])
 
 
 @pytest.mark.parametrize("group", [8, 48, 64], ids="groups of {}".format)
@@ -91,11 +91,11 @@ def test_gpt_oss_biases_and_limits_hold_to_the_golden(store_of):
 
 def test_the_same_calls_give_the_same_bits(store_of):
     call = call_of(store_of(), T=40)
-    found = []
+    items = []
     for _ in range(2):
         with engine_of(store_of()) as engine:
-            found += [engine(0, *call) for _ in range(3)]
-    assert all(torch.equal(y, found[0]) for y in found)
+            items += [engine(0, *call) for _ in range(3)]
+    assert all(torch.equal(y, items[0]) for y in items)
 
 
 def test_a_late_compute_stream_reads_and_releases_nothing_early(store_of):
@@ -179,12 +179,12 @@ def test_it_runs_in_the_callers_stream_and_thread(store_of):
         last = engine(0, *call)
         stream.synchronize()
         assert torch.equal(y, wanted) and torch.equal(last, wanted)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(engine(0, *call)))
+        items = []
+        thread = threading.Thread(target=lambda: items.append(engine(0, *call)))
         thread.start()
         thread.join()
         torch.cuda.synchronize()
-        assert torch.equal(found[0], wanted)
+        assert torch.equal(items[0], wanted)
 
 
 def test_the_engine_takes_no_more_than_its_budget(store_of):

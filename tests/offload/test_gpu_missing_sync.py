@@ -41,13 +41,13 @@ def test_a_copy_that_is_waited_for_passes():
 
 
 @pytest.fixture(scope="module")
-def found():
+def diagnosis():
     return assay.diagnose(expert(waits=False), device="cuda", budget_s=20)
 
 
-def test_a_copy_without_a_wait_is_found_at_the_stage_that_reads_it(found):
-    assert found.verdict == "fail" and found.first_wrong_stage == "staged"
+def test_a_copy_without_a_wait_is_found_at_the_stage_that_reads_it(diagnosis):
+    assert diagnosis.verdict == "fail" and diagnosis.first_wrong_stage == "staged"
 
 
-def test_the_cause_is_a_missing_synchronisation(found):
-    assert found.causes[0].id == "missing_sync"
+def test_the_cause_is_a_missing_synchronisation(diagnosis):
+    assert diagnosis.causes[0].id == "missing_sync"

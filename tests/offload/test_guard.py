@@ -29,7 +29,7 @@ def engine_of(store, lanes="mixed", guard="raise", **options):
     return Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, guard=guard, **options)
 
 
-def told(engine, *call):
+def report_of(engine, *call):
     with pytest.raises(NumericsError) as raised:
         engine(*call)
     return raised.value.report
@@ -45,12 +45,12 @@ def test_a_planted_fault_is_named(store, stage, lanes):
         clean = engine(3, x, ids, weights)
         if stage in ("input", "routing"):
             with inject(engine, stage, layer=3, rows=[4]):
-                report = told(engine, 3, x, ids, weights)
+                report = report_of(engine, 3, x, ids, weights)
             assert (report.experts, report.rows, report.lane) == ((), (4,), None)
         else:
             engine._caches[3].clear()  # a slot that is already filled is not filled again
             with inject(engine, stage, layer=3, expert=e):
-                report = told(engine, 3, x, ids, weights)
+                report = report_of(engine, 3, x, ids, weights)
             assert (report.experts, list(report.rows), report.lane) == ((e,), hit, lanes)
         wanted = {"race": "down"}.get(stage, stage)
         assert (report.layer, report.stage, report.cause, report.kind) == (3, wanted, CAUSES[stage], "nan")
@@ -68,7 +68,7 @@ def test_a_refilled_slot_is_not_mistaken_for_a_broken_transfer(store, stage):
     with Engine(store, device="cpu", gpu_budget=2 * size, lanes="copied") as engine:
         assert engine.spending.staging == 2  # six experts through two slots: the first is gone when the guard looks
         with inject(engine, stage, layer=3, expert=0):
-            report = told(engine, 3, x, ids, torch.full((9, 2), 0.5))
+            report = report_of(engine, 3, x, ids, torch.full((9, 2), 0.5))
     wanted = {"race": ("down", "race")}.get(stage, (stage, "overflow"))
     assert (report.stage, report.cause, report.experts) == (*wanted, (0,))
 
@@ -81,7 +81,7 @@ def test_a_lane_that_writes_nothing_is_found_and_no_stale_row_is_used(store, lef
         lanes = engine._lanes
         place = lanes._place
         monkeypatch.setattr(lanes, "_place", lambda *of: None if of[-1] == left else place(*of))
-        report = told(engine, 3, x, ids, weights)
+        report = report_of(engine, 3, x, ids, weights)
     assert (report.stage, report.cause) == ("merge", "merge") and "were never written" in report.evidence[0]
     assert report.experts and {e % 3 == 0 for e in report.experts} == {left == "cpu"}
 
@@ -89,7 +89,7 @@ def test_a_lane_that_writes_nothing_is_found_and_no_stale_row_is_used(store, lef
 def test_an_infinity_is_reported_as_inf(store):
     x, ids, weights = stores.call(store, 1, 3, 2)
     with engine_of(store) as engine, inject(engine, "input", layer=1, rows=[1], value=math.inf):
-        assert told(engine, 1, x, ids, weights).kind in ("nan", "inf")
+        assert report_of(engine, 1, x, ids, weights).kind in ("nan", "inf")
 
 
 def test_nan_weights_in_the_checkpoint_are_named(tmp_path):
@@ -98,7 +98,7 @@ def test_nan_weights_in_the_checkpoint_are_named(tmp_path):
     store = ExpertStore.build(source, tmp_path / "a.store", allow_nonfinite=True)
     x, ids, weights = stores.call(store, 0, 20, 2)
     with engine_of(store) as engine:
-        report = told(engine, 0, x, ids, weights)
+        report = report_of(engine, 0, x, ids, weights)
     assert (report.stage, report.cause, report.experts, report.lane) == ("weights", "weights", (2,), "cached")
     assert "its checksum matches" in report.evidence[0]
 
@@ -112,7 +112,7 @@ def test_weights_damaged_after_the_build_are_named(tmp_path):
         file.write(b"\xff" * 64)
     x, ids, weights = stores.call(store, 0, 20, 2)
     with engine_of(store, "cpu") as engine:
-        report = told(engine, 0, x, ids, weights)
+        report = report_of(engine, 0, x, ids, weights)
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
     assert "is not finite, and its bytes" in report.evidence[0] or "is finite in the store, but" in report.evidence[0]
     assert "not those that were written (section gate)" in report.evidence[0]
@@ -134,7 +134,7 @@ def test_a_real_overflow_is_found_in_the_stage_where_it_happens(tmp_path, stage,
     store = scaled(tmp_path / f"{name}.store", **factors)
     x, ids, weights = stores.call(store, 0, 5, 2, dtype=torch.float32)
     with engine_of(store) as engine:
-        report = told(engine, 0, x * x_scale, ids, weights)
+        report = report_of(engine, 0, x * x_scale, ids, weights)
     assert (report.stage, report.cause) == (stage, "overflow")
     assert "a replay reproduces it" in report.evidence[0] and "max |" in report.evidence[0]
 
@@ -144,7 +144,7 @@ def test_sums_beyond_the_dtype_are_an_overflow_of_the_merge(tmp_path):
     x, ids, weights = stores.call(store, 0, 5, 2, dtype=torch.float16)
     with engine_of(store) as engine:
         assert torch.isfinite(engine(0, x, ids, weights)).all()
-        report = told(engine, 0, x, ids, weights * 1e6)
+        report = report_of(engine, 0, x, ids, weights * 1e6)
     assert (report.stage, report.cause, report.kind, report.experts) == ("merge", "overflow", "inf", ())
     assert "do not fit" in report.evidence[0] or "does not fit float16" in report.evidence[0]
 
@@ -153,7 +153,7 @@ def test_nan_in_a_router_names_the_input_and_no_expert(store):
     x, ids, weights = stores.call(store, 1, 4, 2)
     weights[2, 1] = math.nan
     with engine_of(store) as engine:
-        report = told(engine, 1, x, ids, weights)
+        report = report_of(engine, 1, x, ids, weights)
     assert (report.stage, report.cause, report.rows, report.experts) == ("routing", "input", (2,), ())
     assert "the router is at fault. They arrived like this; there is no layer" in str(report)
 
@@ -190,7 +190,7 @@ def test_a_report_says_whether_the_layer_before_was_clean(store):
     assert "layer 1, the experts before this one, was not clean" in reports[1].evidence[0]
     with engine_of(store) as engine:
         engine(1, x, ids, weights)
-        report = told(engine, 3, bad, ids, weights)
+        report = report_of(engine, 3, bad, ids, weights)
     assert report.first and "layer 1, the experts before this one, was clean" in report.evidence[0]
 
 
@@ -199,16 +199,16 @@ def test_positions_are_reported_if_known(store):
     x[4, 1] = math.nan
     with engine_of(store) as engine:
         engine.begin_forward(2, 3)
-        report = told(engine, 1, x, ids, weights)
+        report = report_of(engine, 1, x, ids, weights)
     assert report.positions == ((1, 1),)
     with engine_of(store) as engine:
-        assert told(engine, 1, x, ids, weights).positions == ()
+        assert report_of(engine, 1, x, ids, weights).positions == ()
 
 
 def test_at_most_a_thousand_rows_are_listed(store):
     x, ids, weights = stores.call(store, 1, 1200, 1)
     with engine_of(store) as engine:
-        report = told(engine, 1, x * math.nan, ids, weights)
+        report = report_of(engine, 1, x * math.nan, ids, weights)
     assert (len(report.rows), report.num_rows) == (1000, 1200)
 
 
@@ -226,7 +226,7 @@ def test_the_rows_of_a_piece_are_counted_from_the_whole_call(store):
     x[17, 0] = math.nan
     with engine_of(store) as engine:
         engine._lanes.most_rows = 8
-        assert told(engine, 1, x, ids, weights).rows == (17,)
+        assert report_of(engine, 1, x, ids, weights).rows == (17,)
 
 
 @pytest.mark.parametrize("wrong, text", [

@@ -29,7 +29,7 @@ def given(store, T=9, seed=0):
     return x, IDS[:T], torch.full((T, 2), 0.5)
 
 
-def told(engine, *call):
+def report_of(engine, *call):
     with pytest.raises(NumericsError) as raised:
         engine(*call)
     return raised.value.report
@@ -46,7 +46,7 @@ def told(engine, *call):
 def test_the_earlier_of_two_faults_is_named_with_all_its_experts(store, first, second, wanted, experts):
     with engine_of(store, "cpu") as engine:
         with inject(engine, first[0], layer=1, expert=first[1]), inject(engine, second[0], layer=1, expert=second[1]):
-            report = told(engine, 1, *given(store))
+            report = report_of(engine, 1, *given(store))
     assert ((report.stage, report.cause), report.experts) == (wanted, experts)
     hit = torch.isin(IDS, torch.tensor(experts)).any(1).nonzero()[:, 0]
     assert list(report.rows) == hit.tolist() and f"expert {experts[0]}" in report.evidence[0]
@@ -57,7 +57,7 @@ def test_the_lane_is_the_first_experts_and_long_lists_are_shortened(store):
     with engine_of(store) as engine:  # 0 and 3 on the CPU, 1 and 4 copied, 2 and 5 cached
         for experts, lane in (((0, 5), "cpu"), ((4, 5), "copied"), ((2, 3), "cached")):
             with inject(engine, "down", layer=1, expert=experts[0]), inject(engine, "down", layer=1, expert=experts[1]):
-                report = told(engine, 1, x, ids, weights)
+                report = report_of(engine, 1, x, ids, weights)
             assert (report.experts, report.lane) == (experts, lane)
         with pytest.raises(NumericsError) as raised:
             engine(1, x * math.nan, ids, weights)
@@ -71,7 +71,7 @@ def test_the_lane_is_the_first_experts_and_long_lists_are_shortened(store):
 ])  # fmt: skip
 def test_the_largest_number_before_the_stage_is_reported(store, stage, before):
     with engine_of(store, "cpu") as engine, inject(engine, stage, layer=1, expert=2):
-        report = told(engine, 1, *given(store))
+        report = report_of(engine, 1, *given(store))
     x = given(store)[0][(IDS == 2).any(1)]
     numbers = dict(stages(x, store.dequantize(1, 2), store.options)) | {"x": x.float()}
     most = numbers[before.split("|")[1]].abs().max()
@@ -86,7 +86,7 @@ def test_a_skipped_row_is_not_blamed(store):
     with engine_of(store, "cpu") as engine:
         assert torch.isfinite(engine(1, x, ids, weights)).all()
         with inject(engine, "down", layer=1, expert=0):
-            report = told(engine, 1, x, ids, weights)
+            report = report_of(engine, 1, x, ids, weights)
     assert (report.stage, report.experts) == ("down", (0,)) and 3 not in report.rows
 
 
@@ -101,7 +101,7 @@ def test_bytes_damaged_to_large_numbers_are_a_weights_fault_not_an_overflow(tmp_
         file.write(large)
     x = given(store)[0] * 1e3
     with engine_of(store, "cpu") as engine:
-        report = told(engine, 1, x, IDS, torch.full((9, 2), 1e6))
+        report = report_of(engine, 1, x, IDS, torch.full((9, 2), 1e6))
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
     assert "is finite in the store, but its bytes" in report.evidence[0]
     assert "(section down)" in report.evidence[0] and report.advice.startswith("The checkpoint or")
@@ -166,9 +166,9 @@ def test_positions_belong_to_the_current_forward(store):
     x[5, 1] = math.nan
     with engine_of(store) as engine:
         engine.begin_forward(2, 3)
-        assert told(engine, 1, x, ids, weights).positions == ((1, 2),)
+        assert report_of(engine, 1, x, ids, weights).positions == ((1, 2),)
         engine.end_forward()
-        assert told(engine, 1, x, ids, weights).positions == ()
+        assert report_of(engine, 1, x, ids, weights).positions == ()
 
 
 def test_a_nan_after_the_last_experts_is_reported_once_and_only_if_they_are_clean(store):
@@ -195,7 +195,7 @@ def test_a_nan_after_the_last_experts_is_reported_once_and_only_if_they_are_clea
     with engine_of(store, guard="off") as engine:
         assert after(engine, nan) == []
     with engine_of(store) as engine:
-        told(engine, 3, *bad_x(store))
+        report_of(engine, 3, *bad_x(store))
         with pytest.raises(NumericsError, match="after the last layer of experts"):
             engine.end_forward(torch.tensor([nan]))  # the raised pass is over
 
@@ -211,10 +211,10 @@ def test_a_replay_computes_the_rows_of_the_lanes(tmp_path, options, dtype):
     store = stores.build(tmp_path / "a.store", layers=(0,), **options)
     x = torch.randn(5, store.hidden_size, generator=torch.Generator().manual_seed(1)).to(dtype)
     with Engine(store, device="cpu") as engine:
-        came = engine(0, x, torch.full((5, 1), 3), torch.ones(5, 1)).float()
+        result = engine(0, x, torch.full((5, 1), 3), torch.ones(5, 1)).float()
     *_, (last, rows) = stages(x, store.dequantize(0, 3), store.options)
     step = torch.finfo(dtype).eps * float(rows.abs().max())
-    assert last == "down" and float((came - rows).abs().max()) <= 2 * step
+    assert last == "down" and float((result - rows).abs().max()) <= 2 * step
 
 
 def test_a_replay_rounds_where_the_kernels_do():
@@ -225,8 +225,8 @@ def test_a_replay_rounds_where_the_kernels_do():
         stage, value = next(stages(torch.ones(1, 1, dtype=dtype), weights, options))
         assert stage == "gate_up" and bool(torch.isfinite(value).all()) == finite
     weights = {"gate_up": torch.tensor([[300.0], [1.0]]), "down": torch.tensor([[1e-3]])}
-    found = dict(stages(torch.ones(1, 1, dtype=torch.float16), weights, options))
-    assert found["product"].item() == 90000.0 and found["down"].item() == pytest.approx(90.0)
+    result = dict(stages(torch.ones(1, 1, dtype=torch.float16), weights, options))
+    assert result["product"].item() == 90000.0 and result["down"].item() == pytest.approx(90.0)
 
 
 def test_flags_computed_late_cover_only_the_rows_in_use():

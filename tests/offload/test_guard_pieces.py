@@ -36,7 +36,7 @@ def make(request, store):
     return made
 
 
-def told(engine, *call):
+def report_of(engine, *call):
     with pytest.raises(NumericsError) as raised:
         engine(*call)
         engine.flush()
@@ -55,7 +55,7 @@ def test_a_nan_is_found_in_any_piece(make, lanes):
         for row in (0, 5, 11):
             bad = x.clone()
             bad[row, 3] = math.nan
-            report = told(engine, 0, bad, ids, weights)
+            report = report_of(engine, 0, bad, ids, weights)
             assert (report.layer, report.stage, report.rows, report.first) == (0, "input", (row,), True)
             assert torch.equal(engine(0, x, ids, weights), clean)
 
@@ -66,7 +66,7 @@ def test_the_origin_is_found_in_the_first_and_the_last_piece(make, stage):
     e = int(ids[1, 0])
     piece = [row for row in range(4) if e in ids[row]]
     with engine, inject(engine, stage, layer=0, expert=e):
-        report = told(engine, 0, x, ids, weights)
+        report = report_of(engine, 0, x, ids, weights)
     wanted = {"race": "down"}.get(stage, stage)
     assert (report.layer, report.stage, report.experts, report.lane) == (0, wanted, (e,), "copied")
     assert list(report.rows) == piece and report.first
@@ -104,9 +104,9 @@ def test_another_cause_in_a_later_piece_is_reported_too(make):
         with inject(engine, "down", layer=2, rows=[1]):
             engine(2, x, ids, weights)
             engine.flush()
-    found = reports(seen)
-    assert [(r.cause, r.rows, r.first) for r in found] == [("overflow", (1,), True), ("input", (10,), True)]
-    assert "layer 0, the experts before this one, was clean" in found[1].evidence[0]
+    result = reports(seen)
+    assert [(r.cause, r.rows, r.first) for r in result] == [("overflow", (1,), True), ("input", (10,), True)]
+    assert "layer 0, the experts before this one, was clean" in result[1].evidence[0]
 
 
 class Waits:

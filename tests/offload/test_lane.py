@@ -20,11 +20,11 @@ def store(tmp_path_factory):
 def cpu(request, monkeypatch, store):
     if request.param == "python":
         monkeypatch.setattr(cpu_lane, "_native_lane", lambda: None)
-    found = cpu_lane.CpuLane(store.options, 1)
-    if request.param == "native" and found._native is None:
+    result = cpu_lane.CpuLane(store.options, 1)
+    if request.param == "native" and result._native is None:
         pytest.skip("the native library is not there, or is an older one")
-    yield found
-    found.close()
+    yield result
+    result.close()
 
 
 def given(store, T=3, k=2):
@@ -34,9 +34,9 @@ def given(store, T=3, k=2):
 
 
 def wanted(store, x, ids, base, rows, flags):
-    found, at = torch.empty_like(rows), torch.empty_like(flags)
-    Kernels(store.options, 1).rows(x, ids, base, found, at)
-    return found
+    result, at = torch.empty_like(rows), torch.empty_like(flags)
+    Kernels(store.options, 1).rows(x, ids, base, result, at)
+    return result
 
 
 def test_end_returns_the_times_and_the_rows_are_there(cpu, store):

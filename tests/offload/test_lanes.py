@@ -59,8 +59,8 @@ def test_every_lane_holds_to_the_golden(store_of, lanes):
     store = store_of()
     probes = "default" if lanes == "mixed" else ["values", "second_call"]  # the four give the same bits: see below
     with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, guard="off") as engine:
-        held = target(store, engine, torch.bfloat16, [*decode, *prefill, *odd, *single])
-        assay.check(held, probes=probes)
+        result = target(store, engine, torch.bfloat16, [*decode, *prefill, *odd, *single])
+        assay.check(result, probes=probes)
 
 
 @pytest.mark.parametrize("options", [
@@ -85,12 +85,12 @@ def test_biases_activations_and_odd_sizes_hold_to_the_golden(store_of, options):
 def test_the_four_lanes_give_the_same_bits(store_of, format, T):
     store = store_of(format)
     x, ids, weights = stores.call(store, 0, T, K)
-    found = {}
+    outputs = {}
     for lanes in LANES:
         with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, exact=False) as engine:
-            found[lanes] = engine(0, x, ids, weights)
-            assert torch.equal(engine(0, x, ids, weights), found[lanes])  # from a cache that is full by now
-    assert all(torch.equal(y, found["cpu"]) for y in found.values())
+            outputs[lanes] = engine(0, x, ids, weights)
+            assert torch.equal(engine(0, x, ids, weights), outputs[lanes])  # from a cache that is full by now
+    assert all(torch.equal(y, outputs["cpu"]) for y in outputs.values())
 
 
 def test_a_tokens_cached_and_copied_experts_are_computed_together(store_of, tmp_path):

@@ -47,11 +47,11 @@ def test_cached_arguments_are_updated_for_each_call(tmp_path):
             for layer in (0, 1):
                 x, ids, _ = stores.call(store, layer, 3, 2, seed=seed)
                 for given in (ids, ids.T.contiguous().T, ids.int()):
-                    found = torch.full((6, store.hidden_size), 9.0), torch.full((6,), 9, dtype=torch.uint8)
-                    wanted = torch.empty_like(found[0]), torch.empty_like(found[1])
-                    kept.rows(x, given, store.experts(layer), *found)
+                    result = torch.full((6, store.hidden_size), 9.0), torch.full((6,), 9, dtype=torch.uint8)
+                    wanted = torch.empty_like(result[0]), torch.empty_like(result[1])
+                    kept.rows(x, given, store.experts(layer), *result)
                     Kernels(store.options, 2).rows(x, given, store.experts(layer), *wanted)
-                    assert all(map(torch.equal, found, wanted))
+                    assert all(map(torch.equal, result, wanted))
             makes = makes or len(kept._calls)
         assert len(kept._calls) == makes == 6
 

@@ -55,17 +55,17 @@ def _cache(tmp_path_factory, monkeypatch):
 def test_logits_match_the_plain_model_in_float64_and_every_lane_gives_the_same_bits(family):
     plain = models.model(family)
     ids, mask = padded()
-    with offload(copy.deepcopy(plain), lanes="cpu") as held:
-        check_alike(held.model, plain)
-        assert_same_text(plain, held.model, ids, attention_mask=mask)
-        wanted = greedy(held.model, ids, attention_mask=mask)
-        store = held.engine.store.path
+    with offload(copy.deepcopy(plain), lanes="cpu") as offloaded:
+        check_alike(offloaded.model, plain)
+        assert_same_text(plain, offloaded.model, ids, attention_mask=mask)
+        wanted = greedy(offloaded.model, ids, attention_mask=mask)
+        store = offloaded.engine.store.path
     for lanes in LANES[1:]:
         given = {"lanes": lanes, "gpu_budget": slots(plain, 9), "calibration": CALIBRATION}
-        with offload(copy.deepcopy(plain), store=store, **given) as held:
-            came = greedy(held.model, ids, attention_mask=mask)
-            assert all(map(torch.equal, wanted, came)), lanes
-            stats = held.stats()
+        with offload(copy.deepcopy(plain), store=store, **given) as offloaded:
+            tokens = greedy(offloaded.model, ids, attention_mask=mask)
+            assert all(map(torch.equal, wanted, tokens)), lanes
+            stats = offloaded.stats()
             used = {"copied": stats.experts_copied, "cached": stats.experts_cached, "cpu": stats.experts_cpu}
             assert lanes == "auto" or (all(used.values()) if lanes == "mixed" else used[lanes] == sum(used.values()))
 
@@ -79,13 +79,13 @@ def test_a_bfloat16_model_generates_the_same_from_memory_and_folder_and_detaches
     ids = models.tokens()
     with torch.no_grad():
         before = plain(ids).logits
-    held = offload(copy.deepcopy(plain))
+    offloaded = offload(copy.deepcopy(plain))
     read = from_pretrained(tmp_path)
-    assert held.engine.store.format == "bf16" and held.engine.store.path == read.engine.store.path
-    assert torch.equal(held.model(ids).logits, read.model(ids).logits)
-    assert_same_text(plain, held.model, ids)
+    assert offloaded.engine.store.format == "bf16" and offloaded.engine.store.path == read.engine.store.path
+    assert torch.equal(offloaded.model(ids).logits, read.model(ids).logits)
+    assert_same_text(plain, offloaded.model, ids)
     assert all(p.is_meta for p in expert_parameters(read.model).values()) and not read.model.training
-    for each in (held, read):
+    for each in (offloaded, read):
         model = each.detach()
         model.set_experts_implementation("eager")
         assert each.engine.closed and model is each.model
@@ -100,32 +100,32 @@ def test_generate_works_as_before(how):
     plain = models.model("qwen3_moe", mlp_only_layers=[])
     options = dict(CALLS[how])
     ids, mask = padded() if options.pop("padded", False) else (models.tokens(), None)
-    with offload(copy.deepcopy(plain), lanes="mixed", gpu_budget=slots(plain, 9)) as held:
-        assert_same_text(plain, held.model, ids, **options, **({} if mask is None else {"attention_mask": mask}))
+    with offload(copy.deepcopy(plain), lanes="mixed", gpu_budget=slots(plain, 9)) as offloaded:
+        assert_same_text(plain, offloaded.model, ids, **options, **({} if mask is None else {"attention_mask": mask}))
 
 
 def test_sampling_inference_mode_and_plain_calls_give_the_same_bits():
     plain = models.model("olmoe")
     ids = models.tokens()
-    with offload(copy.deepcopy(plain)) as held:
+    with offload(copy.deepcopy(plain)) as offloaded:
         texts = []
-        for model in (plain, held.model):
+        for model in (plain, offloaded.model):
             torch.manual_seed(5)
             texts.append(model.generate(ids, max_new_tokens=8, do_sample=True, top_k=0, pad_token_id=0))
         assert torch.equal(*texts)
-        logits = held.model(ids).logits  # the experts have no gradient, and no test here needs one
+        logits = offloaded.model(ids).logits  # the experts have no gradient, and no test here needs one
         with torch.inference_mode():
-            assert torch.equal(held.model(ids).logits, logits)
+            assert torch.equal(offloaded.model(ids).logits, logits)
 
 
 @pytest.mark.slow
 def test_the_dense_part_compiles_around_the_calls_and_gives_the_same_bits():
-    with offload(models.model("mixtral")) as held:
+    with offload(models.model("mixtral")) as offloaded:
         ids = models.tokens()
-        wanted = held.model(ids).logits
-        calls = held.stats().calls
-        assert torch.equal(torch.compile(held.model, backend="eager")(ids).logits, wanted)
-        assert held.stats().calls == 2 * calls
+        wanted = offloaded.model(ids).logits
+        calls = offloaded.stats().calls
+        assert torch.equal(torch.compile(offloaded.model, backend="eager")(ids).logits, wanted)
+        assert offloaded.stats().calls == 2 * calls
 
 
 @pytest.mark.parametrize("cache", ["lru", "lfu", "none"])
@@ -133,11 +133,11 @@ def test_the_dense_part_compiles_around_the_calls_and_gives_the_same_bits():
 def test_any_budget_gives_the_same_bits(count, cache, tmp_path):
     plain = models.model("qwen3_moe", mlp_only_layers=[])
     ids = models.tokens()
-    with offload(copy.deepcopy(plain), store=tmp_path / "s", lanes="cpu") as held:
-        wanted = greedy(held.model, ids)
+    with offload(copy.deepcopy(plain), store=tmp_path / "s", lanes="cpu") as offloaded:
+        wanted = greedy(offloaded.model, ids)
     given = {"gpu_budget": slots(plain, count), "cache": cache, "calibration": CALIBRATION}
-    with offload(copy.deepcopy(plain), store=tmp_path / "s", **given) as held:
-        assert all(map(torch.equal, wanted, greedy(held.model, ids)))
+    with offload(copy.deepcopy(plain), store=tmp_path / "s", **given) as offloaded:
+        assert all(map(torch.equal, wanted, greedy(offloaded.model, ids)))
 
 
 def test_a_quantised_format_matches_its_own_numbers_and_needs_exact_false():
@@ -145,25 +145,30 @@ def test_a_quantised_format_matches_its_own_numbers_and_needs_exact_false():
     with pytest.raises(ValueError, match='cpu_format="int8" does not hold .*exact=False.*cpu_format="auto"'):
         offload(plain, cpu_format="int8")
     assert not any(p.is_meta for p in plain.parameters())
-    held = offload(copy.deepcopy(plain), cpu_format="int8", exact=False)
+    offloaded = offload(copy.deepcopy(plain), cpu_format="int8", exact=False)
     with pytest.raises(ValueError, match="int8, which rounded their weights"):
-        held.detach()
+        offloaded.detach()
     experts = models.experts_of(plain)
     with torch.no_grad():
         for e in range(len(experts.gate_up_proj)):
-            numbers = held.engine.store.dequantize(0, e)
+            numbers = offloaded.engine.store.dequantize(0, e)
             experts.gate_up_proj[e].copy_(numbers["gate_up"])
             experts.down_proj[e].copy_(numbers["down"])
-    check_alike(held.model, plain)
-    held.close()
+    check_alike(offloaded.model, plain)
+    offloaded.close()
 
 
 @pytest.mark.parametrize("kind", ["k2", "awq", "fp8", "mxfp4"])
 def test_a_quantised_checkpoint_keeps_its_codes(kind, tmp_path):
     folder, plain = checkpoints.quantised(tmp_path / kind, kind, "gpt_oss" if kind == "mxfp4" else "qwen3_moe")
-    with from_pretrained(folder, dtype=torch.float32) as held:
-        assert held.engine.store.exact and held.engine.store.format in ("int4", "int4_asym", "fp8_block", "mxfp4")
-        check_alike(held.model, plain)
+    with from_pretrained(folder, dtype=torch.float32) as offloaded:
+        assert offloaded.engine.store.exact and offloaded.engine.store.format in (
+            "int4",
+            "int4_asym",
+            "fp8_block",
+            "mxfp4",
+        )
+        check_alike(offloaded.model, plain)
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
@@ -171,12 +176,12 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, tmp_path):
 def test_another_dtype_than_the_files_converts_as_in_transformers(family, stored, asked, format, tmp_path):
     models.model(family, dtype=getattr(torch, stored)).save_pretrained(tmp_path)
     dtype = getattr(torch, asked)
-    with from_pretrained(tmp_path, dtype=dtype) as held:
-        assert held.model.dtype == dtype and held.engine.store.format == format
+    with from_pretrained(tmp_path, dtype=dtype) as offloaded:
+        assert offloaded.model.dtype == dtype and offloaded.engine.store.format == format
         plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
         plain.set_experts_implementation("eager")
-        assert_same_text(plain, held.model, models.tokens())
-        back = held.detach().state_dict()
+        assert_same_text(plain, offloaded.model, models.tokens())
+        back = offloaded.detach().state_dict()
         assert all(torch.equal(value, back[name]) for name, value in plain.state_dict().items())
 
 
@@ -250,11 +255,11 @@ def test_a_batch_and_its_length_leave_less_of_the_gpu_to_experts(monkeypatch):
 
 def test_progress_covers_experts_and_all_other_weights(tmp_path):
     models.model("mixtral").save_pretrained(tmp_path / "m")
-    told = []
-    from_pretrained(tmp_path / "m", store=tmp_path / "s", progress=lambda *said: told.append(said)).close()
-    dense = [said for said in told if said[2] == "reading all but the experts"]
-    assert len(dense) > 3 and dense[-1][0] == dense[-1][1] > dense[0][0] and told[: len(dense)] == dense
-    assert {said[2] for said in told} > {"reading all but the experts"}
+    reports = []
+    from_pretrained(tmp_path / "m", store=tmp_path / "s", progress=lambda *message: reports.append(message)).close()
+    dense = [message for message in reports if message[2] == "reading all but the experts"]
+    assert len(dense) > 3 and dense[-1][0] == dense[-1][1] > dense[0][0] and reports[: len(dense)] == dense
+    assert {message[2] for message in reports} > {"reading all but the experts"}
 
 
 @pytest.mark.gpu
@@ -265,23 +270,25 @@ def test_on_a_gpu_a_model_generates_the_same_through_every_lane_and_detaches(fam
     plain = models.model(family, dtype=dtype)
     ids, mask = (tensor.cuda() for tensor in padded())
     given = {"lanes": lanes, "gpu_budget": "64MiB", "calibration": CALIBRATION, "device": "cuda"}
-    with attach.offload(copy.deepcopy(plain), **given) as held:
-        assert held.model.device.type == "cuda"
-        came = greedy(held.model, ids, attention_mask=mask)[0]
-        assert torch.equal(came, greedy(held.model, ids, attention_mask=mask)[0])  # the same calls, the same bits
-        back = held.detach()
+    with attach.offload(copy.deepcopy(plain), **given) as offloaded:
+        assert offloaded.model.device.type == "cuda"
+        received = greedy(offloaded.model, ids, attention_mask=mask)[0]
+        assert torch.equal(
+            received, greedy(offloaded.model, ids, attention_mask=mask)[0]
+        )  # the same calls, the same bits
+        back = offloaded.detach()
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in plain.state_dict().items())
-    assert_same_ids(plain.cuda(), came, ids, steps=6, attention_mask=mask)
+    assert_same_ids(plain.cuda(), received, ids, steps=6, attention_mask=mask)
 
 
 @pytest.mark.gpu
 def test_a_model_already_on_the_gpu_is_offloaded_and_detached(tmp_path):
     plain = models.model("gpt_oss", dtype=torch.bfloat16).cuda()
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
-    with attach.offload(plain, store=tmp_path / "s", device="cuda", gpu_budget=0) as held:
+    with attach.offload(plain, store=tmp_path / "s", device="cuda", gpu_budget=0) as offloaded:
         assert all(p.is_meta for p in expert_parameters(plain).values())
-        assert held.model.generate(models.tokens().cuda(), max_new_tokens=3, pad_token_id=0).is_cuda
-        back = held.detach().state_dict()
+        assert offloaded.model.generate(models.tokens().cuda(), max_new_tokens=3, pad_token_id=0).is_cuda
+        back = offloaded.detach().state_dict()
     assert all(value.is_cuda and torch.equal(value, weights[name]) for name, value in back.items())
 
 
@@ -293,10 +300,10 @@ def test_the_small_checkpoint_generates_the_same_through_every_lane():
     ids = tokenizer("**MACBETH**  \nIs this a dagger which I see", return_tensors="pt").input_ids
     texts = []
     for lanes in ("cpu", "mixed"):
-        with from_pretrained(folder, lanes=lanes, gpu_budget="2MiB") as held:
-            texts.append(greedy(held.model, ids, 24)[0])
+        with from_pretrained(folder, lanes=lanes, gpu_budget="2MiB") as offloaded:
+            texts.append(greedy(offloaded.model, ids, 24)[0])
             if lanes == "cpu":
-                assert_same_text(plain, held.model, ids, steps=24)
+                assert_same_text(plain, offloaded.model, ids, steps=24)
     assert torch.equal(*texts)
 
 
@@ -309,30 +316,30 @@ def test_on_a_gpu_the_small_checkpoint_generates_the_same_through_every_lane(lan
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("**MACBETH**  \nIs this a dagger which I see", return_tensors="pt").input_ids.cuda()
     given = {"lanes": lanes, "gpu_budget": "16MiB", "calibration": CALIBRATION, "device": "cuda"}
-    with attach.from_pretrained(folder, **given) as held:
-        came = greedy(held.model, ids, 24)[0]
-    assert_same_ids(plain, came, ids, steps=24)
+    with attach.from_pretrained(folder, **given) as offloaded:
+        value = greedy(offloaded.model, ids, 24)[0]
+    assert_same_ids(plain, value, ids, steps=24)
 
 
 @pytest.mark.parametrize("where, value", [("model.norm.weight", math.nan), ("lm_head.weight", math.inf)])
 def test_a_nan_after_the_last_experts_is_reported_too(where, value):
     ids, broken = padded()[0], models.model("qwen3_moe")
     broken.get_parameter(where).data.fill_(value)
-    with offload(copy.deepcopy(broken)) as held, torch.no_grad():
-        for call in (held.model, held.model.generate):
+    with offload(copy.deepcopy(broken)) as offloaded, torch.no_grad():
+        for call in (offloaded.model, offloaded.model.generate):
             with pytest.raises(NumericsError, match="after the last layer of experts") as raised:
                 call(ids)
             report = raised.value.report
             assert (report.layer, report.cause, report.experts, report.num_rows) == (None, "after", (), len(ids))
-    with offload(broken, guard="warn") as held, torch.no_grad():
+    with offload(broken, guard="warn") as offloaded, torch.no_grad():
         with pytest.warns(NumericsWarning, match="after the last layer of experts"):
-            held.model(ids)
+            offloaded.model(ids)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            held.model(ids)  # it has been reported
+            offloaded.model(ids)  # it has been reported
 
 
 def test_a_head_may_mask_words_with_minus_infinity():
-    with offload(models.model("qwen3_moe")) as held, torch.no_grad():
-        held.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
-        assert held.model(padded()[0]).logits.isneginf().any()
+    with offload(models.model("qwen3_moe")) as offloaded, torch.no_grad():
+        offloaded.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
+        assert offloaded.model(padded()[0]).logits.isneginf().any()

@@ -39,20 +39,20 @@ def test_weights_edited_by_hand_are_restored_as_edited(tmp_path):
 def test_a_model_without_its_experts_cannot_be_saved_or_loaded_into(tmp_path):
     plain, other = models.model("mixtral"), models.model("mixtral", seed=1).state_dict()
     weights = {name: value.clone() for name, value in plain.state_dict().items()}
-    held = offload(plain)
+    offloaded = offload(plain)
     inner = {name.removeprefix("model."): value for name, value in other.items() if name.startswith("model.")}
     for ask in (
-        lambda: held.model.load_state_dict(other),
-        lambda: held.model.load_state_dict(other, strict=False),
-        lambda: held.model.model.load_state_dict(inner, strict=False),
-        lambda: held.model.state_dict(),
-        lambda: copy.deepcopy(held.model).state_dict(),
-        lambda: held.model.save_pretrained(tmp_path / "saved"),
+        lambda: offloaded.model.load_state_dict(other),
+        lambda: offloaded.model.load_state_dict(other, strict=False),
+        lambda: offloaded.model.model.load_state_dict(inner, strict=False),
+        lambda: offloaded.model.state_dict(),
+        lambda: copy.deepcopy(offloaded.model).state_dict(),
+        lambda: offloaded.model.save_pretrained(tmp_path / "saved"),
     ):
         with pytest.raises(RuntimeError, match="experts of this model are in a store.*detach"):
             ask()
     assert not list(tmp_path.glob("saved/*.safetensors"))
-    back = held.detach()
+    back = offloaded.detach()
     assert all(torch.equal(value, weights[name]) for name, value in back.state_dict().items())
     back.save_pretrained(tmp_path / "saved")
     back.load_state_dict(other)

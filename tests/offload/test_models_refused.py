@@ -90,16 +90,16 @@ def test_another_class_with_the_same_interface_is_accepted_after_a_trial():
     ids = models.tokens()
     with torch.no_grad():
         wanted = model(ids).logits
-    with offload(model) as held:
-        came = held.model(ids).logits
-    assert held.stats().calls and torch.equal(came.argmax(-1), wanted.argmax(-1))
+    with offload(model) as offloaded:
+        value = offloaded.model(ids).logits
+    assert offloaded.stats().calls and torch.equal(value.argmax(-1), wanted.argmax(-1))
 
 
 @pytest.mark.parametrize(
     "cls, text",
     [
         (ScaledExperts, "ScaledExperts does not compute a weighted sum of silu"),
-        (UngatedExperts, "UngatedExperts cannot be computed here: has_gate=False"),
+        (UngatedExperts, "UngatedExperts cannot be computed here: up_proj is none"),
         (PreActivated, "PreActivated cannot be computed here: _apply_gate is overridden"),
     ],
 )

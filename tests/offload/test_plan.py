@@ -46,7 +46,7 @@ def lanes(n, cached, copied, c):
         return seconds(tokens, curve, c.cpu_bytes_per_s, c.cpu_flops, c)
 
     used = [e for e in range(len(n)) if n[e]]
-    held = [e for e in used if e in cached]
+    cached_used = [e for e in used if e in cached]
     cpu = [e for e in used if e not in cached and e not in copied]
     alone, beside = (sum(t(n[e], curve) for e in cpu) for curve in (c.cpu_curve, c.cpu_beside_curve or c.cpu_curve))
     copies, slow_copies = (len(copied) * S / (rate or c.link_bytes_per_s) for rate in (None, c.link_beside_bytes_per_s))
@@ -56,17 +56,17 @@ def lanes(n, cached, copied, c):
             work, link = beside, beside + copies * (1 - beside / slow_copies)
         else:
             work, link = slow_copies + alone * (1 - slow_copies / beside), slow_copies
-    found = {
+    times = {
         "cpu": c.cpu_latency + work if cpu else 0.0,
         "link": c.link_latency + link + g(min(n[e] for e in copied)) if copied else 0.0,
         "dram": (len(cpu) + len(copied)) * S / c.dram_bytes_per_s,
-        "device": c.device_latency + sum(g(n[e]) for e in [*held, *copied]) if held or copied else 0.0,
+        "device": c.device_latency + sum(g(n[e]) for e in [*cached_used, *copied]) if cached_used or copied else 0.0,
     }
     if c.shared or c.split_latency:
-        split = cpu and (held or copied)
-        one_after_the_other = found["cpu"] + found["device"] if c.shared else 0.0
-        found["both"] = max(c.split_latency, one_after_the_other) if split else 0.0
-    return found
+        split = cpu and (cached_used or copied)
+        one_after_the_other = times["cpu"] + times["device"] if c.shared else 0.0
+        times["both"] = max(c.split_latency, one_after_the_other) if split else 0.0
+    return times
 
 
 def best_of_all(n, cached, c):
@@ -125,37 +125,37 @@ def splitting(c, data):
 @given(TOKENS, st.data(), ANY)
 def test_a_split_with_its_own_cost_is_no_worse_than_one_lane(n, data, c):
     c = splitting(c, data)
-    found = plan(n, (), c)
+    result = plan(n, (), c)
     missing = [e for e in range(len(n)) if n[e]]
     alone = [max(lanes(n, (), copied, c).values()) for copied in ((), missing)]
-    assert found.predicted <= min(alone) * (1 + 1e-12)
-    assert found.lane_times == pytest.approx(lanes(n, (), found.copied, c), rel=1e-12)
-    assert plan(n, (), replace(c, shared=False)).predicted <= found.predicted
+    assert result.predicted <= min(alone) * (1 + 1e-12)
+    assert result.lane_times == pytest.approx(lanes(n, (), result.copied, c), rel=1e-12)
+    assert plan(n, (), replace(c, shared=False)).predicted <= result.predicted
 
 
 @given(TOKENS, st.data(), ANY)
 def test_a_call_runs_on_the_cpu_if_that_beats_the_cached_experts(n, data, c):
     c = splitting(c, data)
     cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
-    split, alone, found = plan(n, cached, c), on_cpu(n, c), quickest(n, cached, c)
+    split, alone, result = plan(n, cached, c), on_cpu(n, c), quickest(n, cached, c)
     assert alone.lane_times == pytest.approx(lanes(n, (), (), replace(c, shared=False, split_latency=0.0)), rel=1e-12)
     assert alone.cpu == tuple(e for e in range(len(n)) if n[e]) and alone.predicted == max(alone.lane_times.values())
-    assert found == (alone if alone.predicted <= split.predicted else split)
+    assert result == (alone if alone.predicted <= split.predicted else split)
 
 
 @given(TOKENS, st.data(), ANY)
 def test_the_prediction_equals_the_formulas(n, data, c):
     cached = data.draw(st.sets(st.integers(0, len(n) - 1)))
-    found = plan(n, cached, c)
-    wanted = lanes(n, cached, found.copied, c)
-    assert found.lane_times == pytest.approx(wanted, rel=1e-12)  # the same numbers, summed in another order
-    assert found.predicted == max(found.lane_times.values())
+    result = plan(n, cached, c)
+    wanted = lanes(n, cached, result.copied, c)
+    assert result.lane_times == pytest.approx(wanted, rel=1e-12)  # the same numbers, summed in another order
+    assert result.predicted == max(result.lane_times.values())
     if any(n):
-        assert found.lane_times[found.limiting] == found.predicted
-    parts = [*found.cached, *found.copied, *found.cpu]
+        assert result.lane_times[result.limiting] == result.predicted
+    parts = [*result.cached, *result.copied, *result.cpu]
     assert sorted(parts) == [e for e in range(len(n)) if n[e]]
-    assert set(found.cached) == {e for e in cached if n[e]}
-    assert found.cached == tuple(sorted(found.cached)) and found.cpu == tuple(sorted(found.cpu))
+    assert set(result.cached) == {e for e in cached if n[e]}
+    assert result.cached == tuple(sorted(result.cached)) and result.cpu == tuple(sorted(result.cpu))
 
 
 @given(TOKENS, st.data(), ANY)
@@ -173,39 +173,39 @@ def test_it_is_the_best_of_all_splits_if_the_device_takes_no_time(n, data, c):
 
 
 def test_a_token_of_eight_experts_has_six_on_the_cpu_and_two_copied():
-    found = plan([1] * 8, (), costs())
-    assert (found.copied, found.cpu, found.limiting) == ((0, 1), (2, 3, 4, 5, 6, 7), "cpu")
-    assert round(found.predicted * 1e3, 2) == 0.56
+    result = plan([1] * 8, (), costs())
+    assert (result.copied, result.cpu, result.limiting) == ((0, 1), (2, 3, 4, 5, 6, 7), "cpu")
+    assert round(result.predicted * 1e3, 2) == 0.56
 
 
 def test_the_largest_counts_are_copied_first_and_ties_go_to_the_lower_id():
-    found = plan([1, 400, 1, 400, 7], (), costs(cpu_flops=1e10))
-    assert found.copied == (1, 3, 4, 0, 2)
+    result = plan([1, 400, 1, 400, 7], (), costs(cpu_flops=1e10))
+    assert result.copied == (1, 3, 4, 0, 2)
 
 
 def test_of_equal_splits_the_one_with_the_fewest_copies_is_taken():
     free = dict(cpu_latency=0.0, link_latency=0.0, device_latency=0.0, device_bytes_per_s=math.inf)
     even = dict(cpu_bytes_per_s=1e9, link_bytes_per_s=1e9, dram_bytes_per_s=1e9, cpu_flops=math.inf)
-    found = plan([1] * 4, (), costs(**free, **even, device_flops=math.inf))
-    assert (found.copied, found.limiting) == ((), "cpu")  # DRAM takes equally long for every split
+    result = plan([1] * 4, (), costs(**free, **even, device_flops=math.inf))
+    assert (result.copied, result.limiting) == ((), "cpu")  # DRAM takes equally long for every split
 
 
 def test_a_cached_expert_stays_on_the_device_and_unused_experts_are_in_no_lane():
-    found = plan([0, 3, 0, 1], [0, 1], costs())
-    assert found.cached == (1,) and 0 not in found.copied + found.cpu and 2 not in found.copied + found.cpu
+    result = plan([0, 3, 0, 1], [0, 1], costs())
+    assert result.cached == (1,) and 0 not in result.copied + result.cpu and 2 not in result.copied + result.cpu
 
 
 def test_nothing_to_do_takes_no_time():
     for nothing in ([], [0, 0]):
-        found = plan(nothing, (), costs())
-        assert (found.predicted, found.limiting) == (0.0, "none")
-        assert set(found.lane_times.values()) == {0.0}
+        result = plan(nothing, (), costs())
+        assert (result.predicted, result.limiting) == (0.0, "none")
+        assert set(result.lane_times.values()) == {0.0}
 
 
 def test_counts_may_be_a_list_a_tensor_or_an_array():
     n = [3, 0, 9, 1]
-    found = [plan(given, {2}, costs()) for given in (n, tuple(n), torch.tensor(n), np.array(n, dtype=np.int32))]
-    assert all(one == found[0] for one in found)
+    items = [plan(given, {2}, costs()) for given in (n, tuple(n), torch.tensor(n), np.array(n, dtype=np.int32))]
+    assert all(one == items[0] for one in items)
 
 
 def test_streaming_pays_when_one_expert_on_the_cpu_takes_longer_than_all_copies():

@@ -10,14 +10,14 @@ from goldsmith.offload.lanes import call_checks, route_order
 @pytest.mark.parametrize("T, k", [(0, 2), (1, 8), (9, 3), (20, 8)])
 def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
     ids = torch.randint(-1, 13, (T, k))
-    found = []
+    items = []
     for few in (10**9, 0):
         monkeypatch.setattr(route_order, "FEW", few)
         monkeypatch.setattr(call_checks, "FEW", few)
         counts, skips = call_checks.count_tokens(0, ids, 12)
         kept = ids.masked_fill(ids == 12, -1)
-        found.append((counts, skips, route_order.sort_routes(kept, counts, [e for e in (7, 2) if counts[e]])))
-    (counts, skips, one), (others, also, two) = found
+        items.append((counts, skips, route_order.sort_routes(kept, counts, [e for e in (7, 2) if counts[e]])))
+    (counts, skips, one), (others, also, two) = items
     assert counts == others and skips == also == bool(((ids < 0) | (ids == 12)).any())
     order, place = torch.as_tensor(two.order, dtype=torch.int64), torch.as_tensor(two.place)
     assert one.order == order.tolist() and one.place == place.tolist()

@@ -157,23 +157,23 @@ def test_an_engine_that_is_closed_in_a_trace_is_closed_and_traced(store, tmp_pat
 def test_a_trace_in_one_thread_does_not_disturb_calls_of_another(store, monkeypatch, tmp_path):
     x, ids, weights = stores.call(store, 0, 1, 3, dtype=torch.float32)
     with engine_of(store, "cpu") as engine:
-        wanted, cpu, found = engine(0, x, ids, weights), engine._lanes.cpu.lane, []
+        wanted, cpu, items = engine(0, x, ids, weights), engine._lanes.cpu.lane, []
         end = cpu.end
         monkeypatch.setattr(cpu, "end", lambda: (time.sleep(0.02), end())[1])
 
         def calls():
             for _ in range(12):
                 try:
-                    found.append(torch.equal(engine(0, x, ids, weights), wanted))
+                    items.append(torch.equal(engine(0, x, ids, weights), wanted))
                 except (ValueError, RuntimeError) as error:
-                    found.append(error)
+                    items.append(error)
 
         thread = threading.Thread(target=calls)
         thread.start()
         while thread.is_alive():
             with engine.trace(tmp_path / "t.json"):
                 time.sleep(0.005)
-        assert found == [True] * 12
+        assert items == [True] * 12
 
 
 def test_faults_are_planted_after_the_cpu_has_written(store):
@@ -227,8 +227,8 @@ def test_the_split_cost_is_the_callers_own_work_if_calls_run_ahead(store, monkey
         return asked(engine, *given)
 
     monkeypatch.setattr(call_overhead, "_own", own)
-    found = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
-    assert found["split"] > 0 and len(flushed) >= call_overhead._CALLS and sum(flushed) >= call_overhead._CALLS - 1
+    overhead = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
+    assert overhead["split"] > 0 and len(flushed) >= call_overhead._CALLS and sum(flushed) >= call_overhead._CALLS - 1
 
 
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0"])

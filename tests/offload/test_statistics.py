@@ -27,10 +27,10 @@ def engine_of(store, **options):
 
 def test_rates_without_counts_are_none_not_zero(store):
     with engine_of(store) as engine:
-        found = engine.stats().to_dict()
-    assert set(NAMES.split()) | {"layers"} == set(found)
-    assert [found[name] for name in ("hit_rate", "bound_share", "overlap", "limiting")] == [None] * 4
-    assert found["calls"] == found["bytes_h2d"] == 0 and found["layers"] == {}
+        result = engine.stats().to_dict()
+    assert set(NAMES.split()) | {"layers"} == set(result)
+    assert [result[name] for name in ("hit_rate", "bound_share", "overlap", "limiting")] == [None] * 4
+    assert result["calls"] == result["bytes_h2d"] == 0 and result["layers"] == {}
 
 
 def test_experts_bytes_and_tokens_are_counted_by_lane_and_layer(store):
@@ -84,11 +84,11 @@ def test_counts_add_up():
 
 
 def test_the_limiting_lane_is_weighted_by_time_not_calls():
-    found = Counts()
-    found.expect(0.01, "cpu")
+    counts = Counts()
+    counts.expect(0.01, "cpu")
     for _ in range(3):
-        found.expect(0.001, "link")
-    assert found.limiting == "cpu"
+        counts.expect(0.001, "link")
+    assert counts.limiting == "cpu"
 
 
 # -- explain

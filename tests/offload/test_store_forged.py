@@ -86,9 +86,9 @@ def test_an_inconsistent_header_is_refused(data, tmp_path, change, text):
     ).close()  # the forging itself causes no error
     change(content)
     for verify in ("header", "none"):
-        with pytest.raises(StoreError, match="ExpertStore.open: .*s") as told:
+        with pytest.raises(StoreError, match="ExpertStore.open: .*s") as error:
             ExpertStore.open(written(tmp_path / "s", data, content), verify=verify)
-        assert text in str(told.value)
+        assert text in str(error.value)
 
 
 BROKEN = [b"[" * 100_000, b'{"a":' * 100_000, b"{", b"\xff", b"", b"7", b"null"]
@@ -116,9 +116,9 @@ def test_a_header_must_follow_the_blocks_and_end_the_file(data, tmp_path, shift,
     page = bytearray(header.prefix(text, begin + shift))
     size = begin + shift + len(text) + (more if more < PAGE else 0)
     head = struct.Struct("<8sIIQQQ32s")
-    said = list(head.unpack_from(page))
-    said[3], said[5] = size, len(text) + (more if more > PAGE else 0)
-    packed = head.pack(*said)
+    output = list(head.unpack_from(page))
+    output[3], output[5] = size, len(text) + (more if more > PAGE else 0)
+    packed = head.pack(*output)
     page[: head.size + 32] = packed + header.hashlib.sha256(packed).digest()
     (tmp_path / "s").write_bytes((bytes(page) + blocks + text + bytes(PAGE))[:size])
     for verify in ("header", "none"):
@@ -191,11 +191,11 @@ def test_dequantised_numbers_are_fresh_copies(tmp_path):
     """Writing to a view of the mapping would end the process."""
     with build(tmp_path / "s", layers=(0,), bias=True, format="fp32", dtype=torch.float32) as store:
         first = store.whole().data_ptr()
-        found = store.dequantize(0, 1)
-        assert set(found) == {"gate_up", "down", "gate_up_bias", "down_bias"}
-        for name, numbers in found.items():
+        dequantized = store.dequantize(0, 1)
+        assert set(dequantized) == {"gate_up", "down", "gate_up_bias", "down_bias"}
+        for name, numbers in dequantized.items():
             assert not first <= numbers.data_ptr() < first + store.nbytes, name
-        for name, numbers in found.items():
+        for name, numbers in dequantized.items():
             numbers.zero_()
             assert store.dequantize(0, 1)[name].any()
 

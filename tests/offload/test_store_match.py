@@ -36,9 +36,9 @@ def test_weights_of_another_model_are_refused_with_the_first_difference(tmp_path
         for text, (given, options) in differences.items():
             with pytest.raises(StoreMismatch, match=f"is not a store of these weights: {text}"):
                 store.check_source(given, **options)
-        with pytest.raises(StoreMismatch) as found:
+        with pytest.raises(StoreMismatch) as error:
             store.check_source(other)
-        assert (found.value.layer, found.value.expert) == (1, 4)
+        assert (error.value.layer, error.value.expert) == (1, 4)
 
 
 def test_the_sample_of_an_expert_is_at_most_a_hundredth_of_its_file(tmp_path):
@@ -147,8 +147,8 @@ def saved(folder, layers):
     """A checkpoint of these layers."""
     folder.mkdir(exist_ok=True)
     names = {"gate_up": "gate_up_proj", "down": "down_proj"}
-    found = {f"model.layers.{n}.mlp.experts.{names[k]}": t for n, w in layers.items() for k, t in w.items()}
-    save_file(found, folder / "model.safetensors")
+    by_name = {f"model.layers.{n}.mlp.experts.{names[k]}": t for n, w in layers.items() for k, t in w.items()}
+    save_file(by_name, folder / "model.safetensors")
     return folder
 
 
@@ -185,11 +185,11 @@ def test_files_that_change_during_hashing_leave_no_key(tmp_path, monkeypatch):
     source = {0: weights(seed=1)}
     folder, plain = saved(tmp_path / "model", source), source_key.fingerprint_and_key
 
-    def fingerprint_and_key(*given, whole, **said):
-        found = plain(*given, whole=whole, **said)
+    def fingerprint_and_key(*given, whole, **progress):
+        result = plain(*given, whole=whole, **progress)
         if whole:
             saved(folder, outside_of_the_sample(source))
-        return found
+        return result
 
     monkeypatch.setattr("goldsmith.offload.store.cache_folder.fingerprint_and_key", fingerprint_and_key)
     with pytest.raises(StoreError, match="changed while they were read"):

@@ -198,9 +198,9 @@ def test_the_same_source_gives_the_same_bytes_at_another_time_and_place(tmp_path
 def test_a_disk_without_room_is_refused_before_writing(tmp_path, monkeypatch):
     Usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9 - 20_000, 20_000))
-    with pytest.raises(OSError, match=r"has 20\.0 kB free, but \d+\.\d kB are still to be written; make room") as found:
+    with pytest.raises(OSError, match=r"has 20\.0 kB free, but \d+\.\d kB are still to be written; make room") as error:
         ExpertStore.build(source(), tmp_path / "s")
-    assert found.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
+    assert error.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 @linux
@@ -220,14 +220,14 @@ def test_a_disk_that_fills_up_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number, said",
+    "number, message",
     [
         (errno.ENOSPC, "the disk is full; the unfinished file was removed"),
         (errno.EDQUOT, "the disk is full; the unfinished file was removed"),
         (errno.EFBIG, "the file is too large for the file system"),
     ],
 )
-def test_a_full_disk_error_names_the_callers_path(number, said, tmp_path, monkeypatch):
+def test_a_full_disk_error_names_the_callers_path(number, message, tmp_path, monkeypatch):
     real = atomic_file._create
 
     class Full:
@@ -251,21 +251,21 @@ def test_a_full_disk_error_names_the_callers_path(number, said, tmp_path, monkey
         return Full(file), name
 
     monkeypatch.setattr(atomic_file, "_create", create)
-    with pytest.raises(OSError, match=rf"{said}.* give store= on another disk \(or set GOLDSMITH_CACHE\)"):
+    with pytest.raises(OSError, match=rf"{message}.* give store= on another disk \(or set GOLDSMITH_CACHE\)"):
         ExpertStore.build(source(), tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_progress_counts_bytes_up_to_the_total(tmp_path):
-    said = []
-    store = ExpertStore.build(source(), tmp_path / "s", progress=lambda *what: said.append(what))
-    done, totals, texts = zip(*said)
-    assert list(done) == sorted(done) and len(said) == 8
+    messages = []
+    store = ExpertStore.build(source(), tmp_path / "s", progress=lambda *what: messages.append(what))
+    done, totals, texts = zip(*messages)
+    assert list(done) == sorted(done) and len(messages) == 8
     assert done[-1] == totals[-1] and set(totals) == {done[-1]} and store.nbytes > done[-1]
     assert texts[0] == "writing layer 0, expert 0" and texts[-1] == "writing layer 1, expert 3"
-    said.clear()
-    ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: said.append(what))
-    assert {total for _, total, _ in said} == {None}  # the number of layers is not known
+    messages.clear()
+    ExpertStore.build(iter(source().items()), tmp_path / "t", progress=lambda *what: messages.append(what))
+    assert {total for _, total, _ in messages} == {None}  # the number of layers is not known
 
 
 # -- obstacles of the file system
@@ -343,6 +343,6 @@ def test_an_unwritable_folder_error_names_the_given_path(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(name))
 
     monkeypatch.setattr(atomic_file.os, "open", refused)
-    with pytest.raises(PermissionError, match=r"no file can be created there \(Permission denied\); choose") as told:
+    with pytest.raises(PermissionError, match=r"no file can be created there \(Permission denied\); choose") as error:
         ExpertStore.build(source(), tmp_path / "s")
-    assert told.value.filename == str(tmp_path / "s")
+    assert error.value.filename == str(tmp_path / "s")

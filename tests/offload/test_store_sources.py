@@ -53,32 +53,32 @@ def test_a_layer_without_experts_is_refused(tmp_path):
 def test_layers_of_a_checkpoint_are_in_the_order_of_their_numbers(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    found = {}
+    tensors = {}
     for layer in (10, 2, 1):
         for name, tensor in weights(seed=layer, E=2).items():
-            found[f"model.layers.{layer}.mlp.experts.{name}_proj"] = tensor
-    save_file(found, folder / "model.safetensors")
+            tensors[f"model.layers.{layer}.mlp.experts.{name}_proj"] = tensor
+    save_file(tensors, folder / "model.safetensors")
     with ExpertStore.build(folder, tmp_path / "s") as store:
         assert store.layers == (1, 2, 10)
-    found["model.layers.2.mlp.experts.0.up_proj.weight"] = torch.zeros(32, 64)
-    save_file(found, folder / "model.safetensors")
+    tensors["model.layers.2.mlp.experts.0.up_proj.weight"] = torch.zeros(32, 64)
+    save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ValueError, match="layer 2 has both fused and separate experts"):
         ExpertStore.build(folder, tmp_path / "t")
 
 
 def test_progress_has_no_total_once_the_source_exceeds_the_estimate(tmp_path):
-    said = []
+    messages = []
     more = weights(E=5, seed=1)
     source = {0: weights(E=2), 1: {name: iter(tensor) for name, tensor in more.items()}}
-    ExpertStore.build(source, tmp_path / "s", progress=lambda *what: said.append(what)).close()
-    totals = [total for _, total, _ in said]
-    assert len(said) == 7 and set(totals[:4]) == {said[3][0]}  # two layers of two, according to the estimate
+    ExpertStore.build(source, tmp_path / "s", progress=lambda *what: messages.append(what)).close()
+    totals = [total for _, total, _ in messages]
+    assert len(messages) == 7 and set(totals[:4]) == {messages[3][0]}  # two layers of two, according to the estimate
     assert totals[4:] == [None] * 3
 
 
 def key(source, **options):
-    said = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None} | options
-    return source_key.fingerprint_and_key("test", source, said, whole=True)[1]
+    recipe = {"format": "auto", "group_size": None, "activation": "silu", "alpha": 1.702, "limit": None} | options
+    return source_key.fingerprint_and_key("test", source, recipe, whole=True)[1]
 
 
 def test_the_key_covers_every_piece_of_a_large_matrix():
@@ -107,8 +107,8 @@ def test_the_key_covers_dtypes_and_the_borders_between_tensors():
 def test_torch_defaults_change_nothing(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    found = {f"model.layers.0.mlp.experts.{name}_proj": tensor for name, tensor in weights(E=2).items()}
-    save_file(found, folder / "model.safetensors")
+    tensors = {f"model.layers.0.mlp.experts.{name}_proj": tensor for name, tensor in weights(E=2).items()}
+    save_file(tensors, folder / "model.safetensors")
     number = itertools.count()
 
     def work(_):

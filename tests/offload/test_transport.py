@@ -91,8 +91,8 @@ class Runtime:
         return self.unlocked
 
     def cudaGetLastError(self):
-        found, self.pending = self.pending, 0
-        return found
+        result, self.pending = self.pending, 0
+        return result
 
     def cudaGetErrorString(self, status):
         return b"invalid argument"

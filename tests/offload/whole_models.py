@@ -64,19 +64,19 @@ def assert_same_text(plain, ours, ids, *, steps=6, **options):
     assert_same_ids(plain, greedy(ours, ids, steps, **options)[0], ids, steps=steps, **options)
 
 
-def assert_same_ids(plain, came, ids, *, steps, **options):
+def assert_same_ids(plain, value, ids, *, steps, **options):
     """`assert_same_text` for given ids [B, T + steps]."""
     theirs, logits = greedy(plain, ids, steps, **options)
     for row in range(len(ids)):
-        different = (theirs[row] != came[row]).nonzero()
+        different = (theirs[row] != value[row]).nonzero()
         if len(different):
             at = int(different[0])
             there = logits[at - ids.shape[1], row].double()
             exact = wide_logits(plain, theirs[row, :at], options.get("attention_mask"), row)
             noise = float((there - exact).abs().max())
-            margin = float(exact[theirs[row, at]] - exact[came[row, at]])
+            margin = float(exact[theirs[row, at]] - exact[value[row, at]])
             assert margin <= 2 * noise, (
-                f"row {row}, token {at}: {int(came[row, at])} for {int(theirs[row, at])}, whose logit is {margin:.3g} "
+                f"row {row}, token {at}: {int(value[row, at])} for {int(theirs[row, at])}, whose logit is {margin:.3g} "
                 f"higher, where the plain model's own are within {noise:.3g}"
             )
 

@@ -65,11 +65,11 @@ def known(command: list[str]) -> Path | None:
 
 
 def main(*command: str) -> int:
-    found = known(list(command))
-    if found is None:
+    result = known(list(command))
+    if result is None:
         print(f"compiled.py: the checkout has no such object: {shlex.join(command)}")
         return subprocess.run([*command, "-O0"]).returncode
-    shutil.copyfile(found, option(list(command), "-o"))
+    shutil.copyfile(result, option(list(command), "-o"))
     return 0
 
 

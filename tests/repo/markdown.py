@@ -56,7 +56,7 @@ class Failure(Exception):
 
 
 def blocks(text: str) -> list[Block]:
-    found: list[Block] = []
+    items: list[Block] = []
     directives: list[str] = []
     lines = text.splitlines()
     at = 0
@@ -73,12 +73,12 @@ def blocks(text: str) -> list[Block]:
             body = "".join(inner[indent:] + "\n" for inner in lines[first:at])
             language, _, rest = fence["info"].strip().partition(" ")
             title = rest.removeprefix("title=") if rest.startswith("title=") else ""
-            found.append(Block(first, language, title, body, tuple(directives)))
+            items.append(Block(first, language, title, body, tuple(directives)))
             directives = []
         elif line.strip():
             directives = []
         at += 1
-    return found
+    return items
 
 
 def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
@@ -102,19 +102,19 @@ def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
 
 def commands(text: str) -> list[tuple[str, str]]:
     """(command, expected output) of a console block; a command goes on after a backslash at a line's end."""
-    found: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
     going_on = False
     for line in text.splitlines():
         if line.startswith("$ "):
-            found.append((line[2:], ""))
-        elif not found:
+            items.append((line[2:], ""))
+        elif not items:
             raise Failure("a console block begins with a line of output; commands begin with `$ `")
         elif going_on:
-            found[-1] = (found[-1][0] + "\n" + line, "")
+            items[-1] = (items[-1][0] + "\n" + line, "")
         else:
-            found[-1] = (found[-1][0], found[-1][1] + line + "\n")
+            items[-1] = (items[-1][0], items[-1][1] + line + "\n")
         going_on = line.endswith("\\")
-    return found
+    return items
 
 
 def differ(expected: str, got: str) -> Failure:
@@ -167,7 +167,7 @@ class Runner:
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
         environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
-        came, wrong = "", None
+        received, wrong = "", None
         for command, expected in commands(block.text):
             done = subprocess.run(
                 ["bash", "-c", command],
@@ -181,10 +181,10 @@ class Runner:
                 printed = f"{done.stdout}\n{done.stderr}"
                 raise Failure(f"`{command}` ended with status {done.returncode}, not {wanted}:\n\n{printed}")
             printed = done.stdout if done.stdout.strip() else done.stderr
-            came += f"$ {command}\n" + "".join(line.rstrip() + "\n" for line in printed.rstrip().splitlines())
+            received += f"$ {command}\n" + "".join(line.rstrip() + "\n" for line in printed.rstrip().splitlines())
             if wrong is None and expected.strip() and not agrees(expected, printed, numbers_vary=numbers_vary):
                 wrong = differ(f"$ {command}\n{expected}", printed)
-        self.came[block.line] = came
+        self.came[block.line] = received
         if wrong:
             raise wrong
 

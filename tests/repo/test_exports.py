@@ -15,9 +15,9 @@ PACKAGES = [
 
 def modules():
     """Every module that can be imported without a backend's own requirements."""
-    for found in pkgutil.walk_packages(goldsmith.__path__, "goldsmith."):
-        if not any(part.startswith("_") for part in found.name.split(".")):
-            yield found.name
+    for entry in pkgutil.walk_packages(goldsmith.__path__, "goldsmith."):
+        if not any(part.startswith("_") for part in entry.name.split(".")):
+            yield entry.name
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -94,7 +94,7 @@ def make(checkout, path, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
 
 
-def said(done):
+def error_lines(done):
     """The message: the one paragraph before make's own last line."""
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
@@ -102,27 +102,27 @@ def said(done):
 
 
 def test_a_machine_without_git_is_told_what_to_install(checkout, machine):
-    (line,) = said(make(checkout, machine("g++")))
+    (line,) = error_lines(make(checkout, machine("g++")))
     assert line.startswith("goldsmith: git is missing. Install it (Debian, Ubuntu: apt-get install git")
 
 
 def test_a_machine_without_a_compiler_is_told_what_to_install(checkout, machine):
-    (line,) = said(make(checkout, machine("git")))
+    (line,) = error_lines(make(checkout, machine("git")))
     assert line.startswith("goldsmith: g++ is missing.")
 
 
 def test_a_machine_without_python_is_told_what_to_install(checkout, machine):
-    (line,) = said(make(checkout, machine("git", "g++")))
+    (line,) = error_lines(make(checkout, machine("git", "g++")))
     assert line.startswith("goldsmith: Python is missing. Install Python 3.11 or newer")
 
 
 def test_an_old_python_is_named_with_its_version(checkout, machine):
-    (line,) = said(make(checkout, machine("git", "g++", python3=OLD_PYTHON)))
+    (line,) = error_lines(make(checkout, machine("git", "g++", python3=OLD_PYTHON)))
     assert line.startswith("goldsmith: Python 3.11 or newer is needed; found only python3 (3.9.18).")
 
 
 def test_a_python_without_venv_is_told_what_to_install(checkout, machine):
-    (line,) = said(make(checkout, machine("git", "g++", python3=BARE_PYTHON)))
+    (line,) = error_lines(make(checkout, machine("git", "g++", python3=BARE_PYTHON)))
     assert line.startswith("goldsmith: python3 (3.12.1) has no working venv module.")
 
 

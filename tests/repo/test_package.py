@@ -145,10 +145,10 @@ def test_the_library_depends_on_the_c_library_and_libgcc_only(built, tmp_path):
 
 def test_the_sdist_holds_what_is_needed_to_build_and_test(built):
     with tarfile.open(built[1]) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
+        names = {name.partition("/")[2] for name in archive.getnames()}
     for path in files():
         if not shown(path).startswith((".ci/", "benchmarks/results/", ".git")):
-            assert shown(path) in held
+            assert shown(path) in names
 
 
 def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):

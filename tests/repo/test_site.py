@@ -44,7 +44,7 @@ def test_pictures_load_nothing_from_other_sites():
     links = {
         shown(path): re.findall(r"(?:href|src)=\"http|url\(.?http|@import", path.read_text()) for path in files(".svg")
     }
-    assert {name for name, found in links.items() if found} == set()
+    assert {name for name, entry in links.items() if entry} == set()
 
 
 # Pictures of terminals

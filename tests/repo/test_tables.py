@@ -72,14 +72,14 @@ def test_a_row_that_failed_verification_says_so(speed):
 
 
 def test_only_a_proof_of_all_cases_counts_as_verified(speed):
-    for by, said in (
+    for by, message in (
         ("goldsmith verify, 1 cases, bfloat16 (v.json)", "1 case"),  # one that stands for others, out of a file
         ("goldsmith verify, 1 cases, bfloat16", "yes"),  # all there are, in the run
         ("goldsmith verify, 20 cases, bfloat16 (v.json)", "yes"),
         ("goldsmith verify, 21 cases, bfloat16 (v.json)", "yes"),
         ("goldsmith verify, 1 of 1 cases, bfloat16 (v.json)", "yes"),
     ):
-        assert speed({"verified_by": by}).splitlines()[2].endswith(f"| {said} |")
+        assert speed({"verified_by": by}).splitlines()[2].endswith(f"| {message} |")
 
 
 def test_rows_of_a_cpu_and_of_peers_that_did_not_run_are_left_out(speed):

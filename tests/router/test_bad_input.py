@@ -72,10 +72,10 @@ WEIGHTS, INDICES = torch.randn(2, 3, 5), torch.randint(0, 9, (2, 3, 5))
 
 
 def shapes(**changed):
-    came = {"h": [2, 3, 6], "w_in": [9, 6], "w_out": [9, 4], "weights": [2, 3, 5], "indices": [2, 3, 5]} | changed
+    value = {"h": [2, 3, 6], "w_in": [9, 6], "w_out": [9, 4], "weights": [2, 3, 5], "indices": [2, 3, 5]} | changed
     wanted = {"h": "[*batch, D]", "w_in": "[N, D] or None", "w_out": "[N, E]"}
     return "".join(
-        f"\n  {name + ':':9}{shape}, expected {wanted.get(name, '[*batch, K]')}" for name, shape in came.items()
+        f"\n  {name + ':':9}{shape}, expected {wanted.get(name, '[*batch, K]')}" for name, shape in value.items()
     )
 
 

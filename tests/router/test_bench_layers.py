@@ -64,8 +64,10 @@ def test_topk_of_topk_computes_product_topk_where_nothing_ties(weights, log_soft
         scores = sums.gather(-1, places)
         return {"none": lambda: scores, "exp": scores.exp, "softmax": lambda: scores.softmax(-1)}[weights]()
 
-    held = assay.Target(lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None)
-    assay.check(held, probes=("values", "ensemble"))
+    result = assay.Target(
+        lambda x, y, places: theirs[0], golden, cases={"x": x, "y": y, "places": places}, backward=None
+    )
+    assay.check(result, probes=("values", "ensemble"))
     op = Op.get("router.product_topk")
     draw = {"T": 9, "sx": 30, "sy": 20, "k": 7, "weights": weights, "log_softmax": log_softmax}
     entry = replace(op.bench[0], dtype=torch.float32, sizes=draw, build=replace(op.cases[0], sizes=draw).build)

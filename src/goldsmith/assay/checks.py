@@ -82,8 +82,8 @@ def check(
     selected = catalogue.select(probes if isinstance(probes, str) else tuple(probes))
     cases = target.cases if case is None else (target.case(case),)
     report, _ = examine(target, cases, dtype, device, seed, selected, budget_s, strict=strict)
-    for told in hooks.CHECKS:
-        told(hooks.CheckRecord(target, case, dtype, device, report))
+    for record in hooks.CHECKS:
+        record(hooks.CheckRecord(target, case, dtype, device, report))
     if raises and not report.ok:
         raise AssayError(report)
     return report
@@ -118,7 +118,7 @@ def examine(
                 if examinations:
                     break
                 label = _label(each, drawn, target, dtype)
-                why = report.partial or (budget.said if budget.spent else "")
+                why = report.partial or (budget.spent_text if budget.spent else "")
                 if why:
                     _not_run(report, tally, why, label, drawn, selected, only_values)
                     continue
@@ -127,8 +127,10 @@ def examine(
                 except Exception as error:
                     if not memory_errors.out_of_memory(error):
                         raise
-                    _not_run(report, tally, memory_errors.told(error), label, drawn, selected, only_values)
-                    report.environment[NO_MEMORY] = memory_errors.told(error)
+                    _not_run(
+                        report, tally, memory_errors.out_of_memory_text(error), label, drawn, selected, only_values
+                    )
+                    report.environment[NO_MEMORY] = memory_errors.out_of_memory_text(error)
                     continue
                 try:
                     with budget.ends(examination):
@@ -205,7 +207,7 @@ def _examine(examination: Examination, budget: Budget, tally: _Tally, only_value
         if probe.name not in examination.selected or probe.run is None:
             continue
         if probe.name != "values" and budget.spent:
-            tally.skipped(probe.name, budget.said)
+            tally.skipped(probe.name, budget.spent_text)
             skipped.append(probe.name)
             continue
         try:
@@ -225,7 +227,7 @@ def _examine(examination: Examination, budget: Budget, tally: _Tally, only_value
         except Exception as error:
             if not memory_errors.out_of_memory(error):
                 raise
-            examination.short = memory_errors.told(error)
+            examination.short = memory_errors.out_of_memory_text(error)
             if probe.name == "values":
                 examination.note(
                     NOT_RUN, examination.target.name or "", f"the case did not finish: {examination.short}"
@@ -237,7 +239,7 @@ def _examine(examination: Examination, budget: Budget, tally: _Tally, only_value
             memory_errors.release(examination.device)
     if skipped:
         examination.note(
-            "budget", examination.target.name or "", f"{budget.said}; not run on this case: {', '.join(skipped)}"
+            "budget", examination.target.name or "", f"{budget.spent_text}; not run on this case: {', '.join(skipped)}"
         )
 
 
@@ -271,7 +273,7 @@ def _float32(examination: Examination, tally: _Tally) -> None:
     except Exception as error:
         if not memory_errors.out_of_memory(error):
             raise
-        examination.short = memory_errors.told(error)
+        examination.short = memory_errors.out_of_memory_text(error)
         examination.note(NO_MEMORY, "float32", f"{examination.short}; not finished on this case: float32")
     examination.findings = [replace(f, probe="float32") for f in examination.findings]
 

@@ -82,9 +82,9 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="Prove only this backend. Default: all.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Check only this backend. Default: all.")] = None,
     device: Device = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Prove only in this dtype. Default: all that apply.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Check only in this dtype. Default: all that apply.")] = None,
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Run Triton kernels on the CPU, in Triton's interpreter.")
     ] = False,
@@ -99,7 +99,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
-    """Prove operators and backends against their float64 references.
+    """Check operators and backends against their float64 references.
 
     Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """

@@ -36,9 +36,9 @@ def device_of(request: PlacementRequest) -> str:
 
 
 def place(op: Op, backend: str, request: PlacementRequest) -> tuple[str, str | None]:
-    """The device to prove a backend on, and why it cannot run there, or None.
+    """The device to check a backend on, and why it cannot run there, or None.
 
-    If no device was named, a backend that runs on the CPU only is proved there.
+    If no device was named, a backend that runs on the CPU only is checked there.
     """
     device = device_of(request)
     reason = machine_reason(op, backend, device)

@@ -153,8 +153,8 @@ def find(names: Iterable[str]) -> list[ResolvedName]:
         if ":" in name or (not members and (is_file(name) or is_module(name))):
             for source in [name] if ":" in name else all_targets(name):
                 for index, target in enumerate(load_targets(source)):
-                    taken = [n.name for n in resolved.values()]
-                    own = next(n for n in _names(str(target.name), source, index) if n not in taken)
+                    names_in_use = [n.name for n in resolved.values()]
+                    own = next(n for n in _names(str(target.name), source, index) if n not in names_in_use)
                     resolved.setdefault(f"{source}#{index}", ResolvedName(own, source, target=target, index=index))
             continue
         if not members:

@@ -148,11 +148,11 @@ def eager(op: Declaration) -> Any:
                 values = (options[name] for name in op.options)
                 results = op._custom_backward(*given, *tensors, *values, needs, backend)
                 results = results if isinstance(results, (tuple, list)) else (results,)
-                found = dict(zip(op.grads, results, strict=True))
+                gradients = dict(zip(op.grads, results, strict=True))
             else:
-                found = _gradients(op, backend, given, tensors, options, needs)
+                gradients = _gradients(op, backend, given, tensors, options, needs)
             for name, position, need in zip(op.grads, positions, needs, strict=True):
-                out[position] = found[name] if need else None
+                out[position] = gradients[name] if need else None
         return tuple(out)
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__doc__": op.summary}
@@ -281,9 +281,9 @@ def _backward(op: Declaration) -> Any:
     def backward(*args: Any) -> Any:
         grads, tensors, options, needs, backend = _backward_split(op, args)
         backend = op.choose(backend, tuple(tensors.get(name) for name in op.inputs), options)
-        found = _gradients(op, backend, list(grads.values()), tuple(tensors.values()), options, needs)
+        gradients = _gradients(op, backend, list(grads.values()), tuple(tensors.values()), options, needs)
         some = next(t for t in tensors.values() if t is not None)
-        return _unwrap(tuple(found[name] if name in found else some.new_empty(0) for name in op.grads))
+        return _unwrap(tuple(gradients[name] if name in gradients else some.new_empty(0) for name in op.grads))
 
     return backward
 
@@ -303,8 +303,8 @@ def _gradients(
     named = dict(zip(op.residuals, tensors, strict=True))
     wanted = [name for name, need in zip(op.grads, needs, strict=True) if need]
     with undisturbed(tuple(tensors)):
-        found = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
-    return dict(zip(wanted, fresh([found[name] for name in wanted], (*grads, *tensors)), strict=True))
+        gradients = module.backward(dict(zip(op.outputs, grads, strict=True)), named, dict(options), frozenset(wanted))
+    return dict(zip(wanted, fresh([gradients[name] for name in wanted], (*grads, *tensors)), strict=True))
 
 
 def _backward_fake(op: Declaration) -> Any:

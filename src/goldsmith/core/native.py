@@ -101,16 +101,16 @@ def threads() -> int:
 
 def library() -> ctypes.CDLL:
     """The library at the requested level. Raises BackendUnavailable with the reason if there is none."""
-    found = _load()
-    if isinstance(found, str):
-        raise BackendUnavailable(f"native: {found}")
-    return found
+    result = _load()
+    if isinstance(result, str):
+        raise BackendUnavailable(f"native: {result}")
+    return result
 
 
 def reason() -> str | None:
     """Why the native backends cannot run here, as a sentence; None if they can."""
-    found = _load()
-    return found if isinstance(found, str) else None
+    result = _load()
+    return result if isinstance(result, str) else None
 
 
 def warn_if_not_built(why_not: str | None) -> None:
@@ -165,12 +165,9 @@ def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int
     operations.
 
     "read", "amx_l1", "amx_l2" and "amx_stream" are averages over the time; the others use each thread's fastest
-    interval.
-    The amx probes run the loop of a layer's tile products, [rows, 2048] times stripes [2048, 32] in bfloat16: on the
-    same
-    4 KiB of each again and again; on all rows and one stripe (which L2 holds if it is large enough); and on stripes
-    from
-    memory, each fetched while the one before it is multiplied.
+    interval. The amx probes run the loop of a layer's tile products, [rows, 2048] times stripes [2048, 32] in bfloat16:
+    on the same 4 KiB of each again and again; on all rows and one stripe (which L2 holds if it is large enough); and on
+    stripes from memory, each fetched while the one before it is multiplied.
 
     threads: 0 for torch's number. More than can run at the same time are started all the same.
     megabytes: read by all threads together, for "read" and "amx_stream".
@@ -189,11 +186,11 @@ def measure(what: str, *, threads: int = 0, seconds: float = 0.2, megabytes: int
 
 def layout() -> dict[str, dict[str, tuple[int, int]]]:
     """Offset and size of every field of the ABI, as the library has them; "" is the structure itself."""
-    rows, at, found = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
-    while rows[at].structure is not None:
-        row, at = rows[at], at + 1
-        found.setdefault(row.structure.decode(), {})[row.field.decode()] = (row.offset, row.size)
-    return found
+    rows, row_number, fields = library().gs_layout(), 0, dict[str, dict[str, tuple[int, int]]]()
+    while rows[row_number].structure is not None:
+        row, row_number = rows[row_number], row_number + 1
+        fields.setdefault(row.structure.decode(), {})[row.field.decode()] = (row.offset, row.size)
+    return fields
 
 
 def asked_level() -> str | None:

@@ -34,19 +34,19 @@ def allowed() -> tuple[int, ...]:
 
 def _untied() -> set[int]:
     """The processors that the system grants a thread that asks for all of them."""
-    found = set(os.sched_getaffinity(0))
+    processors = set(os.sched_getaffinity(0))
 
     def ask() -> None:
         try:
             os.sched_setaffinity(0, range(os.cpu_count() or 1))  # 0 is this thread, which ends afterwards
         except OSError:
             return  # forbidden: the binding stays
-        found.update(os.sched_getaffinity(0))
+        processors.update(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    return found
+    return processors
 
 
 def places() -> list[tuple[int, int]]:
@@ -71,24 +71,24 @@ def processors_of(node: int) -> list[int]:
 
 def numbers(text: str) -> list[int]:
     """ "0-2,5" -> [0, 1, 2, 5]"""
-    found: list[int] = []
+    result: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        result += range(int(first), int(last or first) + 1)
+    return result
 
 
 def quota(root: Path = Path("/")) -> float | None:
     """The number of processors that this process's control group and its parents allow; None without a limit."""
-    found: list[float] = []
+    limits: list[float] = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
-            found += _limits(root / "sys/fs/cgroup", path, _version_2)
+            limits += _limits(root / "sys/fs/cgroup", path, _version_2)
         elif "cpu" in controllers.split(","):
-            found += _limits(root / "sys/fs/cgroup/cpu", path, _version_1)
-            found += _limits(root / "sys/fs/cgroup/cpu,cpuacct", path, _version_1)
-    return min(found, default=None)
+            limits += _limits(root / "sys/fs/cgroup/cpu", path, _version_1)
+            limits += _limits(root / "sys/fs/cgroup/cpu,cpuacct", path, _version_1)
+    return min(limits, default=None)
 
 
 def _limits(mount: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:

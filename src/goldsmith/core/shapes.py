@@ -31,9 +31,9 @@ def check_shapes(
             wanted = f"at least {len(fixed)}" if lead is not None else str(len(fixed))
             _fail(op, f"{name} has {len(shape)} dimensions, wanted {wanted}", arguments, hint)
         split = len(shape) - len(fixed)
-        found: list[tuple[str, int | tuple[int, ...]]] = [] if lead is None else [(lead, shape[:split])]
-        found += zip(fixed, shape[split:], strict=True)
-        for word, size in found:
+        named_sizes: list[tuple[str, int | tuple[int, ...]]] = [] if lead is None else [(lead, shape[:split])]
+        named_sizes += zip(fixed, shape[split:], strict=True)
+        for word, size in named_sizes:
             if word.isdigit():
                 if size != int(word):
                     _fail(op, f"{name} has size {size} where {word} is needed", arguments, hint)

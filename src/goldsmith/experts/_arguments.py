@@ -24,10 +24,10 @@ def base_of(op: str, base: object) -> tuple[Tensor, Tensor, Tensor | None, Tenso
     if isinstance(base, (tuple, list)) and len(base) in (2, 4):
         gate_up, down, *biases = base
         return gate_up, down, *(biases or (None, None)), ""
-    came = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
+    value_text = f"a {type(base).__name__}" + (f" of {len(base)}" if isinstance(base, (tuple, list)) else "")
     raise TypeError(
-        f"{op}: base is {came}, wanted a PackedExperts, or a tuple of tensors: (gate_up [E, 2I, H], down [E, H, I]) or "
-        "(gate_up, down, gate_up_bias [E, 2I], down_bias [E, H])"
+        f"{op}: base is {value_text}, wanted a PackedExperts, or a tuple of tensors: (gate_up [E, 2I, H], "
+        "down [E, H, I]) or (gate_up, down, gate_up_bias [E, 2I], down_bias [E, H])"
     )
 
 
@@ -59,8 +59,10 @@ def lora_of(
     for target in TARGETS:
         pair = lora.get(target)
         if pair is not None and not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            came = f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else type(pair).__name__
-            raise TypeError(f"{op}: lora[{target!r}] is a {came}, wanted (A [E, r, in], B [E, out, r])")
+            value_text = (
+                f"{type(pair).__name__} of {len(pair)}" if isinstance(pair, (tuple, list)) else type(pair).__name__
+            )
+            raise TypeError(f"{op}: lora[{target!r}] is a {value_text}, wanted (A [E, r, in], B [E, out, r])")
         pairs += (None, None) if pair is None else pair
     return tuple(pairs), _scales(op, scaling, lora), 0.0, None
 

@@ -101,8 +101,8 @@ def _check_pairs(op: str, tensors: Mapping[str, Tensor]) -> None:
     for target in TARGETS:
         a, b = f"{target}_a", f"{target}_b"
         if (a in tensors) != (b in tensors):
-            came, missing = (a, b) if a in tensors else (b, a)
-            raise ValueError(f"{op}: {came} is given without {missing}; LoRA on {target} needs both or neither")
+            other, missing = (a, b) if a in tensors else (b, a)
+            raise ValueError(f"{op}: {other} is given without {missing}; LoRA on {target} needs both or neither")
 
 
 def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:

@@ -60,7 +60,7 @@ def mix_count(n: int) -> int:
 
 
 def streams_of(mixes: int) -> int | None:
-    """The n with rows(n) == mixes, or None: the inverse of `rows`."""
+    """The n with mix_count(n) == mixes, or None if there is no such n."""
     n = math.isqrt(mixes + 1) - 1
     return n if n >= 1 and mix_count(n) == mixes else None
 
@@ -73,14 +73,15 @@ def check_streams(op: str, name: str, x: Tensor) -> None:
 
 
 def check_coefficient(op: str, name: str, value: Tensor, x: Tensor) -> None:
-    """Refuses coefficients that are not float32 (or float64 with float64 streams): bfloat16 row sums miss 1 by 3e-3."""
+    """Checks the dtype of a coefficient: float32, or also float64 if x is. In bfloat16, row sums miss 1 by 3e-3."""
     check_tensor(op, name, value)
     allowed = (torch.float32, torch.float64) if x.dtype == torch.float64 else (torch.float32,)
     if value.dtype not in allowed:
-        came = str(value.dtype).removeprefix("torch.")
-        wanted = str(sum_dtype(x.dtype)).removeprefix("torch.")
+        dtype_text = str(value.dtype).removeprefix("torch.")
+        expected = str(sum_dtype(x.dtype)).removeprefix("torch.")
         raise TypeError(
-            f"{op}: {name} is {came}, wanted {wanted}: coefficients and their parameters keep full precision"
+            f"{op}: {name} is {dtype_text}, wanted {expected}: coefficients and their parameters must keep full "
+            "precision"
         )
 
 
@@ -95,13 +96,15 @@ def check_mixing(
     head: bool = False,
     biased: bool = True,
 ) -> None:
-    """Checks phi, alpha, bias and gamma against x [*batch, n, dim]; a `head` has n mixes and one alpha, not M and 3."""
+    """Checks phi, alpha, bias and gamma against x [*batch, n, dim].
+
+    A head has n mixes and one alpha; a hyper-connection has M = n*(n+2) mixes and three alphas.
+    """
     if _mixing_fits(x, phi, alpha, bias, gamma, head) and (bias is not None) == biased:
         return
     check_streams(op, "x", x)
-    n, dim = (
-        int(size) for size in x.shape[-2:]
-    )  # the patterns below need plain integers, also when a graph with dynamic sizes is traced
+    # the patterns below need plain integers, also when a graph with dynamic sizes is traced
+    n, dim = (int(size) for size in x.shape[-2:])
     groups, mixes = (1, n) if head else (3, mix_count(n))
     check_tensor(op, "phi", phi)
     check_dtype(op, "phi", phi, FLOATS)
@@ -126,7 +129,7 @@ def check_mixing(
 
 
 def _mixing_fits(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor | None, gamma: Tensor | None, head: bool) -> bool:
-    """Fast path: True for an ordinary valid call, in a few microseconds. False leaves it to the full check (90 us)."""
+    """True for an ordinary valid call, in a few microseconds. False: only the full check (90 us) can decide."""
     if not all(map(_is_dense, (x, phi, alpha))) or x.dim() < 2 or x.dtype not in FLOATS[:3]:
         return False
     n, dim = x.shape[-2:]
@@ -165,16 +168,16 @@ def _hint_phi(x: Tensor, phi: Tensor, mixes: int, head: bool) -> str:
         fits = f"for no n: {valid}" if implied_n is None else f"for n={implied_n}, but x has n={n}"
         return f"phi has {shape[0]} rows, which is n*(n+2) {fits}"
     if len(shape) == 2 and shape[0] == mix_count(n) and head:
-        return f"a head has one mix per stream, {n}; {shape[0]} rows belong to a connection"
+        return f"a head has {n} mixes, one per stream; a phi of {shape[0]} rows belongs to a hyper-connection"
     return f"phi needs one column for each of the {n}*{dim} channels of x"
 
 
 def _check_vector(op: str, name: str, value: object, size: int, x: Tensor) -> Tensor:
-    """Checks alpha or bias, which must be one tensor; a number or a list of tensors is the likely mistake."""
+    """Checks alpha or bias, which must be one tensor. Users often pass a number or a list of tensors."""
     if isinstance(value, tuple | list):
         joined = "torch.stack" if name == "alpha" else "torch.cat"
-        what = f"{type(value).__name__} of {len(value)}"
-        raise TypeError(f"{op}: {name} is a {what}, wanted one tensor [{size}]: {joined}({name})")
+        value_text = f"{type(value).__name__} of {len(value)}"
+        raise TypeError(f"{op}: {name} is a {value_text}, wanted one tensor [{size}]: {joined}({name})")
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} is {kind(value)}, wanted a tensor [{size}]")
     check_coefficient(op, name, value, x)
@@ -211,8 +214,8 @@ def _check_ranges(op: str, *, iterations: int = 1, post_mult: float = 1.0, **eps
 
 def check_flag(op: str, name: str, value: object, hint: str = "") -> None:
     if not isinstance(value, bool):
-        came = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
-        raise TypeError(f"{op}: {name}{came}, wanted True or False{hint}")
+        value_text = f" is {kind(value)}" if isinstance(value, Tensor) else f"={value!r}"
+        raise TypeError(f"{op}: {name}{value_text}, wanted True or False{hint}")
 
 
 def check_pre(
@@ -259,7 +262,7 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
     elif x.shape[-2:] == (f.shape[-1:] + h_post.shape[-1:]) and x.shape[-1] != x.shape[-2]:
         hint = f"x looks like [*batch, dim={x.shape[-2]}, n={x.shape[-1]}], streams innermost: use mhc.streams_from_te"
     elif f.shape[:-1] == x.shape[:-2] and f.shape[-1] != x.shape[-1]:
-        hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, as x has; it has {f.shape[-1]}"
+        hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, like x, but has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
         hint = "h_post and h_res need one row per stream of x"
     arguments = {

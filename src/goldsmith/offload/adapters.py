@@ -116,6 +116,13 @@ class EngineAdapters:
                 )
         self._by_name[name] = checked
 
+    def put(self, name: str, layers: Layers) -> None:
+        """An adapter to try alone, in place of an earlier one with this name; it may take the memory of all others."""
+        checked = self._checked(self._name(name), layers)
+        if self._memory is not None and _room([checked])[0] > self.nbytes:
+            raise ValueError(f"{OP}: the factors of {name!r} have no room on the GPU")
+        self._by_name[name] = checked
+
     def choose(self, names: str | Sequence[str] | None) -> ActiveLora:
         """The LoRA of these adapters, their sum if there are several; None: no LoRA."""
         wanted = () if names is None else (names,) if isinstance(names, str) else tuple(names)

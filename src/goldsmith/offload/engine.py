@@ -285,8 +285,8 @@ class Engine:
         later = [each for each in self.store.layers if each > layer]
         if not later:
             return None
-        held = self._caches[later[0]].resident()
-        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in held)
+        on_device = self._caches[later[0]].resident()
+        return later[0], tuple(e for e in range(self.store.num_experts(later[0])) if e not in on_device)
 
     def _after_failure(self, cache: Cache, assignment: Assignment) -> None:
         """Forgets the contents of caches and arenas after a lane raised."""

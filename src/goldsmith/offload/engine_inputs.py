@@ -21,7 +21,9 @@ def static_experts(
     """{layer: experts to keep, most used first} for cache="static"; otherwise {}."""
     if settings.cache == "static":
         if profile is None:
-            raise ValueError(f"{OP}: cache='static' needs profile=, the result of Engine.profile() or a file of it")
+            raise ValueError(
+                f"{OP}: cache='static' needs profile=, the result of Engine.profile() or a file that contains it"
+            )
         return profile_of(profile, {n: store.num_experts(n) for n in store.layers})
     if profile is not None:
         raise ValueError(f"{OP}: profile= is only for cache='static', but cache={settings.cache!r}")

@@ -141,8 +141,8 @@ def _costs(costs: Costs, experts: int, used: int, hits: float) -> dict[str, Any]
             gains[lane] = best.predicted / quickest(counts, cached, faster).predicted - 1
         facts[name] = {"predicted": best.predicted, "limiting": best.limiting, "twice_as_fast": gains}
         facts[name] |= {"experts": {"cpu": len(best.cpu), "copied": len(best.copied), "cached": len(best.cached)}}
-    facts["cpu_alone"] = not any(quickest(counts, held_experts, costs).cached for counts, _ in calls.values()
-                                 for held_experts in (range(1), range(used), range(experts)))  # fmt: skip
+    facts["cpu_alone"] = not any(quickest(counts, cached_experts, costs).cached for counts, _ in calls.values()
+                                 for cached_experts in (range(1), range(used), range(experts)))  # fmt: skip
     return facts
 
 

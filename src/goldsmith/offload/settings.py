@@ -72,7 +72,7 @@ def check_store(store: object, exact: object) -> None:
     if exact and not store.exact:
         raise ValueError(
             f"{OP}: the store's format {store.format!r} does not hold the model's weights exactly; allow that with "
-            "exact=False, or build a store with cpu_format='auto', which does"
+            "exact=False, or build a store with cpu_format='auto', which is exact"
         )
 
 

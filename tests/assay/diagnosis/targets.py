@@ -24,9 +24,9 @@ def best(kernel, golden, cases, tensor="y", **more):
     target = assay.Target(kernel, golden, cases=cases, **({"backward": None} | more))
     examination = session_of(target, ("values", "ensemble"))
     got = next(t for n, _, t in examination.first.results() if n == tensor)
-    found = explain(examination, tensor, got, examination.first)
-    assert found, f"nothing explains {tensor}"
-    return found[0]
+    changes = explain(examination, tensor, got, examination.first)
+    assert changes, f"nothing explains {tensor}"
+    return changes[0]
 
 
 @assay.case(T=[6], D=[20], E=[12])
@@ -46,8 +46,8 @@ def layer(fault=None, names=("h", "z", "p"), ignore=(), double=False):
     def tell(name, value):
         if name not in names:
             return value
-        said = assay.stage(name, value)
-        return value if name in ignore else said
+        output = assay.stage(name, value)
+        return value if name in ignore else output
 
     def kernel(x, w, b):
         k = 16 if fault == "h" else w.shape[0]

@@ -62,11 +62,11 @@ def test_a_stage_without_time_for_isolation_is_not_tried(hurried):
     assert "assay.stage" not in str(hurried)
 
 
-@pytest.mark.parametrize("said", ["ignores", "raised"])
-def test_advice_on_stages_is_only_for_kernels_that_ignore_them(said):
-    text = {"ignores": "wrong, and the candidate ignores a substituted h", "raised": "the isolated run raised"}[said]
+@pytest.mark.parametrize("message", ["ignores", "raised"])
+def test_advice_on_stages_is_only_for_kernels_that_ignore_them(message):
+    text = {"ignores": "wrong, and the candidate ignores a substituted h", "raised": "the isolated run raised"}[message]
     evidence = Evidence(Report("told", FAIL), [StageState("y", "output", state=OBSERVED, text=text)], "y", "y")
-    assert ("assay.stage" in " ".join(open_questions(evidence, []))) is (said == "ignores")
+    assert ("assay.stage" in " ".join(open_questions(evidence, []))) is (message == "ignores")
 
 
 # whole numbers and masks

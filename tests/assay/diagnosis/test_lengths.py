@@ -28,7 +28,7 @@ def kernel(last=lambda n, longest: n, biases=1):
 
 
 @pytest.mark.parametrize(
-    "wrong, cause, said",
+    "wrong, cause, message",
     [
         (kernel(lambda n, _: n - 1), "off_by_one", "every number in length is -1"),
         (kernel(lambda n, _: n + 1), "off_by_one", "every number in length is +1"),
@@ -37,9 +37,9 @@ def kernel(last=lambda n, longest: n, biases=1):
         (kernel(biases=3), "repeated_term", "the error is 2 times bias"),
     ],
 )
-def test_the_cause_is_named(wrong, cause, said):
-    found = assay.diagnose(assay.Target(wrong, golden, cases=rows, name="sums"), device="cpu")
-    assert found.causes[0].id == cause and said in " ".join(found.causes[0].evidence), found
+def test_the_cause_is_named(wrong, cause, message):
+    diagnosis = assay.diagnose(assay.Target(wrong, golden, cases=rows, name="sums"), device="cpu")
+    assert diagnosis.causes[0].id == cause and message in " ".join(diagnosis.causes[0].evidence), diagnosis
 
 
 def test_the_right_kernel_is_not_accused():

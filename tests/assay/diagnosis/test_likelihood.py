@@ -65,14 +65,14 @@ TOY = {
 
 
 def test_likelihoods_are_the_softmax_of_true_statements():
-    result = likelihood.chances(TOY, frozenset(["all wrong", "never heard of"]), {})
+    result = likelihood.probabilities(TOY, frozenset(["all wrong", "never heard of"]), {})
     assert list(result) == ["missing_term", "wrong_mask"] and sum(result.values()) == pytest.approx(1)
     assert result["missing_term"] == pytest.approx(math.exp(2) / (math.exp(2) + math.exp(1)))
 
 
 def test_a_cause_with_a_mark_is_not_guessed_without_its_rule():
-    assert "race" not in likelihood.chances(TOY, frozenset(["all wrong"]), {})
-    assert next(iter(likelihood.chances(TOY, frozenset(["all wrong"]), {"race": "weak"}))) == "race"
+    assert "race" not in likelihood.probabilities(TOY, frozenset(["all wrong"]), {})
+    assert next(iter(likelihood.probabilities(TOY, frozenset(["all wrong"]), {"race": "weak"}))) == "race"
     assert set(CATALOGUE) > likelihood.MARKED and not likelihood.MARKED & {
         "missing_term",
         "wrong_factor",
@@ -87,7 +87,7 @@ def test_strengths_of_rules():
         {"race": 0.1}
     ) == {"race": "weak"}
     assert likelihood.statements(frozenset(["a block"]), text) == {"a block", "first is wrong_mask"}
-    assert likelihood.statements(frozenset(), {"race": "weak"}) == {likelihood.SILENT}
+    assert likelihood.statements(frozenset(), {"race": "weak"}) == {likelihood.NO_SURE_RULE}
 
 
 def test_a_sure_rule_stays_first_and_others_follow_by_likelihood():
@@ -125,6 +125,6 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
     given = learn.examples()
     left = [e for e in given if e.batch == "6"]
     model = learn.fitted([e for e in given if e.batch not in ("6", learn.HELD)])
-    shares = learn.shares([(e, learn.told(model, e)) for e in left])
+    shares = learn.shares([(e, learn.ranking(model, e)) for e in left])
     assert len(left) > 50 and shares["among 3, learned"] >= shares["among 3"] + 0.1, shares
     assert shares["first, learned"] >= shares["first"], shares

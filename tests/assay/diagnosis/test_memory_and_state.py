@@ -15,8 +15,8 @@ from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.report.results import Finding, Location
 
 
-def first(found):
-    return (found.verdict, found.first_wrong_stage, found.causes[0].id), str(found)
+def first(diagnosis):
+    return (diagnosis.verdict, diagnosis.first_wrong_stage, diagnosis.causes[0].id), str(diagnosis)
 
 
 @assay.case(T=[6], D=[8], E=[5])
@@ -251,7 +251,7 @@ def test_memory_that_is_written_after_the_call_has_returned_is_missing_a_wait(mo
 
 
 def test_an_inheriting_stage_gives_way_to_an_earlier_one_that_fails_in_another_run():
-    def told(state, run_first):
+    def reported_stage(state, run_first):
         stages = [StageState("inv_rms", "stage", 0.2, 0.2, "ok"), StageState("x_hat", "stage", 2.0, 0.1, state)]
         runs = {"scale 2^-12": RunFact("scale 2^-12", ("y",), first=run_first)}
         evidence = Evidence(report(), stages=[*stages, StageState("y", "output", 2.0, 0.1, "inherited")], runs=runs)
@@ -259,9 +259,9 @@ def test_an_inheriting_stage_gives_way_to_an_earlier_one_that_fails_in_another_r
         collect._before_what_inherits(evidence)
         return evidence.first_wrong
 
-    assert told("inherited", "inv_rms") == "inv_rms"
-    assert told("culprit", "inv_rms") == "x_hat"
-    assert told("inherited", "y") == told("inherited", "") == "x_hat"
+    assert reported_stage("inherited", "inv_rms") == "inv_rms"
+    assert reported_stage("culprit", "inv_rms") == "x_hat"
+    assert reported_stage("inherited", "y") == reported_stage("inherited", "") == "x_hat"
 
 
 def test_a_bias_visible_in_only_one_layout_is_no_layout_fault():

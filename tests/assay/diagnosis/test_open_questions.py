@@ -24,8 +24,8 @@ def term(condition):
 
 
 def test_there_are_no_open_questions():
-    held = evidence(whatif=[change("sign_flip"), change("sign_flip"), change("permuted", False)], fits=[term(10.0)])
-    assert open_questions(held, []) == []
+    result = evidence(whatif=[change("sign_flip"), change("sign_flip"), change("permuted", False)], fits=[term(10.0)])
+    assert open_questions(result, []) == []
 
 
 def test_a_stage_that_could_not_be_isolated():

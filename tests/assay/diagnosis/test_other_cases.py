@@ -24,7 +24,7 @@ def test_a_sure_rule_of_another_case_comes_first():
     diagnosis = assay.diagnose(target, target.cases[0])
     assert diagnosis.causes[0].id == "sign_flip", str(diagnosis)
     assert diagnosis.causes[0].evidence[0].startswith("in rows[T=8,D=6]: "), diagnosis.causes[0].evidence
-    assert any("in rows[T=8,D=6], which fails at the same stage, one is" in said for said in diagnosis.traced), (
+    assert any("in rows[T=8,D=6], which fails at the same stage, one is" in message for message in diagnosis.traced), (
         diagnosis.traced
     )
     assert all(a.score >= b.score for a, b in zip(diagnosis.causes, diagnosis.causes[1:], strict=False))
@@ -36,9 +36,9 @@ def test_a_case_with_a_sure_rule_needs_no_other_case():
         lambda x, w: -golden(x, w) if len(x) == 5 else unlike(x, w) * 2, golden, cases=rows, backward=None
     )
     diagnosis = assay.diagnose(target, target.cases[0])
-    assert diagnosis.causes[0].id == "sign_flip" and not any("No rule is sure" in said for said in diagnosis.traced), (
-        str(diagnosis)
-    )
+    assert diagnosis.causes[0].id == "sign_flip" and not any(
+        "No rule is sure" in message for message in diagnosis.traced
+    ), str(diagnosis)
 
 
 def test_empty_and_right_cases_are_skipped():

@@ -111,4 +111,4 @@ def test_an_error_that_disappears_once_every_bag_has_members_is_due_to_an_empty_
         assert diagnosis.ok
         return
     assert diagnosis.causes[0].id == first
-    assert any("offsets has nothing in group 1" in said for said in diagnosis.causes[0].evidence)
+    assert any("offsets has nothing in group 1" in message for message in diagnosis.causes[0].evidence)

@@ -5,7 +5,7 @@ import torch
 
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
-from goldsmith.assay.diagnosis.whatif.run.calls import Listening, moved
+from goldsmith.assay.diagnosis.whatif.run.calls import Listening, with_result
 from goldsmith.assay.diagnosis.whatif.run.golden import Golden
 from goldsmith.assay.diagnosis.whatif.run.replay import Unknown, taped
 
@@ -74,11 +74,11 @@ def both(golden, tensor, change):
 @pytest.mark.parametrize("change", [twice, turned])
 @pytest.mark.parametrize("golden", [plain, in_place, of_parts])
 def test_it_makes_what_a_whole_run_makes(golden, change, tensor):
-    found = list(both(golden, tensor, moved(change)))
-    told = [(replayed, whole) for replayed, whole in found if replayed is not None]
-    assert len(told) > len(found) // 3
-    assert all(torch.equal(replayed.nan_to_num(), whole.nan_to_num()) for replayed, whole in told)
-    assert len({tuple(whole.flatten().tolist()) for _, whole in told}) > 2, "the changes change something"
+    result = list(both(golden, tensor, with_result(change)))
+    compared = [(replayed, whole) for replayed, whole in result if replayed is not None]
+    assert len(compared) > len(result) // 3
+    assert all(torch.equal(replayed.nan_to_num(), whole.nan_to_num()) for replayed, whole in compared)
+    assert len({tuple(whole.flatten().tolist()) for _, whole in compared}) > 2, "the changes change something"
 
 
 def test_another_layout_is_read_as_it_lies():
@@ -86,9 +86,9 @@ def test_another_layout_is_read_as_it_lies():
         h = torch.tanh(x.t() * 2).t() * scale[ids][:, None]
         return h.view(-1, 2, 3).flip(1).reshape(x.shape) + w.sum() * 0
 
-    found = list(both(each, "y", moved(laid_otherwise)))
-    told = [(replayed, whole) for replayed, whole in found if replayed is not None]
-    assert len(told) > 3 and all(torch.equal(replayed, whole) for replayed, whole in told)
+    result = list(both(each, "y", with_result(laid_otherwise)))
+    compared = [(replayed, whole) for replayed, whole in result if replayed is not None]
+    assert len(compared) > 3 and all(torch.equal(replayed, whole) for replayed, whole in compared)
 
 
 @pytest.mark.parametrize("golden", [plain, in_place])
@@ -123,21 +123,23 @@ def test_what_the_backward_reads_otherwise(golden, new, tensor):
     run, listening = Golden(ref), Listening().record()
     own = run.run_under(listening, ref.leaves, tensor)[tensor]
     replay = taped(lambda mode: run.run_under(mode, ref.leaves, tensor), tensor)
-    told = changed = 0
+    compared = changed = 0
     for key in {**ref.leaves, **{call.index: call for call in listening.calls if not call.backward}}:
 
-        def saved(held, key=key):
-            return {key: new(held[key]).contiguous()} if key in held and held[key].dtype == torch.float64 else {}
+        def saved(tensors, key=key):
+            return (
+                {key: new(tensors[key]).contiguous()} if key in tensors and tensors[key].dtype == torch.float64 else {}
+            )
 
         whole = run.run_under(Listening(saved=saved), ref.leaves, tensor)[tensor]
         try:
             assert torch.equal(replay.value({}, {}, saved), whole), key
-            told, changed = told + 1, changed + (not torch.equal(whole, own))
+            compared, changed = compared + 1, changed + (not torch.equal(whole, own))
         except Unknown:
             continue
-    assert told > 5 and (changed or tensor == "scale.grad")
+    assert compared > 5 and (changed or tensor == "scale.grad")
     with pytest.raises(Unknown):
-        replay.value({}, {"x": ref.leaves["x"] * 2}, lambda held: {})
+        replay.value({}, {"x": ref.leaves["x"] * 2}, lambda tensors: {})
 
 
 def test_what_python_has_read_is_left_to_a_whole_run():
@@ -161,7 +163,7 @@ def test_what_python_has_read_is_left_to_a_whole_run():
         index = next(call.index for call in names.calls if call.name == "mm")
         replay = taped(lambda mode, run=run, ref=ref: run.run_under(mode, ref.leaves, "y"), "y")
         with pytest.raises(Unknown):
-            replay.value({index: moved(lambda out: -out)}, {})
+            replay.value({index: with_result(lambda out: -out)}, {})
 
 
 @pytest.mark.gpu

@@ -97,17 +97,17 @@ def test_another_mask_does_not_change_elements_that_both_keep(agree, claimed):
 @pytest.mark.parametrize("operators, first", [({"rand", "ge", "mul"}, "dropout_mismatch"), ({"mul"}, "off_by_one")])
 def test_another_seed_is_another_mask_where_random_numbers_are_drawn(operators, first):
     ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
-    told = WhatIf("off_by_one", "seed is 18, one too high", "x.grad", 1.0, True, prior=0.6, others=0.0)
+    result = WhatIf("off_by_one", "seed is 18, one too high", "x.grad", 1.0, True, prior=0.6, others=0.0)
     given = {"tensor": "x.grad", "fits": [], "ratios": [], "permutations": []}
-    evidence = pair(G * ours, G * theirs, whatif=[told], operators=frozenset(operators), **given)
+    evidence = pair(G * ours, G * theirs, whatif=[result], operators=frozenset(operators), **given)
     assert rank(evidence, {})[0].id == first
 
 
 @pytest.mark.parametrize("rows, first", [(3, "repeated_term"), (5, "wrong_factor")])
 def test_a_ratio_is_a_count_if_the_case_has_that_many_of_something(rows, first):
     golden = draw(rows, 7)
-    told = WhatIf("wrong_factor", "beta counts as 1 - beta", "y", 1.0, True, prior=0.6, others=0.0)
-    evidence = pair(3 * golden, golden, whatif=[told], sizes={"R": rows}, fits=[
+    result = WhatIf("wrong_factor", "beta counts as 1 - beta", "y", 1.0, True, prior=0.6, others=0.0)
+    evidence = pair(3 * golden, golden, whatif=[result], sizes={"R": rows}, fits=[
         Fit("y", "y", "1", "repeated", 2.0, 1e-9, exact=2.0, golden=1.0, gain=1.0, r2=1.0)
     ])  # fmt: skip
     assert rank(evidence, {})[0].id == first

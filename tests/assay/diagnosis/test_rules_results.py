@@ -71,7 +71,7 @@ def test_the_right_choice_is_right():
 def test_an_illegal_choice_is_explained_by_the_change_that_makes_it(mistake, cause, text):
     result = diagnosed(**mistake)
     assert result.causes[0].id == cause and result.causes[0].tensor == "index", str(result)
-    assert any(text in said for said in result.causes[0].evidence), result.causes[0].evidence
+    assert any(text in message for message in result.causes[0].evidence), result.causes[0].evidence
 
 
 def test_a_choice_that_fails_only_with_large_inputs_follows_from_a_failing_stage():
@@ -122,6 +122,6 @@ def test_results_accumulated_in_one_buffer_or_packed_in_the_wrong_order(fault, c
     diagnosis = assay.diagnose(
         assay.Target(lambda x, w, mod: Backward.apply(x, w, mod, fault), modulated, cases=packed)
     )
-    assert diagnosis.causes[0].id == cause and any(text in said for said in diagnosis.causes[0].evidence), str(
+    assert diagnosis.causes[0].id == cause and any(text in message for message in diagnosis.causes[0].evidence), str(
         diagnosis
     )

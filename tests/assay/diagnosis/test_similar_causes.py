@@ -9,7 +9,7 @@ from assay.diagnosis.targets import best
 from goldsmith import assay
 
 
-def told(kernel, golden, cases, **declared):
+def failing_diagnosis(kernel, golden, cases, **declared):
     diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **({"backward": None} | declared)))
     assert diagnosis.verdict == "fail", str(diagnosis)
     return diagnosis
@@ -41,7 +41,7 @@ def in_buffers(second):
 
 def test_a_stage_written_into_an_earlier_ones_memory():
     assert assay.check(assay.Target(in_buffers(1), gated, cases=tokens, backward=None)).ok
-    diagnosis = told(in_buffers(0), gated, tokens)
+    diagnosis = failing_diagnosis(in_buffers(0), gated, tokens)
     assert diagnosis.causes[0].id == "aliased" and diagnosis.first_wrong_stage == "y", str(diagnosis)
     assert "gate is right when it is computed, and up is then written into its memory" in diagnosis.causes[0].evidence
 
@@ -54,7 +54,7 @@ def test_reusing_memory_after_its_last_read_is_no_fault():
         assay.stage("again", gate.mul_(0))
         return y
 
-    diagnosis = told(kernel, gated, tokens)
+    diagnosis = failing_diagnosis(kernel, gated, tokens)
     assert diagnosis.causes[0].id != "aliased" and diagnosis.causes[0].id in ("repeated_term", "wrong_factor"), str(
         diagnosis
     )
@@ -96,7 +96,7 @@ def pooled(fault):
 )
 def test_pool_memory_is_added_to_or_read_after_it_was_freed(fault, cause):
     assert assay.check(assay.Target(pooled(""), outer, cases=series, backward=None)).ok
-    diagnosis = told(pooled(fault), outer, series)
+    diagnosis = failing_diagnosis(pooled(fault), outer, series)
     assert diagnosis.causes[0].id == cause, str(diagnosis)
 
 
@@ -135,8 +135,8 @@ def not_zeroed(x, at, M):
 
 
 def test_an_empty_row_is_a_group_and_scattered_elements_are_not():
-    assert told(skips_empty, summed, grouped).causes[0].id == "empty_group"
-    assert told(not_zeroed, spread, picked).causes[0].id == "never_written"
+    assert failing_diagnosis(skips_empty, summed, grouped).causes[0].id == "empty_group"
+    assert failing_diagnosis(not_zeroed, spread, picked).causes[0].id == "never_written"
 
 
 # sums in a narrow dtype, whose first one has a single addend
@@ -159,7 +159,7 @@ def test_a_running_sum_in_bfloat16_whose_first_row_is_exact():
     def golden(x):
         return torch.stack([x[: t + 1].sum(0) for t in range(len(x))])
 
-    diagnosis = told(narrow, golden, rounded)
+    diagnosis = failing_diagnosis(narrow, golden, rounded)
     assert diagnosis.causes[0].id == "low_precision_accumulation", str(diagnosis)
     assert "every element is a bfloat16 number" in diagnosis.causes[0].evidence[0], diagnosis.causes[0].evidence
 
@@ -223,5 +223,5 @@ def twice_as_wide(x, taps):
 
 
 def test_equally_wrong_stages_are_wrong_although_each_substitution_makes_it_worse():
-    diagnosis = told(twice_as_wide, variance, images)
+    diagnosis = failing_diagnosis(twice_as_wide, variance, images)
     assert diagnosis.first_wrong_stage == "mean", str(diagnosis)

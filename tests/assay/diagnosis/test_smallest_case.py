@@ -80,7 +80,7 @@ def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypa
         at_once.append(sum(examination() is not None for examination in outputs))
         return report, examinations
 
-    def told(self, trial):
+    def tells(self, trial):
         return trial.case.sizes["T"] > 1
 
     of = assay.Target(lambda x, w: (x * w).sum(-1) * 1.5, lambda x, w: (x * w).sum(-1), cases=rows, name="factor")
@@ -88,7 +88,7 @@ def test_one_smaller_case_stays_in_memory_and_the_chosen_one_runs_again(monkeypa
     evidence = collect.begin(whole, report)
     collect.collect(whole, evidence, collect.Depth(runs=(), influence=(), whatif=frozenset()))
     monkeypatch.setattr(smallest_case, "examine", examine)
-    monkeypatch.setattr(smallest_case._ShowsCause, "__call__", told)
+    monkeypatch.setattr(smallest_case._ShowsCause, "__call__", tells)
     shrunk, small = smallest_case.smallest_case(
         whole, evidence, "y", "wrong_factor", cause_shown="wrong_factor", spent=lambda more: False
     )

@@ -39,7 +39,7 @@ def test_a_stale_copy_of_any_input_is_recognised(name):
     best = diagnosis.causes[0]
     assert best.id == "stale_copy" and best.score > 0.9, str(diagnosis)
     assert f" {name} " in " ".join(best.evidence), best.evidence
-    assert not any("no input as it was" in said for said in best.evidence)
+    assert not any("no input as it was" in message for message in best.evidence)
 
 
 @pytest.mark.parametrize("name", ["n", "mask"])

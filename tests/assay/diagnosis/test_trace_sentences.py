@@ -154,7 +154,7 @@ def test_only_gradients_are_traced():
 
 
 @pytest.mark.parametrize(
-    "fault, said, open_",
+    "fault, message, open_",
     [
         ("y0", "x.grad is wrong with grad_y0 alone, and right with grad_y1 alone", ""),
         ("tail", "axis 1 [32..39] alone; a single 1 in grad_y0 at [0, 32] shows it", ""),
@@ -164,11 +164,11 @@ def test_only_gradients_are_traced():
         ("always", "x.grad is wrong with zeros for every output gradient", ""),
     ],
 )
-def test_the_sentences(fault, said, open_):
+def test_the_sentences(fault, message, open_):
     it, result = asked(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
     evidence.carriers = result
-    assert said in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
+    assert message in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
     assert bool(open_) == bool(open_questions(evidence, []))
 
 

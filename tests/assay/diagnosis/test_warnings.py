@@ -19,7 +19,7 @@ def strictly(target):
 def test_sizes_of_addends_in_a_backward_are_read_without_a_warning():
     result = strictly(adapter("missing", named=False))
     assert result.causes[0].id == "missing_term" and not result.evidence.left_out, str(result)
-    assert not any("Left out" in said for said in result.traced), result.traced
+    assert not any("Left out" in message for message in result.traced), result.traced
 
 
 def test_a_changed_golden_may_warn():

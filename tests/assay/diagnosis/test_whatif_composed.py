@@ -1,4 +1,4 @@
-"""Changed goldens: block results assembled wrongly, places taken in turn, stale reads, factors of one addend."""
+"""Changed goldens: block results assembled wrongly, positions assigned in turn, stale reads, factors of one addend."""
 
 import pytest
 import torch
@@ -41,10 +41,14 @@ def parts(x):
 @pytest.mark.parametrize(
     "kernel, cause, text",
     [
-        (lambda x: parts(x)[-1][0], "overwritten_accumulator", "the last one replaces all before it"),
-        (lambda x: torch.stack([v for v, _ in parts(x)]).mean(0), "wrong_factor", "all weigh alike"),
-        (lambda x: sum(v * n for v, n in parts(x)) / x.shape[1], "missing_term", "what lies between the blocks"),
-        (lambda x: spread(x) - spread(x[:, :8]) * 8 / 11, "overwritten_accumulator", "what the last one adds"),
+        (lambda x: parts(x)[-1][0], "overwritten_accumulator", "the last block replaces all blocks before it"),
+        (lambda x: torch.stack([v for v, _ in parts(x)]).mean(0), "wrong_factor", "all blocks have the same weight"),
+        (lambda x: sum(v * n for v, n in parts(x)) / x.shape[1], "missing_term", "without the terms between blocks"),
+        (
+            lambda x: spread(x) - spread(x[:, :8]) * 8 / 11,
+            "overwritten_accumulator",
+            "the increment that the last block adds",
+        ),
     ],
     ids=["last", "alike", "averaged", "last_step"],
 )
@@ -76,12 +80,15 @@ def in_chunks(x, keep):
 def test_a_recurrence_begins_anew_in_every_chunk():
     change = explained(assay.Target(in_chunks, decayed, cases=steps, backward=None))
     assert change[0].cause == "missing_term" and change[0].exact
-    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each begins anew" for what in change)
+    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each block starts anew" for what in change)
 
 
 def test_sums_that_go_on_where_the_one_before_stopped():
     change = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
-    assert (change.cause, change.exact) == ("uninitialised_accumulator", True) and "set to zero once" in change.text
+    assert (change.cause, change.exact) == (
+        "uninitialised_accumulator",
+        True,
+    ) and "set to zero only once" in change.text
     assert "stale_state" in change.also
 
 
@@ -100,7 +107,7 @@ def test_heads_are_taken_in_turn():
     golden = lambda q, k: attend(q, k, lambda h, n, kv: h // (n // kv))  # noqa: E731
     kernel = lambda q, k: attend(q, k, lambda h, n, kv: h % kv)  # noqa: E731
     change = best(assay.Target(kernel, golden, cases=heads, backward=None))
-    assert (change.cause, change.exact) == ("permuted", True) and "taken in turn by 2" in change.text
+    assert (change.cause, change.exact) == ("permuted", True) and "assigned in turn to 2 groups" in change.text
     assert set(change.also) == {"wrong_stride", "invalid_index"}
 
 

@@ -21,7 +21,7 @@ def tried(target, tensor="y"):
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
     session = search(examination, tensor, got, examination.first)
     count = 0
-    plain = Search._tried
+    plain = Search._try
 
     def counted(self, change):
         nonlocal count
@@ -29,7 +29,7 @@ def tried(target, tensor="y"):
         return plain(self, change)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Search, "_tried", counted)
+        patched.setattr(Search, "_try", counted)
         return session.run(lambda: False), count
 
 

@@ -23,8 +23,8 @@ def looked_up(x, s, codes, *, place=lambda t: t, low=0):
 @pytest.mark.parametrize(
     "fault, cause, text",
     [
-        ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first one"),
-        ({"place": lambda t: t // 4}, "wrong_stride", "the number of its block of 4 is used as the place"),
+        ({"place": lambda t: t % 4}, "invalid_index", "every block of 4 reads the first block"),
+        ({"place": lambda t: t // 4}, "wrong_stride", "the number of the block of 4 is used as the position"),
         ({"low": 1}, "wrong_format", "low and high four bits of a byte are exchanged"),
     ],
     ids=["block", "number", "nibbles"],
@@ -139,13 +139,13 @@ class HandedOn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        out, came = torch.empty_like(g), torch.zeros_like(ctx.a)
+        out, result = torch.empty_like(g), torch.zeros_like(ctx.a)
         for at in reversed(range(0, len(g), 4)):
-            own, both = torch.zeros_like(ctx.a), came
+            own, both = torch.zeros_like(ctx.a), result
             for t in reversed(range(at, min(at + 4, len(g)))):
                 own, both = ctx.a * own + g[t], ctx.a * both + g[t]
                 out[t] = both
-            came = own
+            result = own
         return out, None
 
 

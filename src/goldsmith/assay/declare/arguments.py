@@ -49,7 +49,9 @@ def check_arguments(
     if not isinstance(probes, str) and not (
         isinstance(probes, Sequence | set | frozenset) and all(isinstance(p, str) for p in probes)
     ):
-        raise TypeError(f"probes: expected the name of a level, or a list of levels and probes, got {probes!r}")
+        raise TypeError(
+            f"probes: expected the name of a level, or a list of names of levels and probes, got {probes!r}"
+        )
     if budget_s is not None and (isinstance(budget_s, bool) or not isinstance(budget_s, int | float)):
         raise TypeError(f"budget_s: expected a positive number of seconds or None, got {budget_s!r}")
     if budget_s is not None and not budget_s > 0:

@@ -178,7 +178,7 @@ def _check_value(case: str, name: object, value: object) -> None:
         kinds = {"quantized": value.is_quantized, "nested": value.is_nested, "meta": value.is_meta}
         kind = next((k for k, it_is in kinds.items() if it_is), str(value.layout).removeprefix("torch."))
         raise TargetError(
-            f"case {case}: {name!r} is a tensor of kind {kind}; only dense ones can be guarded and judged"
+            f"case {case}: {name!r} is a tensor of kind {kind}, which cannot be judged; pass a dense tensor"
         )
     if value.is_complex():
         raise TargetError(
@@ -246,7 +246,7 @@ def as_cases(cases: object) -> tuple[Case, ...]:
         names = [c.name for c in flat]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise TargetError(f"cases: {twice[0]!r} occurs twice; every case needs its own name")
+            raise TargetError(f"cases: {twice[0]!r} occurs more than once; every case needs its own name")
         return tuple(flat)
     hint = "; put @assay.case(...) with its sizes above the function" if inspect.isfunction(cases) else ""
     raise TypeError(

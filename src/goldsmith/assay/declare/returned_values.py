@@ -16,11 +16,15 @@ class UnusableResult(Exception):
 
 
 def names_of(
-    result: object, names: tuple[str, ...] | None, who: str, source: str = "declared are", taken: Collection[str] = ()
+    result: object,
+    names: tuple[str, ...] | None,
+    who: str,
+    source: str = "the target declares",
+    unavailable: Collection[str] = (),
 ) -> list[tuple[str, object]]:
-    """A return value as pairs (output name, value); `source` introduces the known names in an error.
+    """A return value as pairs (output name, value); `source` says in an error where the known names come from.
 
-    Default names are y, or y0, y1, ...; if one of them is `taken`, the next free base name.
+    Default names are y, or y0, y1, ...; if one of them is `unavailable`, z, out or result replaces y.
     """
     if isinstance(result, Mapping):
         return [(str(name), value) for name, value in result.items()]
@@ -28,28 +32,28 @@ def names_of(
     fits = names is not None and len(names) == len(values)
     if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
-    known = _free(len(values), isinstance(result, list | tuple), taken) if names is None else names
+    known = _free(len(values), isinstance(result, list | tuple), unavailable) if names is None else names
     if len(known) != len(values):
         count = "1 result" if len(values) == 1 else f"{len(values)} results"
-        raise TargetError(f"outputs: the {who} returned {count}, {source} {len(known)}: {', '.join(known)}")
+        raise TargetError(f"outputs: the {who} returned {count}, but {source} {len(known)}: {', '.join(known)}")
     return list(zip(known, values, strict=True))
 
 
 def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collection[str], who: str, sent: bool) -> None:
     """Raises TargetError if a result has the name of an input, scalar, gradient or output gradient.
 
-    who: the beginning of the message; sent: whether output gradients are passed, as grad_<output>.
+    who: the start of the message; sent: whether the candidate receives output gradients, as grad_<output>.
     """
     free = _free(len(names), len(names) > 1, [*supply, *names])
     example = ", ".join(repr(n) for n in free) + ("," if len(names) == 1 else "")
     advice = f"choose other names, outputs=({example})"
     for name in names:
         if name in supply:
-            there = f"case values: {', '.join(supply)}"
-            raise TargetError(f"{who} {name!r} is also the name of a case value; {there}; {advice}")
+            case_values = f"case values: {', '.join(supply)}"
+            raise TargetError(f"{who} {name!r} is also the name of a case value; {case_values}; {advice}")
         if name.endswith(".grad"):
-            of = name.removesuffix(".grad")
-            raise TargetError(f"{who} {name!r} is also the name of the gradient of {of}; {advice}")
+            tensor = name.removesuffix(".grad")
+            raise TargetError(f"{who} {name!r} is also the name of the gradient of {tensor}; {advice}")
     gradients = {f"grad_{n}": n for n in names if sent and n not in saved}
     for name in (*supply, *names):
         if name in gradients:
@@ -57,11 +61,11 @@ def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collect
             raise TargetError(f"{who} {name!r} is also the name of the output gradient of {output!r}; {advice}")
 
 
-def _free(count: int, several: bool, taken: Collection[str]) -> tuple[str, ...]:
+def _free(count: int, several: bool, unavailable: Collection[str]) -> tuple[str, ...]:
     """Unused names for results: y, or y0, y1, ... for several, or the next free base name."""
     for base in ("y", "z", "out", "result"):
         names = tuple(f"{base}{i}" for i in range(count)) if several else (base,)
-        if not any(n in taken or f"grad_{n}" in taken for n in names):
+        if not any(n in unavailable or f"grad_{n}" in unavailable for n in names):
             return names
     return tuple(f"my_result{i}" for i in range(count))
 
@@ -109,17 +113,19 @@ def _kind(value: Tensor) -> str:
     return "quantized" if value.is_quantized else "nested" if value.is_nested else f"of layout {value.layout}"
 
 
-def name_gradients(result: object, wanted: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
+def name_gradients(result: object, expected: tuple[str, ...], who: str) -> dict[str, Tensor | None]:
     """The gradients that a backward returned (a dict, or a tuple in the order of `grads`), by input name."""
     if isinstance(result, Mapping):
-        unknown = [n for n in result if n not in wanted]
+        unknown = [n for n in result if n not in expected]
         if unknown:
-            raise TargetError(f"{who}: returned a gradient for {unknown[0]!r}; wanted are: {', '.join(wanted)}")
-        return _gradients({n: result.get(n) for n in wanted}, who)
+            raise TargetError(
+                f"{who}: returned a gradient for {unknown[0]!r}, expected gradients for: {', '.join(expected)}"
+            )
+        return _gradients({n: result.get(n) for n in expected}, who)
     values = tuple(result) if isinstance(result, list | tuple) else (result,)
-    if len(values) != len(wanted):
-        raise TargetError(f"{who}: returned {len(values)} gradients; wanted are {len(wanted)}: {', '.join(wanted)}")
-    return _gradients(dict(zip(wanted, values, strict=True)), who)
+    if len(values) != len(expected):
+        raise TargetError(f"{who}: returned {len(values)} gradients, expected {len(expected)}: {', '.join(expected)}")
+    return _gradients(dict(zip(expected, values, strict=True)), who)
 
 
 def _gradients(named: dict[str, Any], who: str) -> dict[str, Tensor | None]:

@@ -272,9 +272,9 @@ def _string(argument: str, value: object) -> str:
 def _names(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
         raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
-    twice = [n for n in value if list(value).count(n) > 1]
-    if twice:
-        raise TargetError(f"{argument}: {twice[0]!r} occurs twice in {list(value)}")
+    duplicates = [n for n in value if list(value).count(n) > 1]
+    if duplicates:
+        raise TargetError(f"{argument}: {duplicates[0]!r} occurs more than once in {list(value)}")
     return tuple(value)
 
 
@@ -295,7 +295,7 @@ def _dtypes(value: object) -> tuple[torch.dtype, ...]:
         raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
     twice = [d for d in dtypes if list(dtypes).count(d) > 1]
     if twice:
-        raise TargetError(f"dtypes: {twice[0]} occurs twice")
+        raise TargetError(f"dtypes: {twice[0]} occurs more than once")
     unknown = [d for d in dtypes if d not in UNIT]
     if unknown:
         raise TargetError(f"dtypes: {unknown[0]} cannot be judged; use one of: {listed(UNIT)}")

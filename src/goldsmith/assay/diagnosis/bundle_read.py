@@ -82,7 +82,7 @@ def _meta(path: Path) -> dict[str, Any]:
         raise ValueError(f"{JSON}: left_out is {str(meta['left_out'])[:80]}; it may name only golden and outputs")
     for name in ("layouts", "versions"):
         if not all(isinstance(value, str) for value in meta[name].values()):
-            raise ValueError(f"{JSON}: {name!r} holds something other than text")
+            raise ValueError(f"{JSON}: {name!r} has a value that is not text")
     return meta
 
 

@@ -64,14 +64,14 @@ def fit(examination: Examination, name: str, kind: str, got: Tensor, *, terms: b
         out.ratios = alone(name, y, golden, rounded, _other_results(examination, name), names)
     if not terms:
         return out
-    terms_found = {**_everything(ref, name, golden), **_paths(ref, name)}
-    for other in _independent_equals(examination, name, y, bound, terms_found):
-        terms_found.pop(other), factors.pop(other, None)
-    out.fits = regress(name, y, golden, terms_found, factors=factors, bound=bound, numbers=names)
+    named_terms = {**_everything(ref, name, golden), **_paths(ref, name)}
+    for other in _independent_equals(examination, name, y, bound, named_terms):
+        named_terms.pop(other), factors.pop(other, None)
+    out.fits = regress(name, y, golden, named_terms, factors=factors, bound=bound, numbers=names)
     if not out.fits:
-        out.fits = _by_segment(name, y, against, terms_found, factors, names)
+        out.fits = _by_segment(name, y, against, named_terms, factors, names)
     if not (out.fits or any(r.fraction > _MOSTLY for r in out.ratios) or out.patterns):
-        _ratios_in_block(out, name, y, against, terms_found, factors, names, rows)
+        _ratios_in_block(out, name, y, against, named_terms, factors, names, rows)
     return out
 
 

@@ -90,7 +90,7 @@ class _AxisInfluence:
         if middle[0] <= middle[1]:
             self._halve(*middle, states[0], states[1])
         self._note(ends[1], states[1])
-        self._beside_borders()
+        self._search_borders()
         if self.spent():  # slices that were not examined count as right, so the ranges would mean nothing
             return None
         if not self.missing and not self.extra:
@@ -112,7 +112,7 @@ class _AxisInfluence:
             count, moved = count + int(wrong.sum()), moved + int((wrong & where).sum())
         return moved / count if count else 1.0
 
-    def _beside_borders(self) -> None:
+    def _search_borders(self) -> None:
         """The slices on both sides of each group border, if an input gives the borders: bisection would skip them."""
         for border in _borders(self.examination, self.length):
             for place, step in ((border, 1), (border - 1, -1)):
@@ -203,10 +203,10 @@ class _AxisInfluence:
     def _moved(self, name: str, tensor: Tensor, ref: GoldenResults) -> tuple[str, Tensor]:
         """(state, mask of the elements that show it).
 
-        MISSING: elements move in the golden, and none in the candidate. EXTRA: an element moves only in the candidate.
-        ELSEWHERE: the same, and some elements that the golden moves stay still. A golden's element moves if it changes
-        by more than rounding; a candidate's if any bit changes. The mask is the golden's if influence is missing,
-        otherwise the candidate's.
+        MISSING: elements change in the golden, and none in the candidate. EXTRA: an element changes only in the
+        candidate. ELSEWHERE: like EXTRA, but some elements that change in the golden do not change in the candidate. A
+        golden's element counts as changed beyond rounding, a candidate's if any bit differs. The mask is the golden's
+        if influence is missing, otherwise the candidate's.
         """
         now, before, mine = ref.bounded.get(name), self.examination.ref.bounded.get(name), self.first.get(name)
         if now is None or before is None or mine is None or now.value.shape != tensor.shape:

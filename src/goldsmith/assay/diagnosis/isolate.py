@@ -265,7 +265,7 @@ class _Work:
             if not own[1] and not ladder.judge(other, tensor, ref, probe=PROBE).ok:
                 return True
             # a tensor that is right with all stages on the golden's values reads this one as the golden defines it; its
-            # error while the others stay wrong proves nothing
+            # error while the others stay wrong shows nothing
             counts = nearest and self.isolated.get(other, (0.0, True))[1]
             if own[1] and counts and _off(tensor, ref) > _FARTHER * _off(before[other][1], ref):
                 return True

@@ -24,7 +24,7 @@ from ..nonfinite.watch import watch
 from ..support.dispatch_mode import DispatchMode
 from .evidence import NonFiniteOrigin
 from .isolate import named, order
-from .whatif.run.calls import Listening, OperatorCall, _line, moved
+from .whatif.run.calls import Listening, OperatorCall, _line, with_result
 from .whatif.run.golden import Golden
 
 PROBE = "provenance"
@@ -158,7 +158,7 @@ def _passed(examination: Examination, stage: str, got: Tensor, mask: Tensor) -> 
     golden.run_under(mode, examination.ref.leaves, stage)
     wide = torch.isfinite(examination.ref.bounded[stage].value)
     for call, largest, dtype, limit in list(_large(mode.calls or [], got.dtype, examination.dtype))[:_TRIED]:
-        change = moved(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
+        change = with_result(lambda out, limit=limit: out.masked_fill(out.abs() > limit, torch.nan))
         try:
             value = golden.run_under(Listening({call.index: change}), examination.ref.leaves, stage).get(stage)
         except Exception:  # noqa: BLE001 - a golden that cannot go on with NaN answers nothing

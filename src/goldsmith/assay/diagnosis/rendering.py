@@ -26,7 +26,7 @@ class Diagnosis(DiagnosisFacts):
         Raises ValueError if there is no failing case to write.
         """
         if self.write_bundle is None:
-            raise ValueError(f"save: the verdict is {self.verdict!r}: there is no failing case to write")
+            raise ValueError(f"save: the verdict is {self.verdict!r}, so there is no failing case to write")
         self.bundle = self.write_bundle(self, Path(folder))
         self.to_html(self.bundle / PAGE)
         return self.bundle

@@ -67,8 +67,8 @@ def _least(examination: Examination) -> dict[str, int]:
 class _Same:
     """Tests whether a trial fails at the same stage for the same reason; keeps the last such examination.
 
-    An examination of a large case takes many times the memory of its inputs. Of earlier ones only the trial is kept,
-    from which it can be drawn again.
+    An examination of a large case takes many times the memory of its inputs. So only the trial of an earlier
+    examination is kept, from which it can be drawn again.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Arena: memory of a candidate's tensors, with guard bands, poisoned bodies and any layout.
+"""Arena: memory for a candidate's tensors, with guard bands, poisoned bodies and a choice of layouts.
 
-Every buffer is `band | body | band` with the body aligned to 256 bytes (Triton compiles another kernel for less).
+Every buffer is `band | body | band`, with the body aligned to 256 bytes (Triton compiles another kernel for less).
 Bands of floating-point tensors hold a NaN that arithmetic does not produce, another one for each buffer
-(memory_marks.py). A stray read shows in the results, and a stray write in the bytes, even if it writes what it read
-beside another buffer. `Poison` guards every tensor that the candidate makes with `torch.empty*`, `zeros*`, `ones*` and
-`full*`, forward and backward, and fills `empty*` with another such NaN, so that unwritten elements are recognised.
+(memory_marks.py). A stray read shows in the results. A stray write shows in the band's bytes, even if it copies the
+band of another buffer. `Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*`
+or `full*`, forward and backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 ALIGN = 256
 BAND_MIN, BAND_MAX = 1024, 1 << 20
-# used instead of NaN, which comparisons swallow: numbers of alternating sign that do not overflow in products and sums
+# Used instead of NaN, because comparisons swallow NaN. Signs alternate; sums and products do not overflow.
 LARGE = {torch.float16: 2.0**13, torch.bfloat16: 2.0**20, torch.float32: 2.0**20, torch.float64: 2.0**20}
 LAYOUTS = ("transposed", "stepped", "sliced")
 SCRATCH = "scratch buffer"
@@ -61,10 +61,12 @@ class Buffer:
     size: int
     tensor: Tensor
     label: str
-    mark: int  # value of its bands, in units
+    mark: int  # value of each `unit` in its bands
     unit: torch.dtype
     before: Tensor | None = None
-    room: Tensor | None = None  # allocated early: on a GPU an allocation may wait for every stream
+    snapshot: Tensor | None = (
+        None  # for `written_within`; allocated early, because on a GPU an allocation may wait for every stream
+    )
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage begins within this allocation."""
@@ -81,8 +83,8 @@ class Buffer:
             different = self.raw[part].view(unit) != (mark if self.before is None else self.before[part].view(unit))
             if bool(different.any()):
                 touched = different.nonzero().flatten()
-                far = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
-                return Overrun(self.label, side, len(touched) * unit.itemsize, far * unit.itemsize, self.size)
+                distance = int(touched[-1]) + 1 if side == "past" else len(different) - int(touched[0])
+                return Overrun(self.label, side, len(touched) * unit.itemsize, distance * unit.itemsize, self.size)
         return self._gap()
 
     def _gap(self) -> Overrun | None:
@@ -106,7 +108,7 @@ class Buffer:
 
 
 class Arena:
-    """The guarded buffers of one run; `watched` adds a look at them after the forward has returned."""
+    """The guarded buffers of one run; `watched` prepares them for `written_within`, after the forward has returned."""
 
     def __init__(self, fill: str = NAN_FILL, neighbour_sign: int = 0, *, watched: bool = False):
         self.fill, self.neighbour_sign, self.watched = fill, neighbour_sign, watched
@@ -123,38 +125,38 @@ class Arena:
         label: str,
         shift: int = 0,
         *,
-        first: bool = False,
-        given: bool = False,
+        at_storage_start: bool = False,
+        for_input: bool = False,
     ) -> Buffer:
-        """A new guarded buffer; `shift` moves its first element by so many elements off the alignment.
+        """A new guarded buffer, whose first element lies `shift` elements after an aligned address.
 
-        first: storage_offset is 0, as for `torch.empty`; then `as_strided` cannot reach the band before the body.
-        given: the buffer is for an input or an output gradient.
+        at_storage_start: storage_offset is 0, as for `torch.empty`; `as_strided` cannot reach the band before the body.
+        for_input: the buffer is for an input or an output gradient.
         """
-        item = dtype.itemsize
+        item_bytes = dtype.itemsize
         span = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
-        size = span * item
-        reach = max(size, math.prod(shape) * item)  # a kernel may treat an expanded tensor as dense
+        size = span * item_bytes
+        reach = max(size, math.prod(shape) * item_bytes)  # a kernel may treat an expanded tensor as dense
         band = min(max(BAND_MIN, -(-reach // ALIGN) * ALIGN), BAND_MAX)
-        mark, unit = band_mark(dtype, len(self.inputs) if given else self.allocated, given)
-        if self.fill == DIRT_FILL and not given and wide(dtype):
+        mark, unit = band_mark(dtype, len(self.inputs) if for_input else self.allocated, for_input)
+        if self.fill == DIRT_FILL and not for_input and wide(dtype):
             mark, unit = zero_mark(dtype)
-        self.allocated += not given
-        whole = size + 2 * band + ALIGN + shift * item
-        raw = torch.full((whole // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
-        start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item
-        self._numbers(raw, dtype)
+        self.allocated += not for_input
+        total_bytes = size + 2 * band + ALIGN + shift * item_bytes
+        raw = torch.full((total_bytes // unit.itemsize,), mark, dtype=unit, device=device).view(torch.uint8)
+        start = band + (-(raw.data_ptr() + band)) % ALIGN + shift * item_bytes
+        self._fill_with_large_numbers(raw, dtype)
         fill_body(raw[start : start + size], dtype, self.fill)
-        storage, offset = raw.untyped_storage(), start // item
-        if first:
+        storage, offset = raw.untyped_storage(), start // item_bytes
+        if at_storage_start:
             storage, offset = storage[start:], 0  # shares and keeps alive the same memory
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensor.set_(storage, offset, tuple(shape), tuple(stride))
-        before, room = raw.clone() if self.neighbour_sign else None, torch.empty_like(raw) if self.watched else None
-        self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, room))
+        before, snapshot = raw.clone() if self.neighbour_sign else None, torch.empty_like(raw) if self.watched else None
+        self.buffers.append(Buffer(raw, start, size, tensor, label, mark, unit, before, snapshot))
         return self.buffers[-1]
 
-    def _numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
+    def _fill_with_large_numbers(self, raw: Tensor, dtype: torch.dtype) -> None:
         if self.neighbour_sign and dtype in LARGE:
             numbers = raw.view(dtype)
             numbers[0::2], numbers[1::2] = self.neighbour_sign * LARGE[dtype], -self.neighbour_sign * LARGE[dtype]
@@ -163,11 +165,11 @@ class Arena:
         """A guarded copy of an input or output gradient in a layout; None keeps its strides."""
         value = value.detach()
         stride, shift = strides_for(value, layout)
-        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, given=True)
+        buffer = self.allocate(value.shape, stride, value.dtype, value.device, name, shift, for_input=True)
         if value.numel():
             body = buffer.raw[buffer.start : buffer.start + buffer.size]
-            body.view(buffer.unit).fill_(buffer.mark)  # gaps between elements are like the bands
-            self._numbers(buffer.raw, value.dtype)
+            body.view(buffer.unit).fill_(buffer.mark)  # gaps between elements get the mark of the bands
+            self._fill_with_large_numbers(buffer.raw, value.dtype)
             own = distinct(buffer.tensor)
             own.copy_(value.as_strided(own.shape, value.stride()) if own.shape != value.shape else value)
         buffer.before = buffer.raw.clone()
@@ -175,8 +177,8 @@ class Arena:
         return buffer.tensor
 
     def written_within(self, seconds: float) -> int:
-        """Number of bytes that change within `seconds` while the assay itself is idle; a GPU is synchronised first."""
-        pairs = [(b.raw, b.room.copy_(b.raw)) for b in self.buffers if b.room is not None]
+        """Number of bytes that change within `seconds`, while the assay writes nothing; a GPU is synchronised first."""
+        pairs = [(b.raw, b.snapshot.copy_(b.raw)) for b in self.buffers if b.snapshot is not None]
         time.sleep(seconds)
         if any(now.is_cuda for now, _ in pairs):
             torch.cuda.synchronize()
@@ -190,7 +192,7 @@ class Arena:
         return next((b for b in self.buffers if b.holds(tensor)), None)
 
     def name(self, results: Mapping[str, Tensor]) -> None:
-        """Relabels scratch buffers that hold results with the names of these."""
+        """Labels the scratch buffers that hold results with the names of the results."""
         for buffer in self.buffers:
             names = [n for n, t in results.items() if t.numel() and buffer.holds(t)]
             if names and buffer.label.startswith(SCRATCH):
@@ -214,14 +216,14 @@ def strides_for(value: Tensor, layout: str | None) -> tuple[tuple[int, ...], int
         return tuple(value.stride()), 0
     if layout == "contiguous":
         return _dense(shape, range(len(shape))), 0
-    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows off the alignment, with gaps between them
+    if layout == "sliced":  # as wide[::2, 1 : 1 + n]: dense rows at unaligned addresses, with gaps between them
         return _sliced(shape), 1
     if layout == "stepped":
         return tuple(2 * s for s in _dense(shape, range(len(shape)))), 0
     if layout == "transposed":
         order = list(range(len(shape)))
         return _dense(shape, order[:-2] + order[:-3:-1] if len(order) > 1 else order), 0
-    raise ValueError(f"unknown layout {layout!r}; there are: {', '.join(LAYOUTS)}")
+    raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
 
 
 def _sliced(shape: list[int]) -> tuple[int, ...]:
@@ -241,7 +243,7 @@ def _dense(shape: list[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def aliases(results: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> set[tuple[str, str]]:
-    """Pairs of a result and another result, or one of `others`, that share at least one byte."""
+    """Pairs of names: a result, and another result or one of `others` that shares at least one byte with it."""
     pairs = set()
     items = list(results.items())
     for i, (name, tensor) in enumerate(items):
@@ -269,10 +271,10 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     return bool(touched.as_strided(b.shape, b.stride(), b.storage_offset() - low).any())
 
 
-def _span(t: Tensor) -> tuple[int, int]:
-    first = int(t.storage_offset())
-    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return first * t.element_size(), (last + 1) * t.element_size()
+def _span(tensor: Tensor) -> tuple[int, int]:
+    first = int(tensor.storage_offset())
+    last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first * tensor.element_size(), (last + 1) * tensor.element_size()
 
 
 _aten = torch.ops.aten
@@ -288,11 +290,13 @@ _RESIZE = {
     _aten.resize_.default, _aten.resize_as_.default, _aten.set_.source_Storage_storage_offset, _aten.set_.source_Tensor,
 }  # fmt: skip
 _BUILTIN = {"aten", "prims", "prim", "inductor", "c10d", "_c10d_functional", "profiler"}
-_kinds: dict[int, tuple[object, str]] = {}  # by id: hashing an operator runs Python and costs more than the rest
+_kinds: dict[
+    int, tuple[object, str]
+] = {}  # by id: the hash of an operator runs Python code and costs more than the rest
 
 
 def _kind(func: OpOverload) -> str:
-    """Kind of an operator for Poison: empty, filled, resize, custom, or plain (may only write to out=)."""
+    """Kind of an operator for Poison: empty, filled, resize, custom, or plain (which may write to out= only)."""
     entry = _kinds.get(id(func))
     if entry is None:
         sets = {"empty": _EMPTY, "filled": _FILLED, "resize": _RESIZE}
@@ -305,7 +309,7 @@ class Poison(DispatchMode):
     """Dispatch mode that guards and poisons every `empty*`, and guards every `zeros*`, `ones*` and `full*`.
 
     It works in the forward and in autograd's threads, which inherit it. Python custom operators run with the mode on,
-    so it also guards their buffers. It does not see allocations of C++ code or the memory plans of `torch.compile`.
+    so it also guards their buffers. It does not see allocations by C++ code or the memory plans of `torch.compile`.
     """
 
     def __init__(self, arena: Arena):
@@ -329,7 +333,7 @@ class Poison(DispatchMode):
             return plain if guarded is plain else guarded.copy_(plain)
         if kind == "custom":
             return self._enter(func, args, kwargs)
-        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize too
+        written = args[:1] if kind == "resize" else kwargs.values()  # out= may resize as well
         plain = [t for t in written if type(t) is Tensor and t.layout == torch.strided]
         owned = [(t, owner, t.shape) for t in plain if (owner := self.arena.owner(t)) is not None]
         try:
@@ -337,25 +341,27 @@ class Poison(DispatchMode):
         except RuntimeError as error:
             if "not resizable" not in str(error) or not owned:
                 raise
-            _move([tensor for tensor, _, _ in owned])
+            _move_to_torch_memory([tensor for tensor, _, _ in owned])
             result = func(*args, **kwargs)
         for tensor, owner, shape in owned:
             if kind == "resize" or tensor.shape != shape:
                 self.arena.forget(owner)
         return result
 
-    def _guarded(self, plain: Tensor) -> Tensor:
-        ordinary = type(plain) is Tensor and plain.layout == torch.strided and plain.device.type != "meta"
-        if not ordinary or plain.numel() == 0 or plain.is_quantized or plain.is_pinned():
-            return plain
+    def _guarded(self, fresh: Tensor) -> Tensor:
+        ordinary = type(fresh) is Tensor and fresh.layout == torch.strided and fresh.device.type != "meta"
+        if not ordinary or fresh.numel() == 0 or fresh.is_quantized or fresh.is_pinned():
+            return fresh
         self.count += 1
-        label = f"{SCRATCH} {self.count} {list(plain.shape)}"
-        # torch relies on storage_offset 0: autograd of an in-place write to a view recreates the view in a
-        # new_empty_strided with its offset in the base
-        return self.arena.allocate(plain.shape, plain.stride(), plain.dtype, plain.device, label, first=True).tensor
+        label = f"{SCRATCH} {self.count} {list(fresh.shape)}"
+        # torch relies on storage_offset 0: for an in-place write to a view, autograd recreates the view in a
+        # new_empty_strided, at the view's offset in the base
+        return self.arena.allocate(
+            fresh.shape, fresh.stride(), fresh.dtype, fresh.device, label, at_storage_start=True
+        ).tensor
 
     def _enter(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
-        """Calls the kernel of a custom operator with the mode on; otherwise it would run below the mode, unseen."""
+        """Calls the kernel of a custom operator with the mode on; otherwise the mode would not see its allocations."""
         key = _backend_key(args, kwargs)
         if (
             key is None
@@ -367,8 +373,8 @@ class Poison(DispatchMode):
             return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
-def _move(tensors: Sequence[Tensor]) -> None:
-    """Moves tensors to memory of torch's own, which can grow."""
+def _move_to_torch_memory(tensors: Sequence[Tensor]) -> None:
+    """Moves tensors to memory that torch allocates, because it can grow."""
     for tensor in tensors:
         own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         tensor.set_(own.copy_(tensor).untyped_storage(), 0, tensor.shape, tensor.stride())

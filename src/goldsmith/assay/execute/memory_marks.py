@@ -25,24 +25,28 @@ HEAD, NAN16 = 0xFFFB, 0xFFC0
 POISON = 0xFFFD - 0x10000  # fills bodies, as int16
 # p: without results of arithmetic (0x00, 0x38, 0x3F), poison (0x3D), the head (0x3B), and the conversion of float32 and
 # float64 marks to float16 (0x1F)
-_OWN = [p for p in range(64) if p not in (0x00, 0x1F, 0x38, 0x3B, 0x3D, 0x3F)]
-_GIVEN = 18  # the first 18 are for inputs and output gradients, the others for buffers of the candidate
+_PATTERNS = [p for p in range(64) if p not in (0x00, 0x1F, 0x38, 0x3B, 0x3D, 0x3F)]
+_INPUT_MARKS = 18  # the first 18 are for inputs and output gradients, the others for buffers of the candidate
 # small, so that an integer used as an index stays near; no sum of two of the first equals one of the others
 _NUMBERS = {True: (-1, -3), False: (-11, -13)}
 _UNITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
-def band_mark(dtype: torch.dtype, number: int, given: bool) -> tuple[int, torch.dtype]:
+def band_mark(dtype: torch.dtype, number: int, for_input: bool) -> tuple[int, torch.dtype]:
     """(value of the bands of a buffer, its unit); number: index of the buffer among those of its kind.
 
-    given: the buffer is an input or an output gradient; its marks differ from those of other buffers.
+    for_input: the buffer is an input or an output gradient; its marks differ from those of other buffers.
     """
     real = dtype.to_real() if dtype.is_complex else dtype
     unit = _UNITS[real.itemsize]
     if not wide(dtype):
-        numbers = (-1,) if given and real.is_floating_point else _NUMBERS[given]  # 0xFF is NaN in 8 bits
+        numbers = (-1,) if for_input and real.is_floating_point else _NUMBERS[for_input]  # 0xFF is NaN in 8 bits
         return numbers[number % len(numbers)], unit
-    own = _OWN[number % _GIVEN] if given else _OWN[_GIVEN + number % (len(_OWN) - _GIVEN)]
+    own = (
+        _PATTERNS[number % _INPUT_MARKS]
+        if for_input
+        else _PATTERNS[_INPUT_MARKS + number % (len(_PATTERNS) - _INPUT_MARKS)]
+    )
     bits = NAN16 | own
     for place in range(1, real.itemsize // 2):
         bits |= HEAD << 16 * place
@@ -101,7 +105,7 @@ def _units(tensor: Tensor) -> Tensor | None:
 
 def _is_own(units: Tensor) -> Tensor:
     known = torch.zeros(64, dtype=torch.bool, device=units.device)
-    known[_OWN] = True
+    known[_PATTERNS] = True
     return (units & 0xFFC0 - 0x10000 == NAN16 - 0x10000) & known[(units & 63).long()]
 
 

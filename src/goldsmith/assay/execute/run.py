@@ -216,7 +216,7 @@ def _forward_and_backward(
     supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
     with Poison(arena):
         result = target.bound("candidate", supply)(supply)
-        pairs = names_of(result, target.outputs, "candidate", taken=_taken(target, supply))
+        pairs = names_of(result, target.outputs, "candidate", unavailable=_unavailable_names(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
     if isinstance(result, Mapping) and run.names != target.outputs:  # declared names were checked on construction
@@ -319,11 +319,11 @@ def _own_backward(
     return step
 
 
-def _taken(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
+def _unavailable_names(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
     """Names that an unnamed result may not get.
 
-    The target's own backward takes inputs, results and output gradients by name, so all inputs are taken; with
-    autograd only names of output gradients are.
+    The target's own backward receives inputs, results and output gradients by name, so a result may not have the name
+    of an input. With autograd, only names of output gradients are excluded.
     """
     return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))
 

@@ -147,9 +147,9 @@ class GoldenResults:
     def _named(self, result: object) -> dict[str, Tensor]:
         """Outputs of the golden by name; it may return all declared outputs, or only those that are not saved."""
         declared, saved = self.material.target.outputs, self.material.target.saved
-        source = "declared are"
+        source = "the target declares"
         if declared is None and self.run.names and not isinstance(result, Mapping):
-            declared, source = self.run.names, "the candidate"
+            declared, source = self.run.names, "the candidate returned"
         if declared is not None and saved:
             count = len(result) if isinstance(result, list | tuple | Mapping) else 1
             if count != len(declared):

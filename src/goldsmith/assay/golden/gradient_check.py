@@ -16,7 +16,10 @@ from .self_check_results import Forward, SelfCheck
 
 _STEP = torch.finfo(torch.float64).eps ** (1 / 3)
 _RELATIVE = 1e-6
-_ASIDE, _BESIDE = 1e-3, 3  # distance (in rms) and number of the points beside a tie at which the gradient is checked
+_TIE_DISTANCE, _TIE_POINTS = (
+    1e-3,
+    3,
+)  # distance (in rms) and number of the points next to a tie at which the gradient is checked
 
 
 def confirm(
@@ -135,12 +138,12 @@ def _confirms(line: _Line, grads: Mapping[str, Tensor]) -> bool:
 
 
 def _right_nearby(line: _Line, grads: Mapping[str, Tensor], backward: Forward) -> bool | None:
-    """Whether the gradient is right at points beside the inputs, away from ties; None if none is smooth."""
+    """Whether the gradient is right at points near the inputs, away from ties; None if none of them is smooth."""
     smooth = False
-    generator = torch.Generator().manual_seed(_BESIDE)
-    for _ in range(_BESIDE):
+    generator = torch.Generator().manual_seed(_TIE_POINTS)
+    for _ in range(_TIE_POINTS):
         away = _direction(line.leaves, list(line.direction), generator)
-        moved = {n: t + _ASIDE * away[n] if n in away else t.clone() for n, t in line.leaves.items()}
+        moved = {n: t + _TIE_DISTANCE * away[n] if n in away else t.clone() for n, t in line.leaves.items()}
         there = line.at(moved)
         if _confirms(there, backward(moved)):
             return True

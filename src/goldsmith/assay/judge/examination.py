@@ -65,7 +65,7 @@ class Budget:
         return self.seconds is not None and (time.perf_counter() - self.started > self.seconds or deadline.cut())
 
     @property
-    def said(self) -> str:
+    def spent_text(self) -> str:
         return f"the budget of {self.seconds:g} s was spent"
 
     @contextmanager
@@ -79,7 +79,7 @@ class Budget:
                 yield
             finally:
                 for what in left_out:
-                    examination.note("budget", what, f"{self.said}; left out: {what}")
+                    examination.note("budget", what, f"{self.spent_text}; left out: {what}")
 
 
 class Examination:

@@ -66,16 +66,16 @@ def judge(
     g = ref.bounded.value
     shape = tuple(g.shape)
     if got is None or tuple(got.shape) != shape:
-        came = "no tensor came" if got is None else f"shape {list(got.shape)} came"
-        text = f"{name}: {came}, expected shape {list(shape)}"
+        shape_text = "no tensor came" if got is None else f"shape {list(got.shape)} came"
+        text = f"{name}: {shape_text}, expected shape {list(shape)}"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
         return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
-    held = _Comparison(name, got, ref)
-    findings = held.certain(probe, case)
+    comparison = _Comparison(name, got, ref)
+    findings = comparison.certain(probe, case)
     if not findings and confirm is not None and ref.noise.usable:
-        findings = _alarms(held, confirm, probe, case)
-    notes = held.notes(case)
-    return Judgement(held.row(case, run, findings, notes), findings, notes)
+        findings = _alarms(comparison, confirm, probe, case)
+    notes = comparison.notes(case)
+    return Judgement(comparison.row(case, run, findings, notes), findings, notes)
 
 
 def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
@@ -152,11 +152,11 @@ class _Comparison:
 
     def certain(self, probe: str, case: str) -> list[Finding]:
         name, b = self.name, self.ref.bounded
-        found = []
+        findings = []
         for text, mask in self.special.items():
             place = locate(name, mask, self.ref)
             sentence = f"{name} has {text}: {place.text}; {worst(mask, self.error, self.y, self.ref)}"
-            found.append(Finding(CERTAIN, probe, name, place, None, None, sentence, case))
+            findings.append(Finding(CERTAIN, probe, name, place, None, None, sentence, case))
         if bool(self.over.any()):
             place = locate(name, self.over, self.ref)
             ratio = self.ratio
@@ -167,8 +167,8 @@ class _Comparison:
             times = "" if ratio == float("inf") else f" up to {ratio:.3g} times"
             words = [f"{name} exceeds its rounding bound{times}: {place.text}", *looks]
             sentence = "; ".join([*words, worst(self.over, self.error / b.bound, self.y, self.ref)])
-            found.append(Finding(CERTAIN, probe, name, place, ratio, SLACK, sentence, case))
-        return found
+            findings.append(Finding(CERTAIN, probe, name, place, ratio, SLACK, sentence, case))
+        return findings
 
     @cached_property
     def ratio(self) -> float:
@@ -229,55 +229,69 @@ class _Comparison:
 # rungs 2 to 4
 
 
-def _alarms(held: _Comparison, confirm: Confirm, probe: str, case: str) -> list[Finding]:
+def _alarms(comparison: _Comparison, confirm: Confirm, probe: str, case: str) -> list[Finding]:
     again: _Comparison | None = None
 
     def repeats() -> _Comparison:
         nonlocal again
         if again is None:
             got, ref = confirm(1)
-            again = _Comparison(held.name, got, ref)
+            again = _Comparison(comparison.name, got, ref)
         return again
 
     for rung in (_statistical, _systematic, _quality):
-        found = rung(held, repeats, probe, case)
-        if found is not None:
-            return [found]
+        finding = rung(comparison, repeats, probe, case)
+        if finding is not None:
+            return [finding]
     return []
 
 
-def _beyond(held: _Comparison) -> bool:
-    return bool(held.beyond.any())
+def _beyond(comparison: _Comparison) -> bool:
+    return bool(comparison.beyond.any())
 
 
-def _statistical(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
-    if not _beyond(held) or not _repeated(repeats, _beyond):
+def _statistical(comparison: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    if not _beyond(comparison) or not _repeated(repeats, _beyond):
         return None
-    if held.ref.tensor_cores and _truncated_products(held):
-        text = f"{held.name} is biased toward zero, like products that tensor cores truncate; a fresh seed repeats it"
-        return Finding(QUALITY, probe, held.name, None, patterns.slope(held.r, held.ref.noise).value, None, text, case)
-    excess, limit = held.ref.noise.excess(held.r), held.ref.noise.limit()
-    bad = held.beyond
-    place = locate(held.name, bad, held.ref)
+    if comparison.ref.tensor_cores and _truncated_products(comparison):
+        text = (
+            f"{comparison.name} is biased toward zero, like products that tensor cores truncate; "
+            "a fresh seed repeats it"
+        )
+        return Finding(
+            QUALITY,
+            probe,
+            comparison.name,
+            None,
+            patterns.slope(comparison.r, comparison.ref.noise).value,
+            None,
+            text,
+            case,
+        )
+    excess, limit = comparison.ref.noise.excess(comparison.r), comparison.ref.noise.limit()
+    bad = comparison.beyond
+    place = locate(comparison.name, bad, comparison.ref)
     measured = float(excess[bad].max())
-    looks = "".join(f"; it looks like {t}" for t in looks_like(held.y, held.ref) if t.startswith("the golden"))
-    text = (
-        f"{held.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "
-        f"{place.text}{looks}; {worst(bad, excess.double(), held.y, held.ref)}; a fresh seed repeats it"
+    looks = "".join(
+        f"; it looks like {t}" for t in looks_like(comparison.y, comparison.ref) if t.startswith("the golden")
     )
-    return Finding(STATISTICAL, probe, held.name, place, measured, limit, text, case)
+    text = (
+        f"{comparison.name} errs by {measured:.3g} times the noise of honest implementations (limit {limit:.3g}): "
+        f"{place.text}{looks}; {worst(bad, excess.double(), comparison.y, comparison.ref)}; a fresh seed repeats it"
+    )
+    return Finding(STATISTICAL, probe, comparison.name, place, measured, limit, text, case)
 
 
-def _truncated_products(held: _Comparison) -> bool:
+def _truncated_products(comparison: _Comparison) -> bool:
     """Whether a slope toward zero explains the whole alarm: without the slope, no element exceeds the limit."""
-    noise = held.ref.noise
-    bias = patterns.slope(held.r, noise)
-    rest = noise.excess(held.r - bias.value * noise.signal)
+    noise = comparison.ref.noise
+    bias = patterns.slope(comparison.r, noise)
+    rest = noise.excess(comparison.r - bias.value * noise.signal)
     return -_TRUNCATION < bias.value < 0 and bool((rest <= noise.limit()).all())
 
 
-def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
-    seen = _patterns(held)
+def _systematic(comparison: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+    seen = _patterns(comparison)
     if not seen:
         return None
     fresh = repeats()
@@ -287,13 +301,15 @@ def _systematic(held: _Comparison, repeats: Callable[[], _Comparison], probe: st
     same = [p for p in seen if p.key in known]
     if not same:
         return None
-    toward_zero = held.ref.tensor_cores and -_TRUNCATION < patterns.slope(held.r, held.ref.noise).value < 0
+    toward_zero = (
+        comparison.ref.tensor_cores and -_TRUNCATION < patterns.slope(comparison.r, comparison.ref.noise).value < 0
+    )
     rung = QUALITY if toward_zero else SYSTEMATIC
-    text = f"{held.name}: {'; '.join(p.text for p in same[:3])}; a fresh seed repeats it"
-    return Finding(rung, probe, held.name, None, same[0].measured, same[0].limit, text, case)
+    text = f"{comparison.name}: {'; '.join(p.text for p in same[:3])}; a fresh seed repeats it"
+    return Finding(rung, probe, comparison.name, None, same[0].measured, same[0].limit, text, case)
 
 
-def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
+def _quality(comparison: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
     def ratios(h: _Comparison) -> tuple[float, float]:
         """Maximum and rms error as multiples of the noisiest ensemble member's; includes the rounding of the store."""
         noise = h.ref.noise
@@ -305,14 +321,14 @@ def _quality(held: _Comparison, repeats: Callable[[], _Comparison], probe: str, 
     def worse(h: _Comparison) -> bool:
         return min(ratios(h)) > _QUALITY_RATIO
 
-    if not worse(held) or not _repeated(repeats, worse):
+    if not worse(comparison) or not _repeated(repeats, worse):
         return None
-    top, rms = ratios(held)
+    top, rms = ratios(comparison)
     text = (
-        f"{held.name} is within its bounds, but its error is {top:.2g} times (maximum) and {rms:.2g} times (rms) that "
-        f"of the noisiest honest implementation; a fresh seed repeats it"
+        f"{comparison.name} is within its bounds, but its error is {top:.2g} times (maximum) and {rms:.2g} times (rms) "
+        f"that of the noisiest honest implementation; a fresh seed repeats it"
     )
-    return Finding(QUALITY, probe, held.name, None, min(top, rms), _QUALITY_RATIO, text, case)
+    return Finding(QUALITY, probe, comparison.name, None, min(top, rms), _QUALITY_RATIO, text, case)
 
 
 def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], bool]) -> bool:
@@ -320,5 +336,7 @@ def _repeated(repeats: Callable[[], _Comparison], test: Callable[[_Comparison], 
     return fresh.ref.noise.usable and test(fresh)
 
 
-def _patterns(held: _Comparison) -> list[patterns.Pattern]:
-    return patterns.error_patterns(held.r, held.ref.noise, held.ref.groups if held.r.dim() else None)
+def _patterns(comparison: _Comparison) -> list[patterns.Pattern]:
+    return patterns.error_patterns(
+        comparison.r, comparison.ref.noise, comparison.ref.groups if comparison.r.dim() else None
+    )

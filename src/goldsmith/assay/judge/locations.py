@@ -110,8 +110,8 @@ def looks_like(y: Tensor, ref: GoldenTensor) -> list[str]:
     norm = float(g.square().sum())
     ratio = float((y * g).sum()) / norm if norm else 1.0
     residual = float((y - ratio * g).square().sum()) / max(float((y - g).square().sum()), 1e-300)
-    if residual < 1e-2 and (said := f"{ratio:.6g}") != "1":
-        out.append("the sign is flipped" if abs(ratio + 1) < 1e-3 else f"the golden times {said}")
+    if residual < 1e-2 and (ratio_text := f"{ratio:.6g}") != "1":
+        out.append("the sign is flipped" if abs(ratio + 1) < 1e-3 else f"the golden times {ratio_text}")
     wrong = float((y - g).square().sum())
     for text, other in _rearranged(g):
         if float((y - other).square().sum()) < 1e-4 * wrong:

@@ -76,7 +76,7 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
         Event(
             facts.kind_of(value), where.phase, where.module, note.op, note.tensor, None, note.total, None,
             tuple(Operand(o.shape, o.dtype, peak, o.source) for o, peak, _ in inputs), not unseen,
-            unseen[0][0].source if unseen else note.op, where.step, facts.said(where.stack),
+            unseen[0][0].source if unseen else note.op, where.step, facts.frame_texts(where.stack),
             Likely("unknown", EVIDENCE),
         )
     )  # fmt: skip

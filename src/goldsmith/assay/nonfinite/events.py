@@ -184,17 +184,17 @@ Frames = tuple[tuple[str, int, str], ...]
 
 def frames() -> Frames:
     """The innermost user frames: neither torch's nor the assay's."""
-    found: list[tuple[str, int, str]] = []
+    frames_seen: list[tuple[str, int, str]] = []
     frame = sys._getframe(1)
-    while frame is not None and len(found) < DEPTH:
+    while frame is not None and len(frames_seen) < DEPTH:
         code = frame.f_code
         if not code.co_filename.startswith(_OURS) and not code.co_filename.startswith("<"):
-            found.append((code.co_filename, frame.f_lineno, code.co_name))
+            frames_seen.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(found)
+    return tuple(frames_seen)
 
 
-def said(stack: Frames) -> tuple[str, ...]:
+def frame_texts(stack: Frames) -> tuple[str, ...]:
     return tuple(f"{file}:{line} in {name}" for file, line, name in stack)
 
 
@@ -228,24 +228,24 @@ def cause(
         wide = func(*_widened(args), **_widened(kwargs))
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         return Likely("unknown", f"{made}; it has no float64 form: {str(error).split(chr(10))[0]}")
-    found = [t for t in leaves(wide) if isinstance(t, Tensor) and t.shape == out.shape and plain(t)]
-    if not found or (meant and bad is None):
+    wide_results = [t for t in leaves(wide) if isinstance(t, Tensor) and t.shape == out.shape and plain(t)]
+    if not wide_results or (meant and bad is None):
         return Likely("unknown", made)
-    seen = found[0] if bad is None else found[0][bad]
-    most_seen, most, dtype = peak(seen), torch.finfo(out.dtype).max, name_of(out.dtype)
+    wide_result = wide_results[0] if bad is None else wide_results[0][bad]
+    wide_peak, most, dtype = peak(wide_result), torch.finfo(out.dtype).max, name_of(out.dtype)
     hint = "; subtract the maximum first" if op == "aten::exp" else ""
-    if math.isfinite(most_seen) and most_seen > most:
-        return Likely("overflow", f"in float64 it reaches {most_seen:.4g}, and {dtype} ends at {most:.4g}{hint}")
-    if math.isfinite(most_seen):
+    if math.isfinite(wide_peak) and wide_peak > most:
+        return Likely("overflow", f"in float64 it reaches {wide_peak:.4g}, and {dtype} ends at {most:.4g}{hint}")
+    if math.isfinite(wide_peak):
         return Likely(
-            "unknown", f"in float64 the same inputs give finite values up to {most_seen:.4g}: look inside {op}"
+            "unknown", f"in float64 the same inputs give finite values up to {wide_peak:.4g}: look inside {op}"
         )
     undefined = _undefined(op, tensors, [v for v in leaves((args, kwargs)) if isinstance(v, int | float)])
-    if not undefined and math.isinf(most_seen) and op.split("::")[1].rstrip("_") not in POLES:
+    if not undefined and math.isinf(wide_peak) and op.split("::")[1].rstrip("_") not in POLES:
         largest = max((float(t[t.isfinite()].abs().amax()) for t in tensors if bool(t.isfinite().any())), default=0.0)
         return Likely("overflow", f"with inputs up to {largest:.4g} it overflows in float64, too{hint}")
     undefined = undefined or f"{op.split('::')[1]} is not defined there"
-    return Likely("unknown", f"float64 gives {kind_of(most_seen)} for the same inputs: {undefined}")
+    return Likely("unknown", f"float64 gives {kind_of(wide_peak)} for the same inputs: {undefined}")
 
 
 def _undefined(op: str, tensors: list[Tensor], numbers: list[float]) -> str:
@@ -256,8 +256,8 @@ def _undefined(op: str, tensors: list[Tensor], numbers: list[float]) -> str:
         return "the divisor is the number 0"
     if stem in ("div", "reciprocal", "rsqrt") and bool((last == 0).any()):
         zeros, below = int((last == 0).sum()), int((last < 0).sum()) if stem == "rsqrt" else 0
-        said = f"the divisor holds {zeros} zero{'' if zeros == 1 else 's'}"
-        return said + (f" and {below} negative value{'' if below == 1 else 's'}" if below else "")
+        text = f"the divisor holds {zeros} zero{'' if zeros == 1 else 's'}"
+        return text + (f" and {below} negative value{'' if below == 1 else 's'}" if below else "")
     if stem in ("log", "log2", "log10", "sqrt", "rsqrt", "pow"):
         none = int((tensors[0] <= 0).sum())
         return f"zero or negative inputs: {none}" if none else ""

@@ -264,7 +264,7 @@ class WatchMode(DispatchMode):
         self.watch.report(
             Event(
                 facts.kind_of(peak), place.phase, place.module, op, label, count, tensor.numel(), index, operands, born,
-                source, place.step, facts.said(place.stack), likely,
+                source, place.step, facts.frame_texts(place.stack), likely,
             )
         )  # fmt: skip
 

@@ -17,21 +17,21 @@ PURE_WRITERS = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "be
 UNDECLARED = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 CONSTANT = "lift_fresh"  # torch.tensor(...), and assigning a number to a slice or an index, start with this operator
 BACKWARD, FORWARD = "backward", "forward"
-REPORTED, MEANT, FOREIGN = "told", "meant", "foreign"
+REPORTED, MEANT, FOREIGN = "reported", "meant", "foreign"
 
 
 @dataclass
 class Known:
     """Facts about a storage.
 
-    writer  the operator that wrote it last, "" if it came from outside
-    name    its name for a user, if it came from outside
-    peak    max |x|; stays on the device until it is read, where nothing may wait
-    fresh   created by `empty` and not judged yet
-    meant   its infinities were written by the program itself
-    reported    an event has been reported for its values
-    mask    whether it looks like a mask (events.additive_mask); stays on the device until it is read
-    under   the facts from before a part of it was written, until that part is judged
+    writer    the operator that wrote it last, "" if it came from outside
+    name      its name for a user, if it came from outside
+    peak      max |x|; stays on the device until it is read, where nothing may wait
+    fresh     created by `empty` and not judged yet
+    meant     its infinities were written by the program itself
+    reported  an event has been reported for its values
+    mask      whether it looks like a mask (events.additive_mask); stays on the device until it is read
+    under     the facts from before a part of it was written, until that part is judged
     """
 
     ref: StorageWeakRef

@@ -1,8 +1,8 @@
-"""Inputs of other magnitudes: times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
+"""The probe `scaling`: inputs times 2^12 and 2^-12, zeros and equal values, a large offset, one NaN, one Inf.
 
-Finds absolute epsilons (bit by bit where the golden scales exactly: scaling_exact.py), a softmax without its maximum,
-swallowed NaN, and cancellation that a two-pass sum avoids. The candidate need not hold what overflows in the golden
-itself in compute precision.
+It finds absolute epsilons, a softmax without its maximum, swallowed NaN, and cancellation that a two-pass sum avoids.
+Where the golden scales exactly, scaling_exact.py compares bits. The candidate may overflow where the golden in compute
+precision overflows too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESOLVED = 2.0**-44  # relative: float64's resolution of a gradient's change
 
 
 def run(examination: Examination) -> None:
-    if not _floating(examination):
+    if not _changeable_inputs(examination):
         return
     for exponent in (12, -12):
         change = partial(_changed, examination, change=partial(_scaled, exponent=exponent))
@@ -42,15 +42,15 @@ def run(examination: Examination) -> None:
         if golden is not None:
             scaling_exact.compare(examination, NAME, f"scale:2^{exponent}", done, golden, change)
     # equal values make every maximum a tie and may put every rectifier on its kink, where any subgradient is legal
-    _judge_changed(examination, "values:flat", _flat, RunSettings(backward=False))
+    _judge_changed(examination, "values:flat", _equal_values, RunSettings(backward=False))
     # a one-pass sum is within its bound here, and far outside the noise of honest runs
     _judge_changed(examination, "values:offset", _offset, noise="ensemble" in examination.selected)
     _plant_special(examination, "values:nan", float("nan"), torch.isnan)
     _plant_special(examination, "values:inf", float("inf"), lambda t: ~torch.isfinite(t))
 
 
-def _floating(examination: Examination) -> list[str]:
-    """The inputs whose values are changed; inputs of zeros and ones alone have no other legal values."""
+def _changeable_inputs(examination: Examination) -> list[str]:
+    """Names of the inputs whose values are changed. An input of only zeros and ones has no other legal values."""
     inputs = examination.material.inputs
     return [n for n, t in inputs.items() if changeable(t) and not binary(t)]
 
@@ -67,34 +67,34 @@ def _scaled(t: Tensor, exponent: int) -> Tensor:
 
 
 def _offset(t: Tensor) -> Tensor:
-    """Shift the values away from zero, out of their own range."""
+    """Shift the values by OFFSET, away from zero."""
     return t - OFFSET if bool((t < 0).any()) else t + OFFSET
 
 
-def _flat(t: Tensor) -> Tensor:
+def _equal_values(t: Tensor) -> Tensor:
     """All elements equal, except the first index of the first axis, which is zero."""
-    flat = t.flatten()[0].expand(t.shape).contiguous()
-    if flat.dim() and len(flat) > 1:
-        flat[0] = 0
-    return flat
+    values = t.flatten()[0].expand(t.shape).contiguous()
+    if values.dim() and len(values) > 1:
+        values[0] = 0
+    return values
 
 
 def _changed(examination: Examination, material: Material, change: Callable[[Tensor], Tensor]) -> Material:
-    return material.with_inputs({n: change(material.inputs[n]) for n in _floating(examination)})
+    return material.with_inputs({n: change(material.inputs[n]) for n in _changeable_inputs(examination)})
 
 
 def _judge_changed(
     examination: Examination,
     label: str,
     change: Callable[[Tensor], Tensor],
-    how: RunSettings = PLAIN,
+    settings: RunSettings = PLAIN,
     *,
     noise: bool = False,
 ) -> tuple[CandidateRun, GoldenResults | None]:
     """Judge a run on changed inputs; drop a failure if the golden in compute precision fails too.
 
-    noise: also compare with the noise of legal orders here, on inputs perturbed by one rounding. A formula that is
-    right for inputs this close (log-sum-exp minus a logit) is honest; one that loses the square of the rounding is not.
+    noise: also compare with the noise of legal orders, on inputs perturbed by one rounding. A formula that is right for
+    inputs this close, such as log-sum-exp minus a logit, is honest. One that loses the square of the rounding is not.
 
     Returns the run and the golden's results it was judged by (None if it raised).
     """
@@ -103,7 +103,7 @@ def _judge_changed(
         return replace(_changed(examination, material, change), nudged=noise)
 
     material = changed(examination.material)
-    done = examination.execute(NAME, label, how, material)
+    done = examination.execute(NAME, label, settings, material)
     if (
         done.error is not None
         and examination.golden_raises(label, material, done)
@@ -113,11 +113,11 @@ def _judge_changed(
     reference = decisions.settle(examination, done, examination.references(material, done))
     open_ends = {n for n, b in reference.bounded.items() if not bool(torch.isfinite(b.value).all())}
     if reference.read_back is not None and any(_overflows(reference, n) for n in done.outputs):
-        open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read such an output again
-    before, drawn = list(examination.findings), dict(examination.maps)
+        open_ends |= {n for n in reference.bounded if n.endswith(".grad")}  # a backward may read the overflowed output
+    findings_before, maps_before = list(examination.findings), dict(examination.maps)
     try:
         failed = values.judge(
-            examination, done, reference, NAME, label, noise=noise, repeat=how,
+            examination, done, reference, NAME, label, noise=noise, repeat=settings,
             skip=frozenset(examination.bad | open_ends), change=changed,
         )  # fmt: skip
         excused = {n for n in failed if not _honest_passes(examination, reference, n)}
@@ -126,58 +126,64 @@ def _judge_changed(
         )
         if noise:
             excused |= {n for n in failed - excused if _errs_like_rerounded(reference, n, done)}
-        steep = {n for n in failed - excused if noise and _steep(reference, n)}
-    except BaseException:  # out of memory: drop the findings, since the golden has not been checked yet
-        examination.findings, examination.maps = before, drawn
+        steep = {n for n in failed - excused if noise and _honest_runs_stand_out(reference, n)}
+    except BaseException:  # such as out of memory: drop the findings, because the golden has not been checked yet
+        examination.findings, examination.maps = findings_before, maps_before
         raise
-    new = examination.findings[len(before) :]
-    left = {f.tensor for f in new if f.tensor not in excused | steep | stable}
-    sure = {f.tensor for f in new if f.rung == CERTAIN}
-    # cancellation in sums of gradients depends on the formula: dy * y instead of p * dp is legal, and rounds more
-    other = left - sure if noise and all(n.endswith(".grad") for n in left) else set()
-    left = excused | steep | stable | other
-    examination.findings = before + [f for f in new if f.tensor not in left]
-    examination.maps = drawn | {k: m for k, m in examination.maps.items() if m.tensor not in left}
-    for names, why in (
+    new = examination.findings[len(findings_before) :]
+    remaining = {f.tensor for f in new if f.tensor not in excused | steep | stable}
+    certain = {f.tensor for f in new if f.rung == CERTAIN}
+    # Cancellation in gradients depends on the formula: dy * y instead of p * dp is legal, and rounds more.
+    within_bounds = remaining - certain if noise and all(n.endswith(".grad") for n in remaining) else set()
+    remaining = excused | steep | stable | within_bounds
+    examination.findings = findings_before + [f for f in new if f.tensor not in remaining]
+    examination.maps = maps_before | {k: m for k, m in examination.maps.items() if m.tensor not in remaining}
+    for names, reason in (
         (excused, "the golden in compute precision exceeds its own bounds"),
         (steep, "other honest runs stand out of the noise, too"),
         (stable, reach.RIGHT_NEARBY),
-        (other, "within what rounding allows, outside the noise of the golden's own formula"),
+        (within_bounds, "within what rounding allows, outside the noise of the golden's own formula"),
     ):
         if names:
             text = ", ".join(sorted(names))
-            examination.note("compute_range", text, f"{text}: {why} at {label}; not judged there")
+            examination.note("compute_range", text, f"{text}: {reason} at {label}; not judged there")
     return done, reference
 
 
 def _overflows(reference: GoldenResults, name: str) -> bool:
     """Whether an element of the golden's result is Inf in the dtype in which it is stored."""
-    known = reference.bounded.get(name)
-    return known is not None and bool(torch.isinf(known.value.to(reference.stores[name])).any())
+    entry = reference.bounded.get(name)
+    return entry is not None and bool(torch.isinf(entry.value.to(reference.stores[name])).any())
 
 
 def _errs_like_rerounded(reference: GoldenResults, name: str, done: CandidateRun) -> bool:
-    """Whether the golden with every number rounded once more errs by about as much: exp2(x c - m c) for exp(x - m)."""
+    """Whether the golden with one more rounding of every number errs about as much.
+
+    Example: exp2(x c - m c) in place of exp(x - m).
+    """
     got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
     if got is None or got.shape != golden.shape or not runs:
         return False
-    far = max(float((run - golden).abs().max()) for run in runs)
-    return bool(((got.double() - golden).abs() <= _REROUNDED_FACTOR * far).all())  # false for NaN, which is no rounding
+    farthest = max(float((run - golden).abs().max()) for run in runs)
+    return bool(
+        ((got.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
+    )  # false for NaN, which is no rounding
 
 
 def _honest_passes(examination: Examination, reference: GoldenResults, name: str) -> bool:
     """Whether a plain run of the golden in compute precision is right for this result."""
-    against = reference.reference(name, "output", noise=False)
+    judged_against = reference.reference(name, "output", noise=False)
     runs = [run[name] for run in (reference.honest, reference.unmodified(False)) if name in run]
-    return against is None or all(ladder.judge(name, value.to(against.store), against).ok for value in runs)
+    return judged_against is None or all(
+        ladder.judge(name, value.to(judged_against.store), judged_against).ok for value in runs
+    )
 
 
-def _steep(reference: GoldenResults, name: str) -> bool:
-    """Whether other honest runs stand out of the noise as well, because one rounding moves the result by orders of
-    magnitude.
+def _honest_runs_stand_out(reference: GoldenResults, name: str) -> bool:
+    """Whether other honest runs also stand out of the noise: one rounding changes the result by orders of magnitude.
 
-    Sinkhorn of logits of 10^7 is an example: its gradients are differences of 10^-90, and no eight runs show their
+    Example: Sinkhorn of logits of 10^7. Its gradients are differences of 10^-90, and eight runs cannot show their
     spread.
     """
     against = reference.reference(name, "output")
@@ -189,10 +195,10 @@ def _steep(reference: GoldenResults, name: str) -> bool:
 # NaN and Inf
 
 
-def _plant_special(examination: Examination, label: str, value: float, there: Callable[[Tensor], Tensor]) -> None:
-    """Set one element of every floating input to NaN (or Inf): the results must hold it where the golden does."""
-    places = _places(examination)
-    material = _planted(examination, places, value)
+def _plant_special(examination: Examination, label: str, value: float, is_special: Callable[[Tensor], Tensor]) -> None:
+    """Set one element of every changeable input to NaN or Inf: results must be NaN or Inf where the golden is."""
+    elements = _changed_elements(examination)
+    material = _planted(examination, elements, value)
     forward_only = value == float("inf")  # a gradient at infinity depends on the formula
     done = examination.execute(NAME, label, RunSettings(backward=not forward_only), material)
     if isinstance(done.error, REFUSALS):
@@ -203,8 +209,8 @@ def _plant_special(examination: Examination, label: str, value: float, there: Ca
     if examination.raised(NAME, label, done):
         return
     golden = examination.references(material, done, own_decisions(examination, done))
-    leak: dict[str, Tensor] = {}
-    lost: dict[str, Tensor] = {}
+    leaks: dict[str, Tensor] = {}
+    swallowed: dict[str, Tensor] = {}
     for name, _, tensor in done.results():
         expected = golden.values.get(name)
         if tensor is None or expected is None or name in examination.bad or not tensor.is_floating_point():
@@ -212,57 +218,63 @@ def _plant_special(examination: Examination, label: str, value: float, there: Ca
         if expected.shape != tensor.shape or name in examination.target.decisions:
             continue
         finite = expected.abs() <= torch.finfo(tensor.dtype).max
-        if bool((there(tensor) & finite).any()):
-            leak[name] = there(tensor) & finite
-        gone = there(expected) & torch.isfinite(tensor)
-        # Inf - Inf and Inf / Inf depend on the formula: softmax is 0 next to Inf where exp(x - logsumexp(x)) is NaN
-        gone &= torch.isinf(expected) if forward_only else ~there(tensor)
-        if bool(gone.any()):
-            lost[name] = gone
-    _report_leaks(examination, golden, label, leak, there)
-    _report_swallowed(examination, golden, label, value, there, done, lost)
+        if bool((is_special(tensor) & finite).any()):
+            leaks[name] = is_special(tensor) & finite
+        finite_instead = is_special(expected) & torch.isfinite(tensor)
+        # Inf - Inf and Inf / Inf depend on the formula. Next to an Inf, softmax is 0 and exp(x - logsumexp(x)) is NaN.
+        finite_instead &= torch.isinf(expected) if forward_only else ~is_special(tensor)
+        if bool(finite_instead.any()):
+            swallowed[name] = finite_instead
+    _report_leaks(examination, golden, label, leaks, is_special)
+    _report_swallowed(examination, golden, label, value, is_special, done, swallowed)
 
 
 def _report_leaks(
     examination: Examination,
     golden: GoldenResults,
     label: str,
-    leak: dict[str, Tensor],
-    there: Callable[[Tensor], Tensor],
+    leaks: dict[str, Tensor],
+    is_special: Callable[[Tensor], Tensor],
 ) -> None:
-    for name, mask in leak.items():
+    for name, mask in leaks.items():
         honest = golden.honest.get(name)
-        mask = mask if honest is None else mask & ~there(honest)
-        mask = mask & ~golden.in_its_own_run(name, there)
+        mask = mask if honest is None else mask & ~is_special(honest)
+        mask = mask & ~golden.in_its_own_run(name, is_special)
         if not bool(mask.any()):
             continue
         wrong = _confirmed_leak(examination, label, name, mask)
         if bool(wrong.any()):
             where = examination.locate(name, wrong)
-            text = f"{label}: {name} is not finite where the golden is: {where.text}; {_places_text(examination)}"
+            text = (
+                f"{label}: {name} is not finite where the golden is: {where.text}; "
+                f"{_changed_elements_text(examination)}"
+            )
             examination.find(CERTAIN, NAME, name, text, where=where)
         else:
             text = f"{label}: NaN spreads to more of {name} than in the golden; finite numbers do not"
             examination.note("nan_spread", name, text)
 
 
-def _places_text(examination: Examination) -> str:
+def _changed_elements_text(examination: Examination) -> str:
     """A phrase that names the changed elements."""
-    shapes = {n: examination.material.inputs[n].shape for n in _places(examination)}
-    at = {n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])] for n, p in _places(examination).items()}
+    shapes = {n: examination.material.inputs[n].shape for n in _changed_elements(examination)}
+    at = {
+        n: [int(i) for i in torch.unravel_index(torch.tensor(p), shapes[n])]
+        for n, p in _changed_elements(examination).items()
+    }
     return "it was put into " + ", ".join(f"{n}{i if i else ''}" for n, i in at.items())
 
 
 def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
-    """The elements of `mask` that finite numbers at the same places reach as well, or make wrong.
+    """The elements of `mask` that a finite number at the changed element also reaches, or makes wrong.
 
-    NaN may spread where numbers do not: a product with masked zeros, NaN - NaN in a cumulative sum, or a backward that
-    recomputes its probabilities as exp(-inf - NaN), where the golden writes a zero. A value computed from the changed
-    element may be NaN in the candidate, where a comparison in the golden drops it.
+    NaN may legally spread where numbers do not: a product with masked zeros, NaN - NaN in a cumulative sum, or a
+    backward that recomputes probabilities as exp(-inf - NaN), where the golden writes a zero. It may also spread
+    through a value that a comparison in the golden drops.
     """
 
     def changed(times: float) -> Material:
-        return _planted(examination, _places(examination), None, times)
+        return _planted(examination, _changed_elements(examination), None, times)
 
     material = changed(1.0)
     done = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
@@ -270,14 +282,14 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
     if done.error is not None or got is None or got.shape != mask.shape:
         return torch.zeros_like(mask)
     references = examination.references(material, done, own_decisions(examination, done))
-    # the change does not reach these in the golden
-    alone = mask & (references.values[name] == examination.ref.values[name])
+    # in the golden, the changed element does not influence these
+    unmoved = mask & (references.values[name] == examination.ref.values[name])
     wrong = torch.zeros_like(mask)
-    if bool(alone.any()):
-        wrong = reach.reached_elements(examination, {name: alone}, changed, f"{label}, a finite number")[name]
-    if bool((mask & ~alone).any()):
-        off = mask & ~alone & reach.off_golden(examination, name, got, references)
-        wrong = wrong | reach.off_kinks(examination, name, off, references)
+    if bool(unmoved.any()):
+        wrong = reach.reached_elements(examination, {name: unmoved}, changed, f"{label}, a finite number")[name]
+    if bool((mask & ~unmoved).any()):
+        differs = mask & ~unmoved & reach.off_golden(examination, name, got, references)
+        wrong = wrong | reach.off_kinks(examination, name, differs, references)
     return wrong
 
 
@@ -286,59 +298,65 @@ def _report_swallowed(
     golden: GoldenResults,
     label: str,
     value: float,
-    there: Callable[[Tensor], Tensor],
+    is_special: Callable[[Tensor], Tensor],
     done: CandidateRun,
-    lost: dict[str, Tensor],
+    swallowed: dict[str, Tensor],
 ) -> None:
-    """Report finite results where the golden is NaN or Inf, if the element of one input causes that and matters there.
+    """Report results that are finite where the golden is NaN or Inf, if the changed element of an input matters there.
 
-    It matters if a finite change moves the golden. 0 * Inf at a masked element is an accident of the golden's formula.
-    So is 0 * NaN in the gradient of an unchosen row, although a finite number there would change the choice
-    (`zero_times_nan`).
+    It matters if a finite change of the element changes the golden. 0 * Inf at a masked element is an accident of the
+    golden's formula. So is 0 * NaN in the gradient of an unchosen row, although a finite number there would change the
+    choice (`zero_times_nan`).
     """
-    lost = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in lost.items()}
-    if any(n.endswith(".grad") and bool(mask.any()) for n, mask in lost.items()):
-        left = zero_times_nan.gradients(golden.evaluate, golden.leaves)  # NaN only because of a zero in the golden
-        lost = {n: mask & there(left[n]) if n in left else mask for n, mask in lost.items()}
-    lost = {n: mask for n, mask in lost.items() if bool(mask.any())}
-    if not lost:
+    swallowed = {n: mask & ~golden.in_its_own_run(n, torch.isfinite) for n, mask in swallowed.items()}
+    if any(n.endswith(".grad") and bool(mask.any()) for n, mask in swallowed.items()):
+        zero_times = zero_times_nan.gradients(
+            golden.evaluate, golden.leaves
+        )  # excludes NaN that only a product with zero causes
+        swallowed = {n: mask & is_special(zero_times[n]) if n in zero_times else mask for n, mask in swallowed.items()}
+    swallowed = {n: mask for n, mask in swallowed.items() if bool(mask.any())}
+    if not swallowed:
         return
-    real = {name: torch.zeros_like(mask) for name, mask in lost.items()}
-    for input, place in _places(examination).items():
+    caused = {name: torch.zeros_like(mask) for name, mask in swallowed.items()}
+    for input, place in _changed_elements(examination).items():
         special, finite = (
             examination.references(
                 _planted(examination, {input: place}, v), done, own_decisions(examination, done)
             ).values
             for v in (value, None)
         )
-        nearby = _nearby(examination, done, input, place) if any(name.endswith(".grad") for name in lost) else {}
-        for name in lost:
+        nearby = (
+            _gradients_nearby(examination, done, input, place)
+            if any(name.endswith(".grad") for name in swallowed)
+            else {}
+        )
+        for name in swallowed:
             before = examination.ref.bounded[name]
-            moves = there(special[name]) & ((finite[name] - before.value).abs() > 2 * before.bound)
-            if name in nearby:  # a gradient that at most jumps (a maximum's) becomes NaN only by its formula
+            moves = is_special(special[name]) & ((finite[name] - before.value).abs() > 2 * before.bound)
+            if name in nearby:  # a gradient that can only jump, such as a maximum's, becomes NaN only by its formula
                 moves &= (nearby[name] - before.value).abs() > RESOLVED * before.value.abs()
                 moves &= ~examination.ref.kink(name) if bool(moves.any()) else moves
-            real[name] |= moves
-    for name, mask in lost.items():
-        mask = mask & real[name]
-        if name.endswith(".grad") and not any(bool(real[n].any()) for n in lost if not n.endswith(".grad")):
+            caused[name] |= moves
+    for name, mask in swallowed.items():
+        mask = mask & caused[name]
+        if name.endswith(".grad") and not any(bool(caused[n].any()) for n in swallowed if not n.endswith(".grad")):
             mask = _without_planted(examination, label, name, mask)
         if bool(mask.any()):
             where = examination.locate(name, mask)
             text = f"{label} is swallowed: {name} is finite where the golden is not: {where.text}; "
-            text += _places_text(examination)
+            text += _changed_elements_text(examination)
             examination.find(CERTAIN, NAME, name, text, where=where)
 
 
 def _without_planted(examination: Examination, label: str, name: str, mask: Tensor) -> Tensor:
-    """The mask without the gradient of the changed element itself, if every output is NaN as it should be.
+    """The mask without the gradient of the changed element itself, for use if every output is NaN as it should be.
 
-    A guard (where x > 20: x, else log1p(exp(min(x, 20)))) sends no gradient through its closed branch, and a clamp
-    sends none to a value out of its range. The loss is NaN, which is warning enough. For |x - y| the same holds for NaN
-    in either.
+    A branch (x if x > 20, otherwise log1p(exp(min(x, 20)))) sends no gradient through the side that is not taken, and a
+    clamp sends none to a value outside its range. The loss is NaN, which is warning enough. For |x - y| the same is
+    true of a NaN in x or y.
     """
     inputs, mask = examination.material.inputs, mask.contiguous()  # a gradient may be stored transposed
-    places = [place for other, place in _places(examination).items() if inputs[other].shape == mask.shape]
+    places = [place for other, place in _changed_elements(examination).items() if inputs[other].shape == mask.shape]
     if not any(bool(mask.view(-1)[place]) for place in places):
         return mask
     mask = mask.clone()
@@ -349,8 +367,8 @@ def _without_planted(examination: Examination, label: str, name: str, mask: Tens
     return mask
 
 
-def _nearby(examination: Examination, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
-    """The golden's gradients with that one element moved by a millionth."""
+def _gradients_nearby(examination: Examination, done: CandidateRun, input: str, place: int) -> dict[str, Tensor]:
+    """The golden's gradients after a relative change of 1e-6 of the one element."""
     copy = examination.material.inputs[input].double().contiguous().clone()
     copy.view(-1)[place] += 1e-6 * max(float(copy.view(-1)[place].abs()), float(copy.abs().amax()) * 2.0**-10)
     values = examination.references(
@@ -359,16 +377,17 @@ def _nearby(examination: Examination, done: CandidateRun, input: str, place: int
     return {n: g for n, g in values.items() if n.endswith(".grad")}
 
 
-def _places(examination: Examination) -> dict[str, int]:
+def _changed_elements(examination: Examination) -> dict[str, int]:
+    """For each changeable input, the index of the element that is set to NaN or Inf."""
     generator = torch.Generator().manual_seed(examination.seed + 5)
     return {
         n: int(torch.randint(0, examination.material.inputs[n].numel(), (1,), generator=generator))
-        for n in _floating(examination)
+        for n in _changeable_inputs(examination)
     }
 
 
 def _planted(examination: Examination, places: dict[str, int], value: float | None, times: float = 1.0) -> Material:
-    """The inputs with one element replaced by `value`; None: by a large finite number, times `times`."""
+    """The inputs with the given elements set to `value`; None: to `times` times a large finite number."""
     changed = {}
     for name, place in places.items():
         copy = examination.material.inputs[name].clone(memory_format=torch.contiguous_format)

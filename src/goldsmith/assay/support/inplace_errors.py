@@ -20,8 +20,8 @@ def edited(error: BaseException, inputs: Sequence[str] = ()) -> str | None:
         return f"in-place edit: {which} is edited in place, which a gradient needs; {_ADVICE}"
     if _SAVED not in text:
         return None
-    found = _WHICH.search(text)
+    match = _WHICH.search(text)
     which = ""
-    if found is not None:
-        which = f" ({found[1].lower()} {found[2]}" + (f", output {found[3]} of {found[4]})" if found[3] else ")")
+    if match is not None:
+        which = f" ({match[1].lower()} {match[2]}" + (f", output {match[3]} of {match[4]})" if match[3] else ")")
     return f"in-place edit: a tensor saved for the backward{which} is edited before the backward reads it; {_ADVICE}"

@@ -17,10 +17,10 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def told(error: BaseException) -> str:
+def out_of_memory_text(error: BaseException) -> str:
     """How much was asked for and what to do. torch's own text also lists every process on the GPU."""
-    wanted = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
-    return f"out of memory{f', {wanted[1]} more were needed' if wanted else ''}; {TO_DO}"
+    requested = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
+    return f"out of memory{f', {requested[1]} more were needed' if requested else ''}; {TO_DO}"
 
 
 def release(device: str | torch.device) -> None:

@@ -10,4 +10,4 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u206
 
 def visible(text: str) -> str:
     r"""Every control character as its escape, so that \x1b[31m in a message colours nothing and moves no cursor."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -58,7 +58,7 @@ def bench_command(
             ),
         ] = None,
         no_verify: Annotated[
-            bool, typer.Option("--no-verify", help="Time without proving first; the rows record this.")
+            bool, typer.Option("--no-verify", help="Time without checking first; the rows record this.")
         ] = False,
         proof: Annotated[
             list[str] | None,

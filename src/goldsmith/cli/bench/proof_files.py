@@ -25,7 +25,7 @@ ReportJson = dict[str, Any]  # as `goldsmith verify --json` writes it
 
 @dataclass
 class ProvenCases:
-    """What the files prove of an operator on a backend: the cases that hold, or why it is rejected."""
+    """What the files say about an operator on a backend: the cases that passed, or the reason to reject it."""
 
     cases: set[str] = field(default_factory=set)
     impossible: set[str] = field(default_factory=set)  # cases that the backend does not take
@@ -37,7 +37,7 @@ ProofsByOperator = dict[tuple[str, str], ProvenCases]  # by (operator, backend)
 
 
 def read(files: Sequence[str], device: str) -> ProofsByOperator:
-    """What these files prove together for `device`.
+    """The results of these files together, for `device`.
 
     Raises Problem where a file cannot be read, or was made of other source, at another level or on another machine.
     """
@@ -71,9 +71,9 @@ def judged(report: ReportJson) -> set[str]:
 
 
 def judge(proven: ProvenCases, op: Op, backend: str, device: str, dtype: torch.dtype) -> Verdict | None:
-    """Whether the files prove `op` in this dtype as well as a proof in this run would; None where they do not cover it.
+    """Whether the files verify `op` in this dtype as completely as this run would; None if they do not cover it.
 
-    Raises Problem where they hold only some of the cases; the message has the command that proves the rest.
+    Raises Problem if they contain only some of the cases; the message has the command that checks the rest.
     """
     if proven.rejected:
         return False, proven.rejected
@@ -90,7 +90,7 @@ def judge(proven: ProvenCases, op: Op, backend: str, device: str, dtype: torch.d
         command += " --device cpu"
     raise Problem(
         f"--proof {', '.join(proven.files)}: {len(covered)} of the {len(wanted)} cases of {op.name} on {backend} in "
-        f"{kind} that bench would prove itself. Run `{command}`, then give --proof whole.json, or both files: --proof "
+        f"{kind} that bench would check itself. Run `{command}`, then give --proof whole.json, or both files: --proof "
         "may be given several times."
     )
 
@@ -106,10 +106,10 @@ def _load(file: str) -> ReportJson:
     if not isinstance(data, dict) or not {"proofs", "machine", "source", "isa", "size"} <= data.keys():
         raise Problem(f"--proof {file}: not a file of this version's `goldsmith verify --json FILE`.")
     if data["interrupted"]:
-        raise Problem(f"--proof {file}: its run was interrupted, so it proves nothing. Run it again.")
+        raise Problem(f"--proof {file}: its run was interrupted, so it cannot be used. Run it again.")
     if data["source"] != digest():
         raise Problem(
-            f"--proof {file}: proves other code: source {data['source'][:12]} there, {digest()[:12]} here. Run "
+            f"--proof {file}: made for other code: source {data['source'][:12]} there, {digest()[:12]} here. Run "
             f"`goldsmith verify --json FILE` again."
         )
     here, there = machine().short, data["machine"]

@@ -67,7 +67,7 @@ class Prover:
 
     def _verify(self, backend: str, dtype: torch.dtype, names: list[str]) -> None:
         kind = str(dtype).removeprefix("torch.")
-        self.say.print(f"[dim]proving {', '.join(names)} on {backend} in {kind}[/]")
+        self.say.print(f"[dim]checking {', '.join(names)} on {backend} in {kind}[/]")
         request = verify.VerifyRequest(names=tuple(names), backend=backend, device=self.device, dtype=kind)
         outcome = verify.verify(request, self.say)
         if outcome.interrupted:
@@ -75,7 +75,7 @@ class Prover:
         for entry in outcome.entries:
             report = entry.report
             if report is None:
-                verdict: Verdict = False, f"nothing could be proved: {entry.reason}"
+                verdict: Verdict = False, f"nothing could be checked: {entry.reason}"
             elif entry.verdict == "pass":
                 verdict = True, f"goldsmith verify, {len(judged(report.to_json()))} cases, {kind}"
             else:
@@ -89,7 +89,7 @@ class Prover:
         if key not in self.verdicts:
             if not self.enabled:
                 return NOT_VERIFIED
-            with self.say.status(f"[dim]proving {subject.name} on {backend}[/]") as status:
+            with self.say.status(f"[dim]checking {subject.name} on {backend}[/]") as status:
                 self.verdicts[key] = self._check(subject, backend, status)
         return self.verdicts[key]
 
@@ -97,7 +97,7 @@ class Prover:
         target, dtype, device = subject.target(backend), subject.entry.dtype, subject.device
         done = 0
         for case in target.cases:
-            status.update(f"[dim]proving {target.name}: {case.name} ({done} of {len(target.cases)} done)[/]")
+            status.update(f"[dim]checking {target.name}: {case.name} ({done} of {len(target.cases)} done)[/]")
             report = check(target, case, dtype=dtype, device=device, probes=MODULE_PROBES, raises=False)
             done += 1
             if not report.ok:

@@ -178,12 +178,12 @@ def _backend(op: Op, request: DiagnosisRequest) -> tuple[str, str]:
     able = [(b, device) for b, (device, reason) in places.items() if not reason]
     if not able:
         why = "; ".join(f"{b}: {reason}" for b, (_, reason) in places.items())
-        raise UnknownName(f"{op.name} cannot run here: {why}")
+        raise UnknownName(f"{op.name} has no backend that can run here: {why}")
     return min(able, key=lambda pair: pair[1] != device_of(request))
 
 
 def _narrowed(op: Op, backend: str, device: str, interpreted: bool, request: DiagnosisRequest) -> assay.Target:
-    """The operator with those cases of an ordinary proof that this backend accepts; with all if a case is named."""
+    """The operator with the cases that `goldsmith verify` checks on this backend; with all cases if one is named."""
     jobs = choose(op, backend, device, interpreted, "default", request["dtype"]).jobs
     target = op_target(op, backend, device=device, dtype=getattr(torch, jobs[0].dtype) if jobs else None)
     if request["case"] or not jobs:

@@ -111,7 +111,7 @@ def check(arguments: GenerateArguments) -> None:
     if arguments.cache == "static":
         if arguments.profile is None:
             raise Problem(
-                "--cache static caches the experts listed in a profile: give --profile FILE, written by an earlier run."
+                "--cache static keeps the experts that a profile lists: give --profile FILE, written by an earlier run."
             )
         _check_profile(arguments.profile)
     if arguments.json and arguments.stream:
@@ -140,7 +140,7 @@ def _check_profile(path: Path) -> None:
         profile = None
     if not isinstance(profile, dict) or not isinstance(profile.get("counts"), dict):
         raise Problem(
-            f"--profile {path} is not a profile: give a file that --profile wrote in a run with another --cache."
+            f"--profile {path} is not a profile: give a file that --profile wrote in a run without --cache static."
         )
 
 

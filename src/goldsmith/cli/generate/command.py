@@ -99,14 +99,14 @@ class GenerateRun:
                 config = _config(place)
                 tokenizer = text.tokenizer_of(place)
                 inputs = text.encoded(tokenizer, self.prompts, chat=arguments.chat)
-            with self.show.doing("loading the model") as told:
+            with self.show.doing("loading the model") as report_progress:
                 rows, width = inputs["input_ids"].shape
                 self._check_length(config, width)
                 self.offloaded = from_pretrained(
                     place,
                     store=arguments.store,
                     adapter=self.adapters or None,
-                    progress=told,
+                    progress=report_progress,
                     batch=rows,
                     max_length=width + arguments.max_new_tokens,
                     cpu_format=arguments.format,
@@ -266,12 +266,12 @@ class GenerateRun:
 
     def _verify(self, offloaded: Offloaded) -> None:
         store = offloaded.engine.store
-        with self.show.doing("checking the store") as told:
+        with self.show.doing("checking the store") as report_progress:
             done = 0
             for layer in store.layers:
                 store.verify([layer])
                 done += store.num_experts(layer) * store.expert_nbytes(layer)
-                told(done, store.nbytes, f"checking the store, layer {layer}")
+                report_progress(done, store.nbytes, f"checking the store, layer {layer}")
 
     def _trace(self, offloaded: Offloaded) -> contextlib.AbstractContextManager[object]:
         path = self.arguments.trace

@@ -31,10 +31,10 @@ class GuardOption(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate", help=_joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+        app.command("generate", help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
 
 
-def _joined(text: str) -> str:
+def joined(text: str) -> str:
     """Each paragraph in one line, because rich keeps line ends and also breaks lines at the terminal's width."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 

@@ -35,7 +35,7 @@ def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
     kind = "a kernel in Triton" if triton else "a kernel in plain torch"
     contents = {kernel: f"{kind}, its golden, its cases and its target", test: "a pytest test for each case"}
     steps = {
-        f"goldsmith verify {_quoted(kernel)}": "prove the kernel",
+        f"goldsmith verify {_quoted(kernel)}": "check the kernel",
         f"python -m pytest {_quoted(test)}": "keep it right",
         f"goldsmith diagnose {_quoted(kernel)}": "find out why it is wrong, once you have changed it",
     }

@@ -206,7 +206,7 @@ def conclusion(outcome: VerifyOutcome) -> str:
     if unfinished or outcome.broken or misdeclared:
         return f"[yellow]No failures among the finished proofs[/] [dim]({counted})[/]"
     if not made:
-        return "[yellow]Nothing was proved: none of the requested backends can run here[/]"
+        return "[yellow]Nothing was checked: none of the requested backends can run here[/]"
     return f"[bold green]All proofs passed[/] [dim]({counted})[/]"
 
 

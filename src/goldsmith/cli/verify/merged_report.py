@@ -18,7 +18,7 @@ def merge(name: str, reports: Sequence[Report]) -> Report:
     """Merge reports into one: findings and rows in order, probes added up, each note once."""
     verdicts = {r.verdict for r in reports}
     verdict = next((v for v in (FAIL, REFERENCE_FAULT) if v in verdicts), PASS)
-    if UNJUDGED in verdicts and verdict == PASS and not any(_proves_something(r) for r in reports):
+    if UNJUDGED in verdicts and verdict == PASS and not any(_judges_something(r) for r in reports):
         verdict = UNJUDGED
     merged = Report(name, verdict)
     notes: dict[tuple[str, str, str, str], Note] = {}
@@ -53,8 +53,8 @@ def _environment(one: JsonObject, other: JsonObject) -> JsonObject:
     return {**other, **one, "runs": runs, "interpreted": interpreted}
 
 
-def _proves_something(report: Report) -> bool:
-    """Whether a passing report proves anything about the candidate: an empty output does not."""
+def _judges_something(report: Report) -> bool:
+    """Whether a passing report says anything about the candidate: that of an empty output does not."""
     return report.verdict == PASS and any(r.kind == "output" and 0 not in r.shape for r in report.rows)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 from ..terminal import count
 
 # VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
-# Triton's interpreter: it runs programs in order, so that `repeats` would prove nothing there.
+# Triton's interpreter: it runs programs in order, so that `repeats` would find nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
@@ -60,7 +60,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """The jobs of one proof, and the cases left out: (how many, which ones in words)."""
+    """The jobs of one proof, and the cases that are left out, as (their number, a phrase that names them)."""
 
     jobs: list[Job]
     left_out: list[tuple[int, str]]
@@ -70,13 +70,13 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
     """The jobs of one backend of an operator, by the size of the run.
 
     quick     one small case with the probes VALUES
-    default   on a GPU: every case in every dtype; large cases with VALUES, cases tagged "every_probe" and the typical
-              case with all probes, the others with USUAL
-              in the interpreter: at most eight small cases in the first dtype, the typical one with CONTRACT, the
-              others with VALUES
-              otherwise (the reference; native kernels): every case in the first dtype, without large ones on a CPU;
-              tagged cases and the typical one with all probes, the others with VALUES; the typical case also in the
-              other dtypes with VALUES
+    default   - on a GPU: every case in every dtype. Large cases with VALUES, cases tagged "every_probe" and the typical
+                case with all probes, the others with USUAL.
+              - in the interpreter: at most eight small cases in the first dtype. The typical case with CONTRACT, the
+                others with VALUES.
+              - otherwise (the reference and native kernels): every case in the first dtype, but no large case on a CPU.
+                Tagged cases and the typical case with all probes, the others with VALUES. Then the typical case in the
+                other dtypes with VALUES.
     thorough  every case in every dtype with all probes; in the interpreter only small cases
 
     The interpreter skips bfloat16, because its stores truncate. If bfloat16 was requested by name it runs, and `check`

@@ -99,7 +99,7 @@ class VerifyTasks:
         except Exception as error:
             if not memory_errors.out_of_memory(error):
                 raise
-            return {"memory": memory_errors.told(error)}
+            return {"memory": memory_errors.out_of_memory_text(error)}
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # other workers share the GPU

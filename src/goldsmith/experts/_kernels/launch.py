@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 import triton
 
-_KNOWN = triton.__version__.startswith("3.6.")  # versions whose launcher has the arguments below
+_HAS_KNOWN_LAUNCHER = triton.__version__.startswith("3.6.")  # the version whose launcher takes the arguments below
 
 Argument: TypeAlias = torch.Tensor | int | float | bool
 
@@ -16,9 +16,9 @@ class Launch:
     """Launches kernel(*arguments, *fixed) on the current stream of one device; `fixed` are the kernel's last arguments
 
     Triton inspects every argument of a launch to select the compiled kernel, which takes 30 us or more of CPU time.
-    This class selects it at the first launch and reuses it. Therefore everything that the selection depends on must be
-    the same in all calls: the dtypes of the arguments, and all properties that the kernel does not exempt with
-    do_not_specialize (integers) and do_not_specialize_on_alignment (pointers).
+    This class selects the compiled kernel at the first launch and reuses it. Therefore every call must have arguments
+    with the same dtypes. All other properties that Triton selects by must be equal too, unless the kernel exempts them
+    with do_not_specialize (integers) or do_not_specialize_on_alignment (pointers).
     """
 
     __slots__ = ("_compiled", "_index", "_run", "_stream", "fixed", "kernel", "warps")
@@ -30,7 +30,7 @@ class Launch:
     def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: Argument) -> None:
         compiled = self._compiled
         if compiled is None:
-            self._first(grid, device, arguments)
+            self._compile(grid, device, arguments)
         elif self._run is None:
             compiled[grid](*arguments, *self.fixed, stream=self._stream(self._index))
         else:
@@ -40,9 +40,10 @@ class Launch:
                 *arguments, *self.fixed,
             )  # fmt: skip
 
-    def _first(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Argument, ...]) -> None:
+    def _compile(self, grid: tuple[int, int, int], device: torch.device, arguments: tuple[Argument, ...]) -> None:
+        """Runs the kernel through Triton, and keeps what Triton compiled for the next calls."""
         compiled = self.kernel[grid](*arguments, *self.fixed, num_warps=self.warps)
         if compiled is not None:  # None: the interpreter compiles nothing
             self._stream, self._index = triton.runtime.driver.active.get_current_stream, device.index
-            self._run = compiled.run if _KNOWN else None
+            self._run = compiled.run if _HAS_KNOWN_LAUNCHER else None
             self._compiled = compiled

@@ -78,21 +78,21 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, 
                    ROUND: tl.constexpr):  # fmt: skip
     """h[p] = act(Wg x + bg + eg, Wu x + bu + eu) for the rows of a tile; EXTRA: extra [P, 2 I] holds eg and eu"""
     tile = tl.program_id(0)
-    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
     row = tl.arange(0, BM)
     good = row < count
     rows = tl.load(tokens_ptr + first + row, good, 0).to(tl.int64) * stride_x
     out = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = out < I
-    gate = blob_ptr + slot * STRIDE
+    gate = blob_ptr + block * STRIDE
     g = _times(x_ptr, rows, good, H, gate, PANEL, out, I, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP, SCALES,
                ZEROS)  # fmt: skip
     u = _times(x_ptr, rows, good, H, gate + UP, PANEL, out, I, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP,
                SCALES, ZEROS)  # fmt: skip
     if BIAS:
-        g += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
-        u += tl.load(bias_ptr + slot * stride_bias + I + out, inside, 0.0)[None, :].to(tl.float32)
+        g += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
+        u += tl.load(bias_ptr + block * stride_bias + I + out, inside, 0.0)[None, :].to(tl.float32)
     if EXTRA:
         more = extra_ptr + (first + row).to(tl.int64)[:, None] * (2 * I) + out[None, :]
         g += tl.load(more, good[:, None] & inside[None, :], 0.0)
@@ -111,18 +111,18 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
                  SCALES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """y[p] = Wd h[p] + bd for the rows of a tile, in float32"""
     tile = tl.program_id(0)
-    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
     row = tl.arange(0, BM)
     good = row < count
     out = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = out < H
-    down = blob_ptr + slot * STRIDE + DOWN
+    down = blob_ptr + block * STRIDE + DOWN
     rows = (first + row).to(tl.int64)
     y = _times(h_ptr, rows * I, good, I, down, PANEL, out, H, BM, BN, KC, PARTS, OPERAND, PER, FORMAT, SCALE, GROUP,
                SCALES, ZEROS)  # fmt: skip
     if BIAS:
-        y += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
+        y += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
     tl.store(y_ptr + rows[:, None] * H + out[None, :], y, good[:, None] & inside[None, :])
 
 

@@ -117,21 +117,21 @@ def hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, h
                   ROUND: tl.constexpr):  # fmt: skip
     """h[p] = act(Wg x + bg + eg, Wu x + bu + eu) for the rows of a tile; EXTRA: extra [P, 2 I] holds eg and eu"""
     panel, tile = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile).to(tl.int64), tl.load(tiles_ptr + 2 * TILES + tile)
     rows = ()
     for m in tl.static_range(ROWS):
         token = tl.load(tokens_ptr + first + tl.minimum(m, count - 1)).to(tl.int64)
         rows = rows + (x_ptr + token * stride_x,)
-    gate = blob_ptr + slot * STRIDE + panel.to(tl.int64) * PANEL
+    gate = blob_ptr + block * STRIDE + panel.to(tl.int64) * PANEL
     both = _products(rows, H, gate, UP, 2, ROWS, BW, AHEAD, EVEN, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS)
     out = panel * 16 + tl.arange(0, 16)
     inside = out < I
     for m in tl.static_range(ROWS):
         g, u = both[m], both[ROWS + m]
         if BIAS:
-            g += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0).to(tl.float32)
-            u += tl.load(bias_ptr + slot * stride_bias + I + out, inside, 0.0).to(tl.float32)
+            g += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0).to(tl.float32)
+            u += tl.load(bias_ptr + block * stride_bias + I + out, inside, 0.0).to(tl.float32)
         if EXTRA:
             more = extra_ptr + (first + tl.minimum(m, count - 1)) * (2 * I) + out
             g += tl.load(more, inside, 0.0)
@@ -149,19 +149,19 @@ def down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, TILES, stride_bias,
                 ZEROS: tl.constexpr, BIAS: tl.constexpr):  # fmt: skip
     """y[p] = Wd h[p] + bd for the rows of a tile, in float32"""
     panel, tile = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(tiles_ptr + tile).to(tl.int64)
+    block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile).to(tl.int64), tl.load(tiles_ptr + 2 * TILES + tile)
     rows = ()
     for m in tl.static_range(ROWS):
         rows = rows + (h_ptr + (first + tl.minimum(m, count - 1)) * I,)
-    down = blob_ptr + slot * STRIDE + DOWN + panel.to(tl.int64) * PANEL
+    down = blob_ptr + block * STRIDE + DOWN + panel.to(tl.int64) * PANEL
     products = _products(rows, I, down, 0, 1, ROWS, BW, AHEAD, EVEN, PER, FORMAT, SCALE, GROUP, SCALES, ZEROS)
     out = panel * 16 + tl.arange(0, 16)
     inside = out < H
     for m in tl.static_range(ROWS):
         y = products[m]
         if BIAS:
-            y += tl.load(bias_ptr + slot * stride_bias + out, inside, 0.0).to(tl.float32)
+            y += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0).to(tl.float32)
         tl.store(y_ptr + (first + m) * H + out, y, inside & (m < count))
 
 

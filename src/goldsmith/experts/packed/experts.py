@@ -147,7 +147,7 @@ class PackedExperts:
     # -- numbers ------------------------------------------------------------------------------------------------------
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """gate_up [E, 2I, H] and down [E, H, I] in numbers: code * scale, rounded once to `dtype`
+        """gate_up [E, 2I, H] and down [E, H, I] as numbers: code * scale, rounded once to `dtype`
 
         Exact in float64. Exact in float32 too, unless the scales are float32 (the default of int8 and fp8_block): then
         the nearest float32. Biases are not included.

@@ -90,10 +90,12 @@ def from_awq(
     def read(name: str, e: int, packed: Tensor, zeros: Tensor, scale: Tensor) -> Codes:
         inputs, rows = packed.shape[0], packed.shape[1] * 8
         group = _group(op, "int4_asym", group_size, name, rows, inputs)
-        came = f"qweight {list(packed.shape)}"
+        value_text = f"qweight {list(packed.shape)}"
         where = f"{name}'s scales of expert {e}"
-        _check_scale(op, where, scale, (inputs // group, rows), came, inputs, along=0)
-        _check_scale(op, f"{name}'s qzeros of expert {e}", zeros, (inputs // group, rows // 8), came, inputs, along=0)
+        _check_scale(op, where, scale, (inputs // group, rows), value_text, inputs, along=0)
+        _check_scale(
+            op, f"{name}'s qzeros of expert {e}", zeros, (inputs // group, rows // 8), value_text, inputs, along=0
+        )
         check_finite(op, where, scale)
         return Codes(
             nibbles(awq_columns(packed).t()).contiguous(), scale.t().contiguous(), awq_columns(zeros).t().contiguous()
@@ -252,8 +254,8 @@ def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, 
     stacks = []
     for name, tensors in zip(_NAMES, projections):
         if not isinstance(tensors, (tuple, list)) or len(tensors) != len(parts):
-            came = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
-            raise TypeError(f"{op}: {name} is {came}, wanted a tuple ({names}){hint}")
+            value_text = f"{kind(tensors)} of {len(tensors)}" if isinstance(tensors, (tuple, list)) else kind(tensors)
+            raise TypeError(f"{op}: {name} is {value_text}, wanted a tuple ({names}){hint}")
         for (part, dims, dtypes), value in zip(parts, tensors):
             stacks.append(Stack(op, f"{name}'s {part}", value, dims, dtypes, hint))
     return stacks
@@ -322,8 +324,10 @@ def imported(
         shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
         intermediate, hidden = shapes[0]
         if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
-            came = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
-            raise ShapeError(f"{op}: an expert is {came} as [out, in], wanted gate [I, H], up [I, H], down [H, I]")
+            value_text = ", ".join(f"{name} [{out}, {inputs}]" for name, (out, inputs) in zip(_NAMES, shapes))
+            raise ShapeError(
+                f"{op}: an expert is {value_text} as [out, in], wanted gate [I, H], up [I, H], down [H, I]"
+            )
         check_group(op, fmt, None if fmt.fixed else group, hidden, intermediate)
         scale = first.gate.scales.dtype if first.gate.scales is not None else None
         for name, matrix in (("up", first.up), ("down", first.down)):

@@ -143,7 +143,7 @@ class Layout:
         match = _TEXT.fullmatch(text)
         scales = {name: dtype for dtype, name in SCALE_NAMES.items()} | {"-": None}
         if match is None or match[6] not in scales or not re.fullmatch(r"row|g\d+", match[5]):
-            raise ValueError(f"Layout: {text!r} is not a layout; one is 'int4:64x1024x512:g32:bf16:0,512'")
+            raise ValueError(f"Layout: {text!r} is not a layout; an example is 'int4:64x1024x512:g32:bf16:0,512'")
         group = None if match[5] == "row" else int(match[5][1:])
         cuts = tuple(int(cut) for cut in match[7].split(","))
         block = int(match[8] or 0)

@@ -115,8 +115,8 @@ def _bf16(weights: Tensor) -> Tensor:
     codes = weights.to(torch.bfloat16)
     if weights.dtype == torch.float32 and not all(end.isfinite() for end in torch.aminmax(codes)):
         row, k = (~codes.isfinite()).nonzero()[0].tolist()
-        came = weights[row, k].item()
-        raise _Overflow(row, f"input {k}: {came:.6g} overflows bfloat16; use format='fp32', or scale the weights")
+        weight = weights[row, k].item()
+        raise _Overflow(row, f"input {k}: {weight:.6g} overflows bfloat16; use format='fp32', or scale the weights")
     return codes
 
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..experts_spec import ExpertsSpec
-from .conversions import ConversionPlan, Group
+from .conversions import ConversionGroup, ConversionPlan
 from .files import keys_of, weight_files
 from .formats.layer import CodedLayer, QuantisedLayer
 from .formats.modelopt import settings_beside
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class ModelCheckpoint:
     """The tensors of a checkpoint folder by the model's own names, each read when it is requested.
 
-    The files are those that `from_pretrained` reads, and `names` maps the model's names to keys in them by transformers'
-    own renamings and converters. Raises ValueError for a folder whose weights are ambiguous or incomplete, for a damaged
-    file, a pickle, and an unsupported quantisation.
+    The files are those that `from_pretrained` reads, and `names` maps the model's names to keys in them by
+    transformers' own renamings and converters. Raises ValueError for a folder whose weights are ambiguous or
+    incomplete, for a damaged file, a pickle, and an unsupported quantisation.
     """
 
     def __init__(self, folder: Path, model: nn.Module) -> None:
@@ -46,7 +46,7 @@ class ModelCheckpoint:
         settings = _quantisation(self._model.config) or settings_beside(folder)
         self._schemes = Schemes(folder, settings) if settings else None
         self._layers: dict[str, CodedLayer | None] = {}
-        self._marks = {part for scheme in (self._schemes.all if self._schemes else []) for part in scheme.marks}
+        self._marks = {part for scheme in self.schemes for part in scheme.marks}
         # layers with a mark: the stems of their keys
         self._coded_stems = {key.rpartition(".")[0] for key in self._file_of if key.rpartition(".")[2] in self._marks}
         if self._marks and not self._coded_stems:
@@ -55,12 +55,17 @@ class ModelCheckpoint:
                 f"{', '.join(sorted(self._marks))}"
             )
         plan = ConversionPlan(self._model, self._file_of, self._coded)
-        self.names: dict[str, str | Group] = {**plan.unknown, **plan.sources}
+        self.names: dict[str, str | ConversionGroup] = {**plan.unknown, **plan.sources}
 
     @property
     def method(self) -> str | None:
         """The quantisation, by transformers' name; None for plain weights."""
         return self._schemes.method if self._schemes else None
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """How the quantised linear layers are stored; empty for plain weights and for mxfp4."""
+        return self._schemes.all if self._schemes else []
 
     @property
     def label(self) -> str:
@@ -102,6 +107,14 @@ class ModelCheckpoint:
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
+        if name in self.names:
+            return name
+        tied = getattr(self._model, "all_tied_weights_keys", None) or {}
+        alike = [other for pair in tied.items() if name in pair for other in pair if other in self.names]
+        return alike[0] if alike else name
 
     def get(self, name: str) -> Tensor:
         """The tensor with this name in the model, converted as transformers converts it."""

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..experts_spec import ExpertsSpec
-from .conversions import Group
+from .conversions import ConversionGroup
 from .formats.layer import CodedLayer
 from .formats.scheme import CodeFormat, Scheme
 from .per_expert import PerExpertTensor
@@ -37,8 +37,11 @@ class WeightSource(Protocol):
         """The files that determine the weights."""
 
     @property
-    def names(self) -> Mapping[str, str | Group]:
+    def names(self) -> Mapping[str, str | ConversionGroup]:
         """The model's name of each tensor -> its name in the files, or the tensors that make it."""
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
 
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""

@@ -110,6 +110,9 @@ class ModelAdapters:
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
 
+    def fitted(self, name: str) -> FittedAdapter:
+        return self._by_name[name].fitted
+
     def for_engine(self) -> dict[str, dict[int, LayerLora]]:
         return {name: adapter.experts for name, adapter in self._by_name.items()}
 

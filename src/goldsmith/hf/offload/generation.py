@@ -83,7 +83,7 @@ def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False)
     """input_ids and attention_mask, padded on the left. Raises ValueError for a prompt without tokens."""
     if chat:
         if not tokenizer.chat_template:
-            raise ValueError("the tokenizer has no chat template; leave --chat out")
+            raise ValueError("the tokenizer has no chat template; run without --chat")
         rows = []
         for prompt in prompts:
             messages = [{"role": "user", "content": prompt}]

@@ -1,4 +1,4 @@
-"""The options of a fine-tuning run, checked."""
+"""Options: the options of a fine-tuning run, with checks of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .run.schedule import KINDS
 
 TARGETS = ("gate", "up", "down")
 DTYPES = ("fp32", "bf16")
-MOST_THREADS = 1024  # torch's thread pool aborts the process if the system refuses it a thread
+MOST_THREADS = 1024  # torch aborts the process if the system cannot start a thread
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Options:
     resume: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, wanted, valid in (
-            ("output", "the name of a folder (. is this one)", bool(self.output)),
-            ("targets", f"any of {', '.join(TARGETS)}, with commas between", self._targets_right()),
+        for name, expected, valid in (
+            ("output", "the name of a folder, or . for the current one", bool(self.output)),
+            ("targets", f"one or more of {','.join(TARGETS)}, separated by commas", self._targets_are_valid()),
             ("dtype", " or ".join(DTYPES), self.dtype in DTYPES),
             ("schedule", ", ".join(KINDS), self.schedule in KINDS),
             ("document", "blank or whole", self.document in ("blank", "whole")),
@@ -74,14 +74,14 @@ class Options:
         ):
             if not valid:
                 value = getattr(self, name)
-                shown = ",".join(value) if isinstance(value, tuple) else "empty" if value == "" else value
-                raise TrainingError(f"{flag(name)} is {shown}; expected {wanted}.")
+                value_text = ",".join(value) if isinstance(value, tuple) else "empty" if value == "" else value
+                raise TrainingError(f"{flag(name)} is {value_text}; expected {expected}.")
         if self.steps is not None and self.epochs is not None:
             raise TrainingError("--steps and --epochs exclude one another; give one, or neither for one epoch.")
         if not (self.targets or self.lora_modules or self.train_router):
             raise TrainingError("There is nothing to train: give --targets, --lora-modules or --train-router.")
 
-    def _targets_right(self) -> bool:
+    def _targets_are_valid(self) -> bool:
         return set(self.targets) <= set(TARGETS) and len(set(self.targets)) == len(self.targets)
 
 

@@ -23,7 +23,7 @@ from ..planning.costs import Costs, Curve
 from ..store.atomic_file import atomic_write
 from ..store.cache_folder import cache_folder
 from ..store.expert_store import ExpertStore
-from .benches import BESIDE, ON_DEVICE, DeviceBench, HostBench
+from .benches import CONTENDED_TOKENS, ON_DEVICE, DeviceBench, HostBench
 from .call_overhead import EngineFactory, overheads
 
 _OP = "offload.calibrate"
@@ -173,8 +173,8 @@ def _measured(
         device_bytes_per_s=size / one_there, device_flops=work * m / many_there,
         cpu_latency=measured["cpu_latency"] + calls.get("cpu", 0.0), link_latency=timings.link_latency,
         device_latency=timings.device_latency, split_latency=calls.get("split", 0.0), shared=device.type == "cpu",
-        cpu_curve=_with(curve, route), cpu_beside_curve=_with(timings.beside, route),
-        device_curve=timings.device, **timings.link_beside,
+        cpu_curve=_with(curve, route), cpu_beside_curve=_with(timings.cpu_contended, route),
+        device_curve=timings.device, **timings.link_contended,
     )  # fmt: skip
     return Calibration(costs, key, measured, timings.transport)
 
@@ -188,8 +188,8 @@ class _DeviceTimings:
     device_latency: float
     transport: str
     calls: dict[str, float]
-    beside: Curve  # of the CPU, while copies run
-    link_beside: dict[str, float]
+    cpu_contended: Curve  # of the CPU, while copies run
+    link_contended: dict[str, float]
 
 
 def _rising(times: Mapping[int, float]) -> Curve:
@@ -256,12 +256,12 @@ def _gpu(
         latency = measured["device_latency"] = max(0.0, min(one - each, calls[1] - bench.together * each))
         curve = {n: max(call - latency, 0.1 * call) / bench.together for n, call in calls.items()}
         measured |= {f"device_{n}": seconds for n, seconds in curve.items()}
-        beside = _contention(store, host, bench, measured, cpu)
+        cpu_contended = _contention(store, host, bench, measured, cpu)
         bench.free_arena()
         spent = overheads(store, engine, device, host.threads, _CALLS, cpu[1], _token(cpu))
         return _DeviceTimings(
             _rising(curve), max(page, spent.get("link", 0.0) - each), max(latency, spent.get("device", 0.0) - each),
-            bench.transport.why, spent, *beside,
+            bench.transport.why, spent, *cpu_contended,
         )  # fmt: skip
     finally:
         bench.close()
@@ -272,10 +272,10 @@ def _contention(
 ) -> tuple[Curve, dict[str, float]]:
     """The CPU's curve while copies run, and the rate of copies while the CPU computes
 
-    The extra time per expert is measured at the token counts of BESIDE and interpolated linearly between them. It is
-    constant outside, and never decreases with more tokens.
+    The extra time per expert is measured at the token counts of CONTENDED_TOKENS and interpolated linearly between
+    them. It is constant outside, and never decreases with more tokens.
     """
-    times = {n: host.together_with(bench.copier(), 0.25, n, cpu[n]) for n in BESIDE if n in cpu}
+    times = {n: host.together_with(bench.copier(), 0.25, n, cpu[n]) for n in CONTENDED_TOKENS if n in cpu}
     measured |= {f"cpu_{n}_beside": seconds for n, (seconds, _) in times.items()}
     measured |= {f"copy_beside_{n}": seconds for n, (_, seconds) in times.items()}
     measured["together"] = _bytes(store, times[1])

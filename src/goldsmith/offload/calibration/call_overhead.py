@@ -76,10 +76,16 @@ def overheads(
             options: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
             with make(store, device=device, exact=False, guard="off", **options) as engine:
                 own = way == "split" and engine.runs_ahead
-                times = _own(engine, layer, together, share) if own else _beside(engine, layer, turns, way, share)
+                times = (
+                    _split_call_seconds(engine, layer, together, share)
+                    if own
+                    else _call_seconds(engine, layer, turns, way, share)
+                )
                 overhead[way] = statistics.median(times)
                 if way == "cpu" and _PROMPTS[-1] * token_seconds < share / 4:
-                    few, many = (min(_beside(engine, layer, [[0]], way, share / 2, tokens)) for tokens in _PROMPTS)
+                    few, many = (
+                        min(_call_seconds(engine, layer, [[0]], way, share / 2, tokens)) for tokens in _PROMPTS
+                    )
                     overhead["route"] = max(0.0, many - few) / (_PROMPTS[-1] - _PROMPTS[0])
     except (ValueError, MemoryError):
         return {}
@@ -89,11 +95,11 @@ def overheads(
 def _budget(store: ExpertStore, device: torch.device) -> int:
     slots = _SLOTS + len(store.layers)
     free = free_on_host() if device.type == "cpu" else free_memory(device)
-    wanted = 2 * slots * max(store.expert_nbytes(layer) for layer in store.layers) + 2 * SPARE
-    return wanted if free is None else min(wanted, free // 2)
+    needed = 2 * slots * max(store.expert_nbytes(layer) for layer in store.layers) + 2 * SPARE
+    return needed if free is None else min(needed, free // 2)
 
 
-def _own(engine: TimedEngine, layer: int, together: int, seconds: float) -> list[float]:
+def _split_call_seconds(engine: TimedEngine, layer: int, together: int, seconds: float) -> list[float]:
     """Seconds of the caller in calls of one token, with half the experts on the CPU and half in the cache."""
     experts, half = engine.store.num_experts(layer), max(1, together // 2)
     on_cpu, cached = range(0, experts, 3), range(2, experts, 3)[:half]  # as lanes="mixed" assigns them
@@ -117,7 +123,7 @@ def _inputs(engine: TimedEngine, turns: list[list[int]], tokens: int) -> tuple[T
     return x, ids_of_turns, torch.full(ids_of_turns[0].shape, 1 / len(turns[0]), dtype=torch.float32, device=device)
 
 
-def _beside(
+def _call_seconds(
     engine: TimedEngine, layer: int, turns: list[list[int]], way: str, seconds: float, tokens: int = 1
 ) -> list[float]:
     """Seconds per call, for several samples."""

@@ -63,8 +63,9 @@ def spend(
     rows = 0
     left = budget - adapters
     if row_bytes:
-        beside_two = (left - SPARE - 2 * slot_bytes) // row_bytes  # so that a budget of exactly the minimum suffices
-        rows = max(_ROWS[1], min(_ROWS[0], left // 4 // row_bytes, beside_two))
+        # so that a budget of exactly the minimum suffices
+        rows_with_two_slots = (left - SPARE - 2 * slot_bytes) // row_bytes
+        rows = max(_ROWS[1], min(_ROWS[0], left // 4 // row_bytes, rows_with_two_slots))
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
         need = adapters + 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)

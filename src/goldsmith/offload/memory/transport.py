@@ -62,11 +62,11 @@ class Transport:
             if force in (None, mode):
                 reason = begin(store)
                 if reason is None:
-                    return mode, "; ".join([*refusals, _SAID[mode]])
+                    return mode, "; ".join([*refusals, _MODE_DESCRIPTIONS[mode]])
                 refusals.append(f"not {mode}: {reason}")
         if force in ("registered", "ring"):
             raise ValueError(f"{_OP}: force={force!r} is impossible here: {refusals[0]}")
-        return "memory", "; ".join([*refusals, _SAID["memory"]])
+        return "memory", "; ".join([*refusals, _MODE_DESCRIPTIONS["memory"]])
 
     def _register(self, store: ExpertStore) -> str | None:
         """Page-locks the mapping; returns None, or the reason why that failed."""
@@ -133,7 +133,7 @@ class Transport:
         self._registration = self._ring = self._cuda = None
 
 
-_SAID = {
+_MODE_DESCRIPTIONS = {
     "registered": "the store's pages are page-locked where they are mapped",
     "ring": f"the engine copies through {_BUFFERS} page-locked buffers",
     "memory": "the engine copies from pageable memory, which is slow and blocks the caller",

@@ -86,10 +86,10 @@ def _planned(
         streamed = prompt and settings.prefill == "stream"
     if streamed:
         missing = most_used_first((e for e in used if e not in resident), counts)
-        held = tuple(e for e in used if e in resident)
+        cached = tuple(e for e in used if e in resident)
         times = stream_times(counts, resident, costs)
         limiting = max(times, key=times.__getitem__)
-        return Assignment(held, tuple(missing), (), (), True, times[limiting], limiting, times)
+        return Assignment(cached, tuple(missing), (), (), True, times[limiting], limiting, times)
     uploads = _uploads(split.cpu, counts, cache, split, costs)
     helps = uploads and _device_helps(tuple(sorted(counts[e] for e in used)), costs)
     return _as_planned(split, uploads if helps else ())
@@ -123,7 +123,7 @@ def _decoded(counts: Sequence[int], used: Sequence[int], cache: Cache, costs: Co
 
 @lru_cache(maxsize=4096)
 def _cut(cached: tuple[int, ...], missing: tuple[int, ...], costs: Costs) -> Plan:
-    """The plan for experts with these token counts: `held` on the device, `missing` in the order of their copies."""
+    """The plan for experts with these token counts: `cached` on the device, `missing` in the order of their copies."""
     return quickest([*cached, *missing], range(len(cached)), costs)
 
 

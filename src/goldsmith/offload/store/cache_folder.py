@@ -92,16 +92,16 @@ def cached_store(
         if store.fingerprint != fingerprint:
             raise StoreMismatch(f"{_OP}: {store.path} holds other weights than {files[0].parent}")
 
-    found_store = _opened(path, compare_samples)
-    if found_store is None:
-        found_store = _built(source, path, recipe, progress)
+    result = _opened(path, compare_samples)
+    if result is None:
+        result = _built(source, path, recipe, progress)
         if state_of(files, sampled) != state:  # the files changed after the key was computed
-            found_store.close()
+            result.close()
             path.resolve().unlink(
                 missing_ok=True
             )  # resolve a link that the user put there: delete the store, not the link
             raise StoreError(f"{_OP}: files of {files[0].parent} changed while they were read; run it again")
-    return found_store
+    return result
 
 
 def _opened(path: Path, compare: Callable[[ExpertStore], None]) -> ExpertStore | None:

@@ -112,11 +112,11 @@ def _floats(op: str, e: int, row: tuple[Tensor, ...], pair: bool, biases: list[s
     else:
         both, down, *rest = row
         if both.shape[0] % 2:
-            raise ShapeError(f"{op}: gate_up of expert {e} has {both.shape[0]} rows, not an even number")
+            raise ShapeError(f"{op}: gate_up of expert {e} has {both.shape[0]} rows, expected an even number")
         gate, up = both.chunk(2)
     if 0 in gate.shape or gate.shape != up.shape or tuple(down.shape) != (gate.shape[1], gate.shape[0]):
         raise ShapeError(
-            f"{op}: expert {e} has gate {list(gate.shape)}, up {list(up.shape)} and down {list(down.shape)}, wanted "
+            f"{op}: expert {e} has gate {list(gate.shape)}, up {list(up.shape)} and down {list(down.shape)}, expected "
             "[I, H], [I, H] and [H, I]"
         )
     bias_of = dict(zip(biases, rest))

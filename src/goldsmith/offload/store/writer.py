@@ -123,9 +123,9 @@ class Recipe:
                 "all experts of a store must have one size"
             )
         if biased != blocks.biased:
-            had = ", ".join(blocks.biased) or "none"
+            first_biases = ", ".join(blocks.biased) or "none"
             raise ValueError(
-                f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first one has {had}"
+                f"{where}: expert {e} has biases {', '.join(biased) or 'none'}, but the first expert has {first_biases}"
             )
         if isinstance(expert, CodedExpert):
             dense = replace(expert.layout, num_experts=1, cuts=layout.cuts, block_bytes=layout.block_bytes)

@@ -104,11 +104,11 @@ def check(
 
 def _check_shapes(op: str, h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indices: Tensor) -> None:
     def fail(what: str) -> None:
-        came = {"h": h, "w_in": w_in, "w_out": w_out, "weights": weights, "indices": indices}
+        arguments = {"h": h, "w_in": w_in, "w_out": w_out, "weights": weights, "indices": indices}
         wanted = {"h": "[*batch, D]", "w_in": "[N, D] or None", "w_out": "[N, E]"}
         lines = [
             f"  {name + ':':9}{'None' if t is None else list(t.shape)}, expected {wanted.get(name, '[*batch, K]')}"
-            for name, t in came.items()
+            for name, t in arguments.items()
         ]
         raise ShapeError("\n".join([f"{op}: {what}", *lines]))
 

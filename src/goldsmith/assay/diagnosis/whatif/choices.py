@@ -225,7 +225,7 @@ def _explains(search: Search, change: Change, draw: _Draw, decision: TopK) -> bo
         leaves |= change.leaves(leaves) if change.leaves is not None else {}
     except (RuntimeError, ZeroDivisionError):
         return False
-    values = search.made_by(
+    values = search.values_after(
         change.at, change.change, leaves, decision.scores, change.wrap, change.saved, change.group, draw.golden,
         change.scalars,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Search: runs the changed goldens and keeps the changes that make the candidate's numbers."""
+"""Search: runs changed goldens, and keeps the changes whose results equal the candidate's."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from .run.replay import Replay, Unknown, taped
 from .substituted_saved import read_instead
 from .witness import Operators, Witness, called, few, of_this_draw, operators
 
-_MOST = 4000  # changes to try
-_KEPT = 12
-_ON = 1.0  # CPU seconds, at least, to go on searching for a change that also explains the other results
-_EMPTY = "empty_group"
-_TOWARDS = 0.5  # share of the squared error that must remain beyond rounding
+_MOST_CHANGES = 4000  # changes to try
+_MOST_EXPLANATIONS = 12
+_LEAST_SECONDS = 1.0  # CPU seconds: shortest further search for a change that also explains the other results
+_EMPTY_GROUP = "empty_group"
+_EXPLAINED_ELSEWHERE = 0.5  # share of the squared error that a change must explain at another magnitude
 SMALL = 64.0  # in units of the bound: an error that rounding may hide
-# (prior distance within which rarer changes are still tried, share of the other results explained)
-_SETTLED, _NEARLY = (0.15, 1.0), (0.3, 0.8)
+# (d, s): after a change that explains the share s of the other results, changes whose prior is lower by d are skipped
+_ALL_OTHERS, _MOST_OTHERS = (0.15, 1.0), (0.3, 0.8)
 
 
 def search(
     examination: Examination, tensor: str, got: Tensor, own: CandidateRun, *, causes: frozenset[str] | None = None
 ) -> Search | None:
-    """A search for changes that make `got`, the candidate's wrong `tensor`; None if nothing can be compared.
+    """A search for changes of the golden that explain the wrong `tensor`; None if nothing can be compared.
 
-    causes  only changes of these causes are tried; None: all
-    own     the run that `got` comes from; a change that also makes the other results of this run is better
+    got     the candidate's value of the tensor
+    causes  only changes with these causes are tried; None: all
+    own     the run that `got` comes from; a change that also explains the other results of this run is better
     """
     bounded = examination.ref.bounded.get(tensor)
     if bounded is None or got.shape != bounded.value.shape or not got.is_floating_point() or not got.numel():
         return None
     judge = Judge(got.detach(), bounded.value, bounded.bound)
     if not judge.error or not bool(got.count_nonzero()):
-        return None  # a missing tensor needs no change to explain it
-    if not bool(judge.finite.any()):  # nor does NaN everywhere, although it may begin in an empty group
-        causes = frozenset({_EMPTY}) & (causes if causes is not None else frozenset({_EMPTY}))
+        return None  # all zeros: a missing tensor needs no change to explain it
+    if not bool(judge.finite.any()):  # only an empty group explains NaN everywhere
+        causes = frozenset({_EMPTY_GROUP}) & (causes if causes is not None else frozenset({_EMPTY_GROUP}))
         if not causes:
             return None
     return Search(examination, tensor, judge, own, causes)
@@ -68,18 +69,18 @@ def explain(
     causes: frozenset[str] | None = None,
     spent: Callable[[], bool] = lambda: False,
 ) -> list[WhatIf]:
-    """All changes that a full search finds, the best first."""
+    """The changes that a full search finds, the best first; `spent` ends it early."""
     session = search(examination, tensor, got, own, causes=causes)
     return [] if session is None else session.run(spent)
 
 
 class Search:
-    """Changes in order of their priors; `run` can be called again to go on.
+    """A search that tries changes in order of their priors; `run` can be called again to continue.
 
     left       whether untried changes are left
     left_out   kinds of changes that could not be offered for this golden -> the error
-    magnitudes searches of the same case at other input magnitudes: a change must fit there, too
-    seen       text about the magnitude, appended to each change
+    magnitudes searches of the same case with larger or smaller inputs: a change must fit these as well
+    seen       text about the magnitude, appended to the text of each explanation
     """
 
     def __init__(
@@ -92,75 +93,75 @@ class Search:
         self.seen = ""
         self.behind: set[int] = set()  # the operators that the wrong tensor depends on
         self.operators: frozenset[str] = frozenset()  # their names
-        self.alike = ""  # another tensor of the golden with the same numbers as the wrong one
+        self.alike = ""  # the expression of another tensor of the golden that equals the wrong one
         self.golden = Golden(examination.ref, opened=not tensor.endswith(".grad"))
         self.leaves = examination.ref.leaves
         material = examination.material
         self.numbers = known(material.scalars, material.sizes, material.inputs)
 
-        self._waiting: Iterator[tuple[int, Change]] | None = None
+        self._untried: Iterator[tuple[int, Change]] | None = None
         self._explanations: list[tuple[Change, WhatIf]] = []
-        self._seen: set[tuple[str, str]] = set()
-        self._settled = 0.0  # changes of this prior or less need not be tried
+        self._texts: set[tuple[str, str]] = set()
+        self._least_prior = 0.0  # changes with this prior or less are not tried
         self._witnesses: list[Witness] | None = None
         self._vanishing: dict[int, Changed] = {}  # operators whose result is 0 for every input
-        self._before: set[int] = set()  # the operators those depend on
-        self._asked: set[int] = set()  # operators whose numbers are compared, so that a choice depends on them
+        self._before_vanishing: set[int] = set()  # the operators that `_vanishing` depend on
+        self._compared: set[int] = set()  # operators whose results are compared, so that a choice depends on them
 
     def run(self, spent: Callable[[], bool]) -> list[WhatIf]:
-        """All changes found until `spent` says so, the best first.
+        """The explanations so far, the best first; continues the search until `spent()` is true.
 
-        It ends early if a change makes every element of the tensor and the other results too, since only much rarer
-        changes would follow. If the other results are not explained, it searches for as long again and then stops.
+        The search ends early after a change that explains the whole tensor and the other results: the changes left are
+        much rarer. If it does not explain the other results, the search takes as long again and then stops.
         """
-        if self._waiting is None:
-            self._waiting = enumerate(self._all(self._calls()))
-        enough = self._enough()
-        for count, change in self._waiting:
-            if change.prior <= self._settled or count >= _MOST:
+        if self._untried is None:
+            self._untried = enumerate(self._changes(self._calls()))
+        enough = self._enough_time()
+        for count, change in self._untried:
+            if change.prior <= self._least_prior or count >= _MOST_CHANGES:
                 break
-            what = self._tried(change)
-            if what is not None and (what.cause, what.text) not in self._seen:
-                self._seen.add((what.cause, what.text))
+            what = self._try(change)
+            if what is not None and (what.cause, what.text) not in self._texts:
+                self._texts.add((what.cause, what.text))
                 self._explanations.append((change, what))
-                self._settle(change, what)
-                self._explanations += self._mistaken(change, what)
+                self._raise_least_prior(change, what)
+                self._explanations += self._read_instead(change, what)
             if spent() or enough():
                 return self._whatifs()
         self.left = False
         return self._whatifs()
 
     def _whatifs(self) -> list[WhatIf]:
-        return [replace(w, text=w.text + self.seen) for w in self._ordered(self._explanations)]
+        return [replace(w, text=w.text + self.seen) for w in self._ranked(self._explanations)]
 
-    def _enough(self) -> Callable[[], bool]:
-        """Whether the time it took to find an exact change has passed once more, and two seconds at least."""
-        began, found_after = time.thread_time(), 0.0
+    def _enough_time(self) -> Callable[[], bool]:
+        """A function: whether at least two seconds, and twice the time until the first exact change, have passed."""
+        started, exact_after = time.thread_time(), 0.0
 
         def enough() -> bool:
-            nonlocal found_after
-            now = time.thread_time() - began
-            if not found_after and any(w.exact and w.whole and c.free is None for c, w in self._explanations):
-                found_after = max(now, _ON)
-            return bool(found_after) and now > found_after + max(found_after, _ON)
+            nonlocal exact_after
+            now = time.thread_time() - started
+            if not exact_after and any(w.exact and w.whole and c.free is None for c, w in self._explanations):
+                exact_after = max(now, _LEAST_SECONDS)
+            return bool(exact_after) and now > exact_after + max(exact_after, _LEAST_SECONDS)
 
         return enough
 
-    def _mistaken(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
-        """If the forward is right: the same gradient, explained by another tensor that the backward reads."""
+    def _read_instead(self, change: Change, what: WhatIf) -> list[tuple[Change, WhatIf]]:
+        """If the forward is right: the same gradient, explained by a backward that reads the wrong tensor."""
         sent = self.tensor.endswith(".grad") and change.composed is None and change.free is None
-        if not sent or not what.exact or not what.whole or self._others(change, forward=True) == 1:
+        if not sent or not what.exact or not what.whole or self._share_of_others(change, forward=True) == 1:
             return []
         other = read_instead(what, self.examination.ref.values, self._run_changed(change, "") or {})
         return [] if other is None else [(change, other)]
 
-    def _settle(self, change: Change, what: WhatIf) -> None:
-        if not (what.exact and what.whole and change.free is None and what.prior - _SETTLED[0] > self._settled):
+    def _raise_least_prior(self, change: Change, what: WhatIf) -> None:
+        if not (what.exact and what.whole and change.free is None and what.prior - _ALL_OTHERS[0] > self._least_prior):
             return
-        others = self._others(change)
-        for rarer, share in (_SETTLED, _NEARLY):
+        others = self._share_of_others(change)
+        for rarer, share in (_ALL_OTHERS, _MOST_OTHERS):
             if others >= share:
-                self._settled = max(self._settled, what.prior - rarer)
+                self._least_prior = max(self._least_prior, what.prior - rarer)
 
     def _calls(self) -> list[OperatorCall]:
         mode = Listening().record()
@@ -170,23 +171,23 @@ class Search:
         self.behind = set(range(len(calls))) if key == -1 else behind(calls, key)
         self.operators = frozenset(call.name for call in calls if call.index in self.behind)
         self._vanishing = addend_factors.vanishing(calls, self.behind)
-        self._before = {i for at in self._vanishing for i in behind(calls, at)}
-        self._asked = compared(calls, self.behind)
+        self._before_vanishing = {i for at in self._vanishing for i in behind(calls, at)}
+        self._compared = compared(calls, self.behind)
         others = [c for c in calls if isinstance(c.out, Tensor) and c.index != key]
         self.alike = next((c.expression for c in others if self.judge.explained(c.out.detach())[1]), "")
         return calls
 
-    def _all(self, calls: list[OperatorCall]) -> Iterator[Change]:
-        """All changes that reach the wrong elements, in order of their priors."""
+    def _changes(self, calls: list[OperatorCall]) -> Iterator[Change]:
+        """The allowed changes that reach the wrong elements, in order of their priors."""
         reached: dict[int, bool] = {}
-        for change in sorted(filter(self.asked, offers.of(self, calls)), key=lambda c: -c.prior):
+        for change in sorted(filter(self.allows, offers.of(self, calls)), key=lambda c: -c.prior):
             alone = change.at >= 0 and not change.group
             if alone and change.at not in reached:
                 reached[change.at] = self._reaches(calls[change.at])
             if not alone or reached[change.at]:
                 yield change
 
-    def asked(self, change: Change) -> bool:
+    def allows(self, change: Change) -> bool:
         return self.causes is None or change.cause in self.causes or change.free is not None
 
     def _reaches(self, call: OperatorCall) -> bool:
@@ -203,11 +204,13 @@ class Search:
         value = self._value(call.index, poisoned)
         if value is None or bool((torch.isnan(value) | ~self.judge.wrong_at).all()):
             return True
-        return call.index in self._asked  # a comparison with NaN is false, and the value it selects is a number
+        return (
+            call.index in self._compared
+        )  # a comparison with NaN is false and selects a number, so NaN may not arrive
 
     @cached_property
     def replay(self) -> Replay | None:
-        """The recorded run up to the tensor, for changes that leave most of it; None if it cannot be recorded."""
+        """The recorded run up to the tensor, to recompute only what a change affects; None if it cannot be recorded."""
         with suppress(RuntimeError, NotImplementedError):  # storage of another kind
             return taped(lambda tape: self.golden.run_under(tape, self.leaves, self.tensor), self.tensor)
         return None
@@ -215,15 +218,18 @@ class Search:
     def _value(
         self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None = None
     ) -> Tensor | None:
-        value = self.made_by(at, change, leaves, self.tensor)
+        value = self.values_after(at, change, leaves, self.tensor)
         return None if value is None else value.get(self.tensor)
 
-    def made_by(
+    def values_after(
         self, at: int, change: Callable[..., Any] | None, leaves: Mapping[str, Tensor] | None, until: str,
         wrap: str = "", saved: Instead | None = None, group: tuple[tuple[int, Changed], ...] = (),
         golden: Golden | None = None, scalars: Mapping[str, Any] | None = None, sure: bool = False,
     ) -> dict[str, Tensor] | None:  # fmt: skip
-        """What the golden makes with the change; sure: by a whole run, even if a replay is possible."""
+        """The golden's tensors up to `until` with the change applied, or None if it raises.
+
+        sure: run the whole golden, even if a replay of the recorded run is possible.
+        """
         changes = dict(group) if group else {at: change} if change is not None else {}
         leaves, golden = self.leaves if leaves is None else leaves, golden or self.golden
         own = golden is self.golden and until == self.tensor and not (wrap or scalars or sure)
@@ -233,7 +239,7 @@ class Search:
                     other = {n: t for n, t in leaves.items() if t is not self.leaves.get(n)}
                     return {until: self.replay.value(changes, other, saved)}
             return golden.run_under(Listening(changes, wrap=wrap, saved=saved), leaves, until, scalars)
-        except Exception:  # noqa: BLE001 - shapes that no longer fit: the candidate has not done this
+        except Exception:  # noqa: BLE001 - for example shapes that do not fit
             return None
 
     def _run_changed(
@@ -242,35 +248,35 @@ class Search:
         leaves, golden = (self.leaves, self.golden) if draw is None else (draw.leaves, draw.golden)
         try:
             leaves = {**leaves, **change.leaves(leaves)} if change.leaves is not None else leaves
-        except (RuntimeError, ZeroDivisionError):  # numbers that the input's dtype cannot hold
+        except (RuntimeError, ZeroDivisionError):  # for example numbers that the input's dtype cannot hold
             return None
         if change.composed is not None:
             return composed_slices.composed_values(
-                change, leaves, lambda other: self.made_by(-1, None, other, until, golden=golden, sure=sure), until
+                change, leaves, lambda other: self.values_after(-1, None, other, until, golden=golden, sure=sure), until
             )
-        return self.made_by(
+        return self.values_after(
             change.at, change.change, leaves, until, change.wrap, change.saved, change.group, golden, change.scalars,
             sure,
         )  # fmt: skip
 
-    def fits(self, change: Change) -> bool:
-        """Whether the change also fits at the other magnitudes, or helps there if rounding hides the rest."""
+    def fits_other_magnitudes(self, change: Change) -> bool:
+        """Whether the change also explains the errors at other magnitudes, as far as rounding shows them."""
         if not self.magnitudes or change.drawn or of_this_draw(change):
             return True
         for other in self.magnitudes:
             if other.all_operators == self.all_operators:
                 share, _ = other.judge.explained((other._run_changed(change, self.tensor) or {}).get(self.tensor))
-                if share <= _TOWARDS or other.judge.worst > SMALL and share < EXPLAINED:
+                if share <= _EXPLAINED_ELSEWHERE or other.judge.worst > SMALL and share < EXPLAINED:
                     return False
         return True
 
-    def holds(self, change: Change) -> bool:
-        """Whether the change also explains other draws, if the first has too few numbers to decide."""
+    def explains_other_draws(self, change: Change) -> bool:
+        """Whether the change also explains the candidate's results for other draws of the case."""
         if self._witnesses is None:
             self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         for draw in self._witnesses:
             if change.redone is not None:
-                if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._seen_in(draw))):
+                if draw.judge.error and all(c.cause != change.cause for c in change.redone(*self._context_of(draw))):
                     return False
                 continue
             share, exact = draw.judge.explained((self._run_changed(change, self.tensor, draw) or {}).get(self.tensor))
@@ -278,8 +284,8 @@ class Search:
                 return False
         return True
 
-    def _seen_in(self, draw: Witness) -> tuple[list[OperatorCall], Judge]:
-        """The context from which a change that depends on the numbers is offered for another draw."""
+    def _context_of(self, draw: Witness) -> tuple[list[OperatorCall], Judge]:
+        """The recorded operators and the judge of another draw, from which `Change.redone` finds changes there."""
         mode = Listening().record()
         draw.golden.run_under(mode, draw.leaves, self.tensor)
         return mode.calls or [], draw.judge
@@ -289,27 +295,29 @@ class Search:
         """All operators of the golden in order, forward and backward."""
         return operators(self.golden, self.leaves)
 
-    def _again(self, change: Change) -> bool:
-        """Whether a change that explains one draw also explains another, as far as this can be tested.
+    def _explains_another_draw(self, change: Change) -> bool:
+        """Whether a change that explains one draw also explains another; True if this cannot be tested.
 
-        It can be tested only if the golden calls the same operators on both draws; otherwise the change has no place
-        there.
+        It can be tested only if the golden calls the same operators on both draws, because a change names an operator
+        by its index.
         """
         if few(self.judge) or change.drawn or change.composed is not None or of_this_draw(change):
             return True
         if self._witnesses is None:
             self._witnesses = called(self.examination, self.tensor, self.own, self.judge)
         alike = [draw for draw in self._witnesses if draw.operators == self.all_operators]
-        return not alike or self.holds(change)
+        return not alike or self.explains_other_draws(change)
 
-    def _tried(self, change: Change) -> WhatIf | None:
+    def _try(self, change: Change) -> WhatIf | None:
         if change.free is not None:
             return sought(self, change)
         value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
         if value is None or not bool(value.count_nonzero()):
             return None
         share, exact = self.judge.explained(value)
-        if share < EXPLAINED and any(at in self._before and at not in self._vanishing for at, _ in change.all):
+        if share < EXPLAINED and any(
+            at in self._before_vanishing and at not in self._vanishing for at, _ in change.all
+        ):
             change = replace(change, group=(*self._vanishing.items(), *change.all))
             value = (self._run_changed(change, self.tensor) or {}).get(self.tensor)
             share, exact = self.judge.explained(value)
@@ -319,62 +327,67 @@ class Search:
         if share < EXPLAINED:
             share, exact = self.judge.explained_where_wrong(value)
             text, whole = f"{text}, in the wrong part alone", False
-        if share < EXPLAINED or few(self.judge) and not self.holds(change) or not self.fits(change):
+        if (
+            share < EXPLAINED
+            or few(self.judge)
+            and not self.explains_other_draws(change)
+            or not self.fits_other_magnitudes(change)
+        ):
             return None
-        if exact and whole and not self._again(change):
+        if exact and whole and not self._explains_another_draw(change):
             return None
         value = (self._run_changed(change, self.tensor, sure=True) or {}).get(self.tensor)
         if value is None or max(self.judge.explained(value), self.judge.explained_where_wrong(value))[0] < EXPLAINED:
-            return None  # the golden's Python had read the changed tensor
+            return None  # the golden's own Python code reads the changed tensor, which a replay does not repeat
         params = dict(change.params)
         return WhatIf(
             change.cause, text, self.tensor, share, exact, params, whole, prior=change.prior, also=change.also
         )
 
-    def _ordered(self, pairs: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
-        """Exact changes first, then those that explain the other results, then by prior."""
+    def _ranked(self, pairs: list[tuple[Change, WhatIf]]) -> list[WhatIf]:
+        """The explanations in order: exact ones, those that explain the other results, and then by prior."""
         named = (lambda w: w.exact, lambda w: w.whole, lambda w: "value" not in w.params or w.params.get("named"))
-        for better in named:  # a fitted number that nothing in the case explains may imitate a plain change
+        for better in named:  # a fitted number without a meaning in the case may imitate a plain change
             if any(better(w) for _, w in pairs):
                 pairs = [(c, w) for c, w in pairs if better(w)]
-        pairs = pairs[: 4 * _KEPT]
-        if any(c.composed for c, _ in pairs):  # these make no gradients: compare the forward first
-            pairs = self._best(pairs, [self._others(c, forward=True) for c, _ in pairs])
-        scored = [(self._others(c), w) for c, w in pairs]
+        pairs = pairs[: 4 * _MOST_EXPLANATIONS]
+        if any(c.composed for c, _ in pairs):  # `composed` changes compute no gradients: compare the forward first
+            pairs = self._best(pairs, [self._share_of_others(c, forward=True) for c, _ in pairs])
+        scored = [(self._share_of_others(c), w) for c, w in pairs]
         best = max((s for (s, w), (c, _) in zip(scored, pairs, strict=True) if not c.composed), default=0.0)
         kept = [replace(w, others=s) for s, w in scored if s >= best - 1e-9]
-        # a term left out is a simpler explanation than a factor whose loss makes a sum vanish
+        # prefer a missing term to a missing factor that makes a sum vanish: it is the simpler explanation
         kept.sort(key=lambda w: (-w.exact, -w.prior, w.cause != "missing_term", -w.match))
-        return kept[:_KEPT]
+        return kept[:_MOST_EXPLANATIONS]
 
     @staticmethod
     def _best(pairs: list[tuple[Change, WhatIf]], shares: list[float]) -> list[tuple[Change, WhatIf]]:
-        return [f for f, s in zip(pairs, shares, strict=True) if s >= max(shares) - 1e-9]
+        return [pair for pair, share in zip(pairs, shares, strict=True) if share >= max(shares) - 1e-9]
 
-    def _others(self, change: Change, *, forward: bool = False) -> float:
-        """The share of the candidate's other results, or of those of the forward, that the change explains."""
+    def _share_of_others(self, change: Change, *, forward: bool = False) -> float:
+        """The share of the candidate's other results that the change explains; forward: gradients are not counted."""
         if change.free is not None:
             return 1.0
-        one_by_one = change.composed is not None  # its gradients would have to be assembled as well
+        one_by_one = change.composed is not None  # gradients are not assembled
         forward |= one_by_one
         values = self._run_changed(change, "") if not one_by_one else {}
         if values is None:
             return 0.0
-        same = total = 0
-        for other, (_, mine) in named(self.own).items():
+        matching = total = 0
+        for other, (_, own_value) in named(self.own).items():
             bounded = self.examination.ref.bounded.get(other)
-            if bounded is None or mine is None or not mine.is_floating_point() or other == self.tensor:
+            if bounded is None or own_value is None or not own_value.is_floating_point() or other == self.tensor:
                 continue
-            if mine.shape != bounded.value.shape or not mine.numel() or forward and other.endswith(".grad"):
+            if own_value.shape != bounded.value.shape or not own_value.numel() or forward and other.endswith(".grad"):
                 continue
             values = self._run_changed(change, other) or {} if one_by_one else values
             total += 1
-            judge = Judge(mine.detach(), bounded.value, bounded.bound)
-            same += judge.explained(values.get(other))[1]
-        return same / total if total else 1.0
+            judge = Judge(own_value.detach(), bounded.value, bounded.bound)
+            matching += judge.explained(values.get(other))[1]
+        return matching / total if total else 1.0
 
 
 def seconds(limit: float) -> Callable[[], bool]:
-    """A function: whether that many CPU seconds of this thread have passed (wall time depends on other load)."""
+    """A function: whether `limit` CPU seconds of this thread have passed (wall time depends on other load)."""
     started = time.thread_time()
     return lambda: time.thread_time() - started > limit

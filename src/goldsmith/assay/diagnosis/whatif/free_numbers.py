@@ -26,7 +26,9 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
     def at(t: float) -> Tensor | None:
         number = math.exp(t) if factor else t
         group = tuple((i, of(number)) for i, of in change.group)
-        value = (search.made_by(change.at, make(number), None, search.tensor, group=group) or {}).get(search.tensor)
+        value = (search.values_after(change.at, make(number), None, search.tensor, group=group) or {}).get(
+            search.tensor
+        )
         return value if value is not None and value.shape == search.judge.got.shape else None
 
     begin = 0.0 if factor else change.free
@@ -35,8 +37,12 @@ def sought(search: SearchContext, change: Change) -> WhatIf | None:
         return None
     number = math.exp(best.at) if factor else best.at
     fitted = replace(change, change=make(number), free=None, group=tuple((i, of(number)) for i, of in change.group))
-    confirmed = not few(search.judge) or search.holds(fitted)
-    return _number(search, change, number, best.share, best.exact) if confirmed and search.fits(fitted) else None
+    confirmed = not few(search.judge) or search.explains_other_draws(fitted)
+    return (
+        _number(search, change, number, best.share, best.exact)
+        if confirmed and search.fits_other_magnitudes(fitted)
+        else None
+    )
 
 
 def _number(search: SearchContext, change: Change, number: float, share: float, exact: bool) -> WhatIf | None:

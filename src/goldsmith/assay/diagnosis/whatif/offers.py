@@ -185,7 +185,7 @@ def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:
         if call.index not in search.behind:
             continue
         own_changes = [c for kind, source in _OF_A_CALL for c in offered(kind, source, call, calls)]
-        own_changes = [c for c in own_changes if search.asked(c)]
+        own_changes = [c for c in own_changes if search.allows(c)]
         often = offered("repeated", reductions.repeated, call)
         waiting += (
             [replace(c, prior=c.prior - _ONE_TURN) for c in own_changes] if call.index in turning else own_changes

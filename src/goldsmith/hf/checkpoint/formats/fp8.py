@@ -44,7 +44,8 @@ def blockwise(label: str, block: list[int], scale: str, aliases: Mapping[str, st
     own = block == [FP8_BLOCK, FP8_BLOCK]
     read = partial(_blocks, name=scale, block=block)
     reason = "" if own else f"fp8_block has blocks of {FP8_BLOCK} x {FP8_BLOCK}"
-    return Scheme(label, ("weight", scale), read, "fp8_block" if own else None, reason=reason, aliases=aliases or {})
+    form, group = ("fp8_block", FP8_BLOCK) if own else (None, None)
+    return Scheme(label, ("weight", scale), read, form, group, reason, aliases=aliases or {})
 
 
 def rowwise(label: str, scale: str, group: int | None = None) -> Scheme:

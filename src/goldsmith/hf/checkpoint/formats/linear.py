@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .layer import TensorsByName
+from .scheme import Scheme
 
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)
 
@@ -23,19 +24,26 @@ def decoded(source: TensorsByName, siblings: Mapping[str, str], name: str, used:
     if scheme is None or not scheme.marks & siblings.keys():
         return None
     unknown = sorted(siblings.keys() - scheme.known - {"bias"})
-    by_part = {scheme.aliases.get(part, part): full for part, full in siblings.items()}
-    missing = [part for part in scheme.parts if part not in by_part]
-    if unknown or missing:
-        what = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which is not known"
-        raise ValueError(f"{source.label}: {stem} {what} ({scheme.label})")
+    if unknown:
+        raise ValueError(f"{source.label}: {stem} has {unknown[0]}, which is not known ({scheme.label})")
     used.update(full for part, full in siblings.items() if part != "bias")
-    parts = {part: source.get(by_part[part]) for part in (*scheme.parts, *scheme.optional) if part in by_part}
+    wanted = {*scheme.parts, *scheme.optional, *scheme.aliases}
+    parts = {part: source.get(full) for part, full in siblings.items() if part in wanted}
+    return weights_of(scheme, parts, f"{source.label}: {stem}")
+
+
+def weights_of(scheme: Scheme, tensors: Mapping[str, Tensor], where: str) -> Tensor:
+    """The weight of one layer in float32; a ValueError begins with `where`."""
+    parts = {scheme.aliases.get(part, part): tensor for part, tensor in tensors.items()}
+    missing = [part for part in scheme.parts if part not in parts]
+    if missing:
+        raise ValueError(f"{where} has no {missing[0]} ({scheme.label})")
     try:
         weights = scheme.weights(parts)
     except ValueError as error:
-        raise ValueError(f"{source.label}: {stem}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
     if weights.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(weights)):
-        raise ValueError(f"{source.label}: {stem}: a weight is NaN or infinite; scales must be finite numbers")
+        raise ValueError(f"{where}: a weight is NaN or infinite; scales must be finite numbers")
     return weights
 
 

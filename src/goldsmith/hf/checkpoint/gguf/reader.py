@@ -67,6 +67,10 @@ class GgufCheckpoint:
         """The model's name of each tensor outside the experts -> its name in the file."""
         return {self._model_names.get(name, name): name for name in self._tensors if not EXPERTS.fullmatch(name)}
 
+    def stored_name(self, name: str) -> str:
+        """The name itself."""
+        return name
+
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}

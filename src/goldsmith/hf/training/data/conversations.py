@@ -49,11 +49,11 @@ def conversation(messages: object, tokenizer: Tokenizer, *, every: bool = False)
 
 
 def _tokens_with_places(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[tuple[int, int]]]:
-    """The tokens of a text, and where in it each begins and ends."""
+    """The tokens of a text, and the positions in the text where each token begins and ends."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(
-            "the model's tokenizer does not report where its tokens are (it has no fast version); "
-            "--train-on all does not need that"
+            "the model's tokenizer has no fast version and cannot report the positions of tokens; "
+            "use --train-on all, which does not need them"
         )
     with _untrimmed(tokenizer.backend_tokenizer):
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -128,9 +128,9 @@ def _rendered(turns: list[Turn], tokenizer: Tokenizer, *, ask: bool = False) -> 
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=ask)
         text.encode()
     except TemplateError as error:
-        raise ValueError(f"the chat template refuses it: {error}") from error
+        raise ValueError(f"the chat template refuses the conversation: {error}") from error
     except UnicodeEncodeError as error:
-        raise ValueError(f"a message contains half of a character: {error.reason}") from error
+        raise ValueError(f"a message contains an incomplete character: {error.reason}") from error
     return text
 
 

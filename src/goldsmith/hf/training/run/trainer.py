@@ -1,4 +1,4 @@
-"""The training loop: each step's loss, gradient and optimizer update; the state that a checkpoint holds."""
+"""Trainer: computes loss, gradient and update of each training step, and the state that a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 class Trainer:
     """Trains `parameters` (by their names in the model) on a stream of rows.
 
-    `done` counts the finished steps, and the state depends on nothing else. After `restore` of an earlier `state`,
-    every later step has the same bits as without the interruption (on a CPU with the same number of threads).
+    `done` counts the finished steps; it alone says which rows come next. After `restore` of an earlier `state`, every
+    later step has the same bits as in a run without interruption (on a CPU with the same number of threads).
     """
 
     def __init__(
@@ -43,30 +43,33 @@ class Trainer:
         self.done = 0
 
     def step(self) -> LogRow:
-        """Runs the next step and returns its row of the log. Raises Diverged, with everything as before the step."""
+        """Runs the next step and returns its row of the log.
+
+        Raises Diverged if the loss or the gradient is not finite; the state is then that before the step.
+        """
         began, number = time.perf_counter(), self.done + 1
         self.model.train()
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.schedule.at(number)
-        window = list(self._window())
-        targets = sum(batch.targets for batch in window)
+        batches = list(self._window())
+        targets = sum(batch.targets for batch in batches)
         seeds, loss = [], 0.0
-        for batch in window:
-            seeds.append(self._random())
-            part = self._loss(batch)
-            loss += float(part.detach())
+        for batch in batches:
+            seeds.append(self._random_states())
+            batch_loss = self._loss(batch)
+            loss += float(batch_loss.detach())
             if not math.isfinite(loss):
                 break
-            (part / targets).backward()
-        norm = self._clipped() if math.isfinite(loss) else math.nan
+            (batch_loss / targets).backward()
+        norm = self._clip_gradient() if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
-            raise Diverged(self._divergence(number, loss, norm, window, seeds, targets))
+            raise Diverged(self._divergence(number, loss, norm, batches, seeds, targets))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done = number
         seconds = time.perf_counter() - began
-        tokens = sum(batch.tokens for batch in window)
+        tokens = sum(batch.tokens for batch in batches)
         return {
             "step": number,
             "loss": loss / targets,
@@ -83,16 +86,16 @@ class Trainer:
     def _window(self) -> Iterator[Batch]:
         first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
         end = end if self.plan.limit is None else min(end, self.plan.limit)
-        for at in range(first, end, self.plan.batch_size):
-            yield self.stream.batch(at, min(self.plan.batch_size, end - at))
+        for row in range(first, end, self.plan.batch_size):
+            yield self.stream.batch(row, min(self.plan.batch_size, end - row))
 
-    def _clipped(self) -> float:
-        """Clips the gradient, and returns its norm before that."""
-        most = self.plan.max_grad_norm or math.inf
-        return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), most))
+    def _clip_gradient(self) -> float:
+        """Clips the gradient to `plan.max_grad_norm` and returns its norm before clipping."""
+        max_norm = self.plan.max_grad_norm or math.inf
+        return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm))
 
     def evaluate(self, stream: RowStream) -> float:
-        """The mean loss over all trained tokens, each row once; draws no random numbers."""
+        """The mean loss over all target tokens of `stream`; draws no random numbers."""
         self.model.eval()
         loss, targets = 0.0, 0
         with torch.no_grad():
@@ -109,17 +112,17 @@ class Trainer:
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{name}/{key}"] = value
-        tensors |= {f"random/{k}": value for k, value in enumerate(self._random())}
+        tensors |= {f"random/{k}": value for k, value in enumerate(self._random_states())}
         return {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
 
     def restore(self, state: Mapping[str, Tensor], done: int) -> None:
-        """Resumes after step `done` with the tensors of `state`; raises ValueError if they fit another model."""
-        mine = {f"trained/{name}": tuple(p.shape) for name, p in self.parameters.items()}
-        theirs = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
-        for name in sorted(mine.keys() | theirs.keys()):
-            if mine.get(name) != theirs.get(name):
-                difference = f"{name.removeprefix('trained/')} is {theirs.get(name, 'missing')} in it"
-                raise ValueError(f"{difference}, but {mine.get(name, 'missing')} in the model")
+        """Resumes after step `done` with the tensors of `state`. Raises ValueError if they do not fit the model."""
+        model_shapes = {f"trained/{name}": tuple(p.shape) for name, p in self.parameters.items()}
+        saved_shapes = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
+        for name in sorted(model_shapes.keys() | saved_shapes.keys()):
+            if model_shapes.get(name) != saved_shapes.get(name):
+                difference = f"{name.removeprefix('trained/')} is {saved_shapes.get(name, 'missing')} in it"
+                raise ValueError(f"{difference}, but {model_shapes.get(name, 'missing')} in the model")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"trained/{name}"])
@@ -131,43 +134,43 @@ class Trainer:
                         for key, value in moments.items()
                         if value is not None
                     }
-        self._set_random([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
+        self._set_random_states([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
         self.done = done
 
-    def _random(self) -> list[Tensor]:
+    def _random_states(self) -> list[Tensor]:
         """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
         on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_cuda]
 
-    def _set_random(self, states: list[Tensor]) -> None:
+    def _set_random_states(self, states: list[Tensor]) -> None:
         torch.set_rng_state(states[0])
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
     def _divergence(
-        self, number: int, loss: float, norm: float, window: list[Batch], seeds: list[list[Tensor]], targets: int
+        self, number: int, loss: float, norm: float, batches: list[Batch], seeds: list[list[Tensor]], targets: int
     ) -> str:
         """An explanation of a non-finite step: repeats it with the same random numbers under `watch`."""
-        from ....assay import NonFinite, watch  # only a run that diverges needs them
+        from ....assay import NonFinite, watch  # imported here because only a run that diverges needs them
 
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        symptom = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
         event = None
         try:
-            for batch, seed in zip(window, seeds):
-                self._set_random(seed)
+            for batch, seed in zip(batches, seeds):
+                self._set_random_states(seed)
                 with watch(self.model, norms=False, stop=True):
                     (self._loss(batch) / targets).backward()
         except NonFinite as error:
             event = error.event
         finally:
-            self._set_random(seeds[0])
+            self._set_random_states(seeds[0])
             self.optimizer.zero_grad()
         if event is None:
-            return f"Step {number}: {what}. Repeated, the same batch gave finite values: suspect the machine."
+            return f"Step {number}: {symptom}. The same batch gave finite values when repeated: suspect the machine."
         origin = "from finite inputs" if event.born else f"carried over from {event.source}"
         name = {"nan": "NaN", "inf": "Inf"}[event.kind]
         cause = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {origin}"
         if event.likely.id != "unknown":
             cause += f"; likely {event.likely.id}: {event.likely.evidence}"
         where = event.module or "the loss itself"
-        return f"Step {number}: {what}. The first non-finite value is in {where}: {cause}."
+        return f"Step {number}: {symptom}. The first non-finite value is in {where}: {cause}."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..call_groups import signature
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, instead, moved
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, instead, with_result
 
 _SUMS = frozenset("add add_ sub sub_".split())
 _PRODUCTS = frozenset("mul mm bmm mv".split())
@@ -64,7 +64,7 @@ def _left_out(calls: Sequence[OperatorCall], backward: Sequence[OperatorCall]) -
         if at in seen:
             continue
         seen.add(at)
-        group = tuple((index, moved(torch.zeros_like)) for index in at)
+        group = tuple((index, with_result(torch.zeros_like)) for index in at)
         first = members[at[0]]
         often = f", in {len(group)} places" if len(group) > 1 else ""
         text = f"nothing comes through {first.expression}{often}"
@@ -107,14 +107,14 @@ def _fits(factor: Tensor, addend: Tensor) -> bool:
 
 
 def _times(factor: Tensor) -> Changed:
-    return moved(lambda out: out * factor)
+    return with_result(lambda out: out * factor)
 
 
 def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Changed]:
     """Backward sums that are 0 for every input, or that have such an addend, with a change that keeps them as they are.
 
-    An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When something
-    else is changed, autograd's version of that path is no longer 0.
+    An example is the path of a norm's mean through its variance: a kernel's formula does not have it. When another
+    operator is changed, autograd's value of that path is no longer 0.
     """
     zeroed: dict[int, Changed] = {}
     sizes: dict[Key, float] = {}  # key -> size of the cancelling addends; a maximum that is subtracted has no gradient
@@ -126,7 +126,7 @@ def vanishing(calls: Sequence[OperatorCall], among: set[int]) -> dict[int, Chang
                 [sizes.get(key, 0.0) for key in call.makers] + [float(t.detach().abs().amax()) for t in call.tensors]
             )
             if size > 0 and bool((call.out.abs() <= _LEAST * size).all()):
-                zeroed[call.index], sizes[call.index] = moved(torch.zeros_like), size
+                zeroed[call.index], sizes[call.index] = with_result(torch.zeros_like), size
         if call.name != "sum":
             continue
         maker, addends = _maker(calls, call.makers[0]), [call.args[0]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..judge import Judge
-from ..run.calls import Change, Key, OperatorCall, floating, moved
+from ..run.calls import Change, Key, OperatorCall, floating, with_result
 
 _MOST = 256  # factors
 _TIMES = 2  # elements per factor, at least
@@ -71,12 +71,12 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
         # a loop that loses its beginning seldom starts late: each iteration overwrites the one before
         begins = gone == list(range(len(gone)))
         cause, *also = ("overwritten_accumulator", "truncated_reduction") if begins else ("truncated_reduction",)
-        return Change(cause, text, call.index, moved(lambda out: product), params, 0.5,
+        return Change(cause, text, call.index, with_result(lambda out: product), params, 0.5,
                       also=(*also, "missing_term", "lost_update"))  # fmt: skip
     name = _name(calls, factors)
     text = f"{where}, {name}" if name else f"{where}, {float(factors.min()):.3g} to {float(factors.max()):.3g}"
     params = {"factor": name, "named": name}
-    return Change("wrong_factor", text, call.index, moved(lambda out: product), params, 0.5 if name else 0.4,
+    return Change("wrong_factor", text, call.index, with_result(lambda out: product), params, 0.5 if name else 0.4,
                   also=("repeated_term",))  # fmt: skip
 
 

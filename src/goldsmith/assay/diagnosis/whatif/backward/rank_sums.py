@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, moved
+from ..run.calls import Change, Changed, OperatorCall, floating, with_result
 from ..sums.reduction_axes import addend_of, backward_sums
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
@@ -36,7 +36,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
                     shape = [n if d == axis and mean else 1 for d in range(x.dim())]
                     factor = (share / golden * times.reshape(shape if mean else [])).expand(x.shape)
                     factor = factor.reshape(at.out.shape)
-                    change = moved(lambda out, f=factor: out * f)
+                    change = with_result(lambda out, f=factor: out * f)
                     by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
                     how = " and divides by its own length" if mean else ""
                     text = f"of {call.expression} {by} takes its own part of axis {axis}{how}: they are not joined"

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Instead, Key, OperatorCall, floating, moved, replaced, with_arguments
+from ..run.calls import Change, Instead, Key, OperatorCall, floating, replaced, with_arguments, with_result
 from .saved_tensors import followed
 
 _MOST = 12  # tensors that the backward reads
@@ -90,5 +90,5 @@ def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterato
     for axis, n in enumerate(call.out.shape):
         if n > 1:
             text = f"the first along axis {axis} of {call.expression} stands for all"
-            yield Change("wrong_stride", text, call.index, moved(lambda t, d=axis: _first(t, d)), {"axis": axis}, 0.36,
-                         also=("invalid_index", "wrong_factor"))  # fmt: skip
+            yield Change("wrong_stride", text, call.index, with_result(lambda t, d=axis: _first(t, d)), {"axis": axis},
+                         0.36, also=("invalid_index", "wrong_factor"))  # fmt: skip

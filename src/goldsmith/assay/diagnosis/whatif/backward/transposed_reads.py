@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, moved, whole, with_arguments
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, whole, with_arguments, with_result
 from .block_sums import BLOCKS
 from .saved_tensors import followed
 
@@ -112,7 +112,7 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
             out = out.index_select(axis, torch.arange(out.shape[axis], device=out.device) % block)
         return out
 
-    return moved(repeated)
+    return with_result(repeated)
 
 
 def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, whole, with_arguments
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, whole, with_arguments, with_result
 
 _COMPARES = {"lt": torch.le, "le": torch.lt, "gt": torch.ge, "ge": torch.gt}
 _INDEXED = {"index_select": 2, "gather": 2, "embedding": 1, "index_add": 2, "index_add_": 2, "scatter_add": 2,
@@ -79,7 +79,7 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
     cause = "invalid_index" if _of_indices(call) else "wrong_mask"
     for value, how in ((True, "always true"), (False, "always false")):
         text = f"the condition {call.expression} is {how}"
-        change = moved(lambda m, v=value: torch.full_like(m, v))
+        change = with_result(lambda m, v=value: torch.full_like(m, v))
         yield Change(cause, text, call.index, change, {}, 0.6)
         for wrap, where in (("around", "wrap around"), ("clamp", "count for the nearest")):
             if cause == "invalid_index":
@@ -88,7 +88,7 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
     for axis in range(call.out.dim()):
         for step in (1, -1):
             text = f"the mask {call.expression} is shifted by {step} along axis {axis}"
-            yield Change("mask_shift", text, call.index, moved(lambda m, s=step, d=axis: _slid(m, s, d)),
+            yield Change("mask_shift", text, call.index, with_result(lambda m, s=step, d=axis: _slid(m, s, d)),
                          {"axis": axis, "step": step}, 0.55)  # fmt: skip
 
 
@@ -364,7 +364,7 @@ def _shifted(call: OperatorCall) -> Iterator[Change]:
         for step in (1, -1) if call.out.shape[axis] > 2 else (1,) if call.out.shape[axis] == 2 else ():
             text = f"the result of {call.expression} is shifted by {step} along axis {axis}"
             params = {"axis": axis, "step": step}
-            yield Change("shifted", text, call.index, moved(lambda t, s=step, d=axis: t.roll(s, d)), params, 0.3)
+            yield Change("shifted", text, call.index, with_result(lambda t, s=step, d=axis: t.roll(s, d)), params, 0.3)
 
 
 def _reinterpreted(call: OperatorCall) -> Iterator[Change]:

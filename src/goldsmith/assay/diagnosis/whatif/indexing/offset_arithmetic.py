@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead, moved, whole
+from ..run.calls import Change, OperatorCall, instead, whole, with_result
 
 _ADDS, _SUBS = frozenset("add add_".split()), frozenset("sub sub_ rsub".split())
 _MULS, _DIVS = frozenset("mul mul_".split()), frozenset("floor_divide div div_".split())
 _RESTS = frozenset("remainder remainder_ fmod".split())
 _CUT = frozenset("bitwise_and bitwise_xor bitwise_or __and__ __xor__ __lshift__ bitwise_left_shift".split())
 _ALL = _ADDS | _SUBS | _MULS | _DIVS | _RESTS | _CUT
-_BESIDE = ("off_by_one", "mask_shift", "invalid_index")
+_OTHER_CAUSES = ("off_by_one", "mask_shift", "invalid_index")
 Made = Callable[[Tensor], Tensor]
 
 
@@ -45,7 +45,7 @@ def _wrapped(call: OperatorCall) -> Iterator[Change]:
         if top <= info.max and low >= info.min or info.min == 0 and low < 0:
             continue
         span, least = 1 << info.bits, info.min
-        change = moved(lambda t, n=span, lo=least: (t - lo) % n + lo)
+        change = with_result(lambda t, n=span, lo=least: (t - lo) % n + lo)
         how = "with a sign" if least else "without one"
         text = f"{call.expression} is kept in {info.bits} bits {how}"
         yield Change("index_overflow", text, call.index, change, {"bits": info.bits}, 0.6, also=("invalid_index",))
@@ -55,8 +55,8 @@ def _off_by_one(call: OperatorCall) -> Iterator[Change]:
     """Every index is one too low or one too high."""
     for step, how in ((-1, "low"), (1, "high")):
         text = f"{call.expression} is one too {how}"
-        change = moved(lambda t, s=step: t + s)
-        yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_BESIDE)
+        change = with_result(lambda t, s=step: t + s)
+        yield Change("shifted", text, call.index, change, {"step": step}, 0.45, also=_OTHER_CAUSES)
 
 
 def _strides(call: OperatorCall, number: int) -> Iterator[Change]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..run.calls import Change, OperatorCall, floating, moved, replaced, with_arguments
+from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments, with_result
 from .indices import wraps
 
 _SHIFTS = frozenset("__rshift__ __lshift__ bitwise_right_shift bitwise_left_shift pow".split())
@@ -21,15 +21,15 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     for step, how in ((1, "one too late"), (-1, "one too early")):
         text = f"{call.expression} begins {how}"
         cause, also = ("off_by_one", "shifted") if first == 1 else ("shifted", "off_by_one")
-        change = moved(lambda t, s=step: t + s)
+        change = with_result(lambda t, s=step: t + s)
         yield Change(cause, text, call.index, change, {"step": step}, 0.45, also=(also,))
     for bits, wrap in wraps(call.out):
         text = f"{call.expression} wraps at {bits} bits"
-        yield Change("index_overflow", text, call.index, moved(wrap), {"bits": bits}, 0.6)
+        yield Change("index_overflow", text, call.index, with_result(wrap), {"bits": bits}, 0.6)
     of_bits = any(call.index in c.makers and c.name in _SHIFTS for c in calls)
     cause, also = ("wrong_format", "permuted") if of_bits else ("permuted", "wrong_format")
     text = f"{call.expression} counts down where it should count up"
-    yield Change(cause, text, call.index, moved(lambda t: t.flip(0)), {}, 0.45, also=(also,))
+    yield Change(cause, text, call.index, with_result(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
 def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:

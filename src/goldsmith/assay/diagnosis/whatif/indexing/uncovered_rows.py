@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, moved, replaced, whole, with_arguments
+from ..run.calls import Change, OperatorCall, floating, replaced, whole, with_arguments, with_result
 from ..sums.reductions import axes_of, neutral, only
 
 _LOOKUPS = frozenset("index index_select embedding gather".split())
@@ -19,8 +19,8 @@ _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """`numbers`: sizes and scalars of the case; one of them may be the number of parts."""
-    given_ = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
-    parts = {**{n: "" for n in _PARTS}, **given_}
+    case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
+    parts = {**{n: "" for n in _PARTS}, **case_counts}
     for call in calls:
         if call.index not in among or not call.args or not floating(call.args[0]) or not floating(call.out):
             continue
@@ -61,7 +61,7 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 
     def without(lost: Tensor) -> Any:
         hidden = lost.reshape(*lost.shape, *[1] * behind)
-        return moved(lambda out: out.masked_fill(hidden, 0.0))
+        return with_result(lambda out: out.masked_fill(hidden, 0.0))
 
     for limit, why in _rests(n, parts):
         if most >= limit:

@@ -1,7 +1,7 @@
-"""Results assembled from the golden's results on slices of an axis, the way a blocked kernel assembles them wrongly.
+"""Wrong results of a blocked kernel, imitated by assembling the golden's results for slices of an axis.
 
-The results of the slices are what a kernel holds after each block, however the golden works inside. Also here: heads or
-features in another order than the golden's, and rows that continue where the previous row stopped.
+A slice's result is the value that a kernel has after that block, even if the golden does not work in blocks. Two other
+mistakes are here too: heads or features in the wrong order, and sums that continue from the previous row.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 
 from ..run.calls import Change, floating
 
-_LEAST, _MOST = 2, 4096  # places along an axis
-_SMALL = 8  # all block sizes up to this are tried, then powers of two
-_PIECES = 64  # blocks of an axis, at most
-_NUMBERS = 1 << 20  # elements of an input that is cut
+_SHORTEST, _LONGEST = 2, 4096  # length of an axis that is cut
+_ALL_SIZES_TO = 8  # all block sizes up to this are tried, and then powers of two
+_MOST_BLOCKS = 64  # along an axis
+_MOST_ELEMENTS = 1 << 20  # elements of an input that is cut
 _TILES = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 _SECONDS = 3.0  # CPU seconds in total
 Values = Mapping[str, Tensor]
-Put = Callable[[list[Tensor], list[int]], Tensor | None]  # the blocks' results and lengths -> one result
+Assemble = Callable[[list[Tensor], list[int]], Tensor | None]  # the blocks' results and lengths -> one result
 
 
 class GoldenRun(Protocol):
-    """The golden's results from other leaves, up to `until` or all of them; RuntimeError if they do not fit."""
+    """Runs the golden on other leaves, up to the tensor `until` ("": to the end); RuntimeError if they do not fit."""
 
     until: str
 
@@ -34,38 +34,38 @@ class GoldenRun(Protocol):
 
 
 class _Run:
-    def __init__(self, leaves: Values, make: Callable[[Values], Values | None], until: str):
-        self.leaves, self.make, self.until = leaves, make, until
+    def __init__(self, leaves: Values, run_golden: Callable[[Values], Values | None], until: str):
+        self.leaves, self.run_golden, self.until = leaves, run_golden, until
 
     def __call__(self, leaves: Values) -> Values:
-        done = self.make({**self.leaves, **leaves})
-        if done is None:
-            raise RuntimeError("the golden does not run on these")
-        return done
+        results = self.run_golden({**self.leaves, **leaves})
+        if results is None:
+            raise RuntimeError("the golden does not run on these leaves")
+        return results
 
 
 def composed_values(
-    change: Change, leaves: Values, make: Callable[[Values], Values | None], until: str
+    change: Change, leaves: Values, run_golden: Callable[[Values], Values | None], until: str
 ) -> dict[str, Tensor] | None:
-    """The change's result, assembled from several runs; None if the golden does not run on such leaves."""
+    """The results of a `composed` change, assembled from several runs; None if the golden cannot run on its leaves."""
     try:
-        return dict(change.composed(leaves, _Run(leaves, make, until))) if change.composed is not None else None
+        return dict(change.composed(leaves, _Run(leaves, run_golden, until))) if change.composed is not None else None
     except (RuntimeError, KeyError, IndexError):
         return None
 
 
 def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """`tensor`: the wrong one; `sizes`: sizes and other numbers of the case."""
+    """tensor: name of the wrong tensor; sizes: sizes and other numbers of the case."""
     if tensor.endswith(".grad"):
-        return  # the output gradients would have to be cut as well
+        return  # a gradient would need the output gradients to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
-    yield from _on_from_before()
+    yield from _running_sums()
     spent = [0.0]
     for names, axis, n in _groups(inputs):
         for block in _blocks(n):
             yield from _in_blocks(names, axis, n, block, tensor, spent)
     for names, axis, n in _groups(inputs):
-        yield from _ordered(names, axis, n, sizes)
+        yield from _interleaved(names, axis, n, sizes)
 
 
 # blocks
@@ -76,19 +76,19 @@ def _groups(inputs: Values) -> Iterator[tuple[tuple[str, ...], int, int]]:
     axes: dict[tuple[tuple[str, ...], int], int] = {}
     for name, t in inputs.items():
         for axis, n in enumerate(t.shape):
-            if not _LEAST < n <= _MOST or t.numel() > _NUMBERS:
+            if not _SHORTEST < n <= _LONGEST or t.numel() > _MOST_ELEMENTS:
                 continue
-            same = tuple(m for m, s in inputs.items() if s.shape == t.shape)
-            leading = tuple(m for m, s in inputs.items() if s.dim() > axis and s.shape[axis] == n)
-            for names in (same, leading, (name,)):
+            same_shape = tuple(m for m, s in inputs.items() if s.shape == t.shape)
+            same_length = tuple(m for m, s in inputs.items() if s.dim() > axis and s.shape[axis] == n)
+            for names in (same_shape, same_length, (name,)):
                 if any(floating(inputs[m]) for m in names):
                     axes.setdefault((names, axis), n)
     yield from ((names, axis, n) for (names, axis), n in axes.items())
 
 
 def _blocks(n: int) -> Iterator[int]:
-    for block in (*range(1, _SMALL + 1), 16, 32, 64, 128, 256):
-        if block < n and -(-n // block) <= _PIECES:
+    for block in (*range(1, _ALL_SIZES_TO + 1), 16, 32, 64, 128, 256):
+        if block < n and -(-n // block) <= _MOST_BLOCKS:
             yield block
 
 
@@ -96,45 +96,79 @@ def _in_blocks(
     names: tuple[str, ...], axis: int, n: int, block: int, tensor: str, spent: list[float]
 ) -> Iterator[Change]:
     lengths = [min(block, n - at) for at in range(0, n, block)]
-    of = f"in blocks of {block} of {' and '.join(names)} along axis {axis}"
+    block_text = f"in blocks of {block} of {' and '.join(names)} along axis {axis}"
     params = {"input": names[0], "axis": axis, "block": block}
-    pieces = _Pieces(names, axis, n, block, spent)
+    block_results = _BlockResults(names, axis, n, block, spent)
 
-    def put(text: str, cause: str, prior: float, make: Put, *also: str, whole: bool = False) -> Change:
+    def assembled_change(
+        text: str, cause: str, prior: float, assemble: Assemble, *also: str, keeps_axis: bool = False
+    ) -> Change:
         def composed(leaves: Values, run: GoldenRun) -> Values:
-            parts = pieces.of(leaves, run)
-            done = run({})
-            results = {k: _put(make, [p[k] for p in parts], lengths, done[k], whole, k != tensor) for k in done}
+            parts = block_results.of(leaves, run)
+            unchanged = run({})
+            results = {
+                k: _assembled(assemble, [p[k] for p in parts], lengths, unchanged[k], keeps_axis, k != tensor)
+                for k in unchanged
+            }
             return {k: v for k, v in results.items() if v is not None}
 
         prior -= 0.05 * (block < 2)
-        return Change(cause, f"{of} {text}", -1, None, params, prior, composed=composed, also=also)
+        return Change(cause, f"{block_text} {text}", -1, None, params, prior, composed=composed, also=also)
 
-    yield put("the last one replaces all before it", "overwritten_accumulator", 0.45, lambda v, k: v[-1],
-              "truncated_reduction", "missing_term")  # fmt: skip
-    yield put(
-        "the first one is all there is", "truncated_reduction", 0.45, lambda v, k: v[0], "overwritten_accumulator"
+    yield assembled_change(
+        "the last block replaces all blocks before it",
+        "overwritten_accumulator",
+        0.45,
+        lambda v, k: v[-1],
+        "truncated_reduction",
+        "missing_term",
+    )
+    yield assembled_change(
+        "only the first block is used", "truncated_reduction", 0.45, lambda v, k: v[0], "overwritten_accumulator"
     )
     if len(set(lengths)) > 1:
-        yield put("all weigh alike, the last one, which is shorter, as well", "wrong_factor", 0.45,
-                  lambda v, k: torch.stack(v).mean(0), "wrong_mask", "missing_partition")  # fmt: skip
-    yield put("their own results are averaged: what lies between the blocks is left out", "missing_term", 0.43,
-              lambda v, k: torch.stack([a * (b / n) for a, b in zip(v, k, strict=True)]).sum(0),
-              "missing_rescale")  # fmt: skip
-    yield put("their own results are added up", "missing_rescale", 0.4, lambda v, k: torch.stack(v).sum(0),
-              "missing_term", "repeated_term")  # fmt: skip
-    yield put("each begins anew", "missing_term", 0.45, _concatenated, "truncated_reduction", "overwritten_accumulator",
-              whole=True)  # fmt: skip
-    yield _last_step(names, axis, n, block, of, params)
+        yield assembled_change(
+            "all blocks have the same weight, although the last one is shorter",
+            "wrong_factor",
+            0.45,
+            lambda v, k: torch.stack(v).mean(0),
+            "wrong_mask",
+            "missing_partition",
+        )
+    yield assembled_change(
+        "the results of the blocks are averaged, without the terms between blocks",
+        "missing_term",
+        0.43,
+        lambda v, k: torch.stack([a * (b / n) for a, b in zip(v, k, strict=True)]).sum(0),
+        "missing_rescale",
+    )
+    yield assembled_change(
+        "the results of the blocks are added up",
+        "missing_rescale",
+        0.4,
+        lambda v, k: torch.stack(v).sum(0),
+        "missing_term",
+        "repeated_term",
+    )
+    yield assembled_change(
+        "each block starts anew",
+        "missing_term",
+        0.45,
+        _concatenated,
+        "truncated_reduction",
+        "overwritten_accumulator",
+        keeps_axis=True,
+    )
+    yield _last_increment(names, axis, n, block, block_text, params)
 
 
-class _Pieces:
-    """The golden's results of every block; changes of one block size follow each other and share these."""
+class _BlockResults:
+    """The golden's results for every block. Changes with one block size are tried in a row and share them."""
 
     def __init__(self, names: tuple[str, ...], axis: int, n: int, block: int, spent: list[float]):
         self.names, self.axis, self.n, self.block, self.spent = names, axis, n, block, spent
         self.key: tuple | None = None
-        self.results: list[Values] = []  # results for the current leaves; a block that does not fit raises once
+        self.results: list[Values] = []  # for the leaves in `key`
         self.failed = False
 
     def of(self, leaves: Values, run: GoldenRun) -> list[Values]:
@@ -145,9 +179,11 @@ class _Pieces:
             raise RuntimeError("the golden does not run on blocks, or takes too long")
         self.key, self.results, started = None, [], time.thread_time()
         try:
-            for at in range(0, self.n, self.block):
-                width = min(self.block, self.n - at)
-                self.results.append(run({m: leaves[m].narrow(self.axis, at, width).contiguous() for m in self.names}))
+            for start in range(0, self.n, self.block):
+                width = min(self.block, self.n - start)
+                self.results.append(
+                    run({m: leaves[m].narrow(self.axis, start, width).contiguous() for m in self.names})
+                )
         except RuntimeError:
             self.failed = True
             raise
@@ -157,46 +193,53 @@ class _Pieces:
         return self.results
 
 
-def _put(make: Put, parts: list[Tensor], lengths: list[int], like: Tensor, whole: bool, other: bool) -> Tensor | None:
-    """The blocks' results as one tensor of the golden's shape; None if their form differs.
+def _assembled(
+    assemble: Assemble, parts: list[Tensor], lengths: list[int], like: Tensor, keeps_axis: bool, may_keep_axis: bool
+) -> Tensor | None:
+    """The blocks' results as one tensor of the golden's shape; None if the shapes do not fit.
 
-    other: whether this is not the wrong tensor; it may keep the axis that the wrong tensor reduces.
+    keeps_axis     whether the wrong tensor has the axis that is cut; otherwise it reduces that axis
+    may_keep_axis  True for any other tensor than the wrong one: it may have the axis, and is then concatenated
     """
     if not floating(like) or any(p.dim() != like.dim() for p in parts):
         return None
-    reduced = all(p.shape == like.shape for p in parts)
-    if reduced == whole:
-        return None if reduced or not other else _concatenated(parts, lengths, like)
-    result = make(parts, lengths)
+    axis_reduced = all(p.shape == like.shape for p in parts)
+    if axis_reduced == keeps_axis:
+        return None if axis_reduced or not may_keep_axis else _concatenated(parts, lengths, like)
+    result = assemble(parts, lengths)
     return result if result is not None and result.shape == like.shape else None
 
 
 def _concatenated(parts: list[Tensor], lengths: list[int], like: Tensor | None = None) -> Tensor | None:
-    """The blocks' results concatenated."""
+    """The blocks' results, joined along the first axis that has the blocks' lengths; None if there is none."""
     for d in range(parts[0].dim()):
         if [p.shape[d] for p in parts] == lengths:
-            joined = torch.cat(parts, d)
-            return joined if like is None or joined.shape == like.shape else None
+            result = torch.cat(parts, d)
+            return result if like is None or result.shape == like.shape else None
     return None
 
 
-def _last_step(names: tuple[str, ...], axis: int, n: int, block: int, of: str, params: dict) -> Change:
-    """The last block's increment replaces the sum of all blocks."""
+def _last_increment(names: tuple[str, ...], axis: int, n: int, block: int, block_text: str, params: dict) -> Change:
+    """The last block's increment of a mean replaces the mean of all blocks."""
     before = (n - 1) // block * block
 
     def composed(leaves: Values, run: GoldenRun) -> Values:
-        done, first = run({}), run({m: leaves[m].narrow(axis, 0, before) for m in names})
-        return {k: v - first[k] * (before / n) for k, v in done.items() if floating(v) and first[k].shape == v.shape}
+        unchanged, without_last = run({}), run({m: leaves[m].narrow(axis, 0, before) for m in names})
+        return {
+            k: v - without_last[k] * (before / n)
+            for k, v in unchanged.items()
+            if floating(v) and without_last[k].shape == v.shape
+        }
 
-    text = f"{of} what the last one adds to a mean replaces what was there"
+    text = f"{block_text} the increment that the last block adds to a mean replaces the mean"
     return Change("overwritten_accumulator", text, -1, None, params, 0.42, composed=composed,
                   also=("missing_term", "truncated_reduction"))  # fmt: skip
 
 
-# rows that continue
+# sums that continue
 
 
-class _Once:
+class _UnchangedResults:
     """The golden's unchanged results, computed once for the changes that only reassemble them."""
 
     def __init__(self) -> None:
@@ -211,78 +254,81 @@ class _Once:
         return self.results
 
 
-def _on_from_before() -> Iterator[Change]:
-    once = _Once()
+def _running_sums() -> Iterator[Change]:
+    unchanged = _UnchangedResults()
     for axis in (0, 1):
 
         def composed(leaves: Values, run: GoldenRun, axis: int = axis) -> Values:
             return {k: v.cumsum(axis) if floating(v) and v.dim() > axis else v for k, v in run({}).items()}
 
-        yield from _tiles_go_on(axis, once)
-        text = f"along axis {axis} each sum goes on where the one before it stopped: it is set to zero once"
+        yield from _tile_carries(axis, unchanged)
+        text = f"along axis {axis} each sum continues from the previous sum: the accumulator is set to zero only once"
         yield Change("uninitialised_accumulator", text, -1, None, {"axis": axis}, 0.55, composed=composed,
                      also=("stale_state", "repeated_term"))  # fmt: skip
 
 
-def _tiles_go_on(axis: int, once: _Once) -> Iterator[Change]:
-    """The sums of a tile start from those that the previous tile left in the same memory."""
+def _tile_carries(axis: int, shared: _UnchangedResults) -> Iterator[Change]:
+    """Sums of a tile that start from the sums which the previous tile left in the same memory."""
     for tile in _TILES:
 
         def composed(leaves: Values, run: GoldenRun, tile: int = tile) -> Values:
-            done = once.of(leaves, run)
-            return {k: _carried(v, axis, tile) if floating(v) and v.dim() > axis else v for k, v in done.items()}
+            unchanged = shared.of(leaves, run)
+            return {k: _carried(v, axis, tile) if floating(v) and v.dim() > axis else v for k, v in unchanged.items()}
 
-        text = f"along axis {axis} each sum of a tile of {tile} goes on where the one in its place in the tile before "
-        text += "stopped: their memory is set to zero once"
+        text = f"along axis {axis} each sum of a tile of {tile} continues from the same sum of the previous tile: "
+        text += "the accumulators are set to zero only once"
         yield Change("uninitialised_accumulator", text, -1, None, {"axis": axis, "tile": tile}, 0.5, composed=composed,
                      also=("stale_state", "repeated_term"))  # fmt: skip
 
 
 def _carried(v: Tensor, axis: int, tile: int) -> Tensor:
     out = v.clone()
-    for at in range(tile, v.shape[axis], tile):
-        n = min(tile, v.shape[axis] - at)
-        out.narrow(axis, at, n).add_(out.narrow(axis, at - tile, n))
+    for start in range(tile, v.shape[axis], tile):
+        length = min(tile, v.shape[axis] - start)
+        out.narrow(axis, start, length).add_(out.narrow(axis, start - tile, length))
     return out
 
 
 # orders
 
 
-def _ordered(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """Places of an axis taken in turn where they belong to groups, or the reverse: h % r for h // (n / r).
+def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]) -> Iterator[Change]:
+    """Positions of an axis assigned to groups in turn (h % r) instead of in blocks (h // (n / r)), or the reverse.
 
     This covers heads that share keys, pairs of features, and groups of channels. The candidate computes the golden's
-    result for the reordered places and stores it at the original places.
+    result for the reordered positions and stores it at the original positions.
     """
     numbers = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool)}
     for extent in sorted({n, *(v for v in numbers if 2 < v < n)}, reverse=True):
         for parts in _divisors(extent):
-            place = torch.arange(n)
-            place[:extent] = place[:extent] % parts * (extent // parts) + place[:extent] // parts
-            for back in (True, False):
+            position = torch.arange(n)
+            position[:extent] = position[:extent] % parts * (extent // parts) + position[:extent] // parts
+            for restored in (True, False):
 
-                def composed(leaves: Values, run: GoldenRun, place: Tensor = place, back: bool = back) -> Values:
-                    at = place.to(leaves[names[0]].device)
-                    done = run({m: torch.empty_like(leaves[m]).index_copy(axis, at, leaves[m]) for m in names})
-                    return {k: _handed_out(v, axis, at) if back else v for k, v in done.items()}
+                def composed(
+                    leaves: Values, run: GoldenRun, position: Tensor = position, restored: bool = restored
+                ) -> Values:
+                    at = position.to(leaves[names[0]].device)
+                    results = run({m: torch.empty_like(leaves[m]).index_copy(axis, at, leaves[m]) for m in names})
+                    return {k: _from_positions(v, axis, at) if restored else v for k, v in results.items()}
 
-                some = "" if extent == n else f" 0..{extent - 1}"
+                range_text = "" if extent == n else f" 0..{extent - 1}"
                 text = (
-                    f"places{some} of axis {axis} of {' and '.join(names)} are taken in turn by {parts}, not in groups"
+                    f"positions{range_text} of axis {axis} of {' and '.join(names)} are assigned in turn to {parts} "
+                    "groups"
                 )
-                text += "" if back else ", and what comes is left in that order"
+                text += "" if restored else ", and the result stays in that order"
                 params = {"operand": names[0], "axis": axis, "parts": parts}
-                prior = 0.55 - 0.01 * (extent < n) - 0.01 * (not back) - 0.01 * (len(names) > 1)
+                prior = 0.55 - 0.01 * (extent < n) - 0.01 * (not restored) - 0.01 * (len(names) > 1)
                 yield Change("permuted", text, -1, None, params, prior, composed=composed,
                              also=("wrong_stride", "invalid_index"))  # fmt: skip
 
 
-def _handed_out(v: Tensor, axis: int, at: Tensor) -> Tensor:
-    """Each place's own result, along the same axis if the length fits, otherwise along the last axis that fits."""
+def _from_positions(v: Tensor, axis: int, at: Tensor) -> Tensor:
+    """The result of each position, along `axis` if its length fits, otherwise along the last axis that fits."""
     axes = [d for d in range(v.dim()) if v.shape[d] == len(at)]
     return v.index_select(axis if axis in axes else axes[-1], at) if axes else v
 
 
 def _divisors(n: int) -> Sequence[int]:
-    return [r for r in range(2, n) if n % r == 0] if 3 < n <= _MOST else []
+    return [r for r in range(2, n) if n % r == 0] if 3 < n <= _LONGEST else []

@@ -183,7 +183,7 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             change = _one(name, lambda t, i=i, j=j: t.transpose(i, j).contiguous())
             yield _change("transposed", text, change, {"operand": name, "axes": [i, j]}, 0.75)
     if t.dim() >= 2 and t.shape[-1] == t.shape[-2] > 2:
-        yield from _beside_the_diagonal(name, t)
+        yield from _diagonal_mistakes(name, t)
     if t.dim() >= 2 and t.shape[-1] != t.shape[-2] and min(t.shape[-2:]) > 1:
         for text, read in strides_exchanged(name):
             yield _change("wrong_stride", text, _one(name, read), {"operand": name}, 0.65)
@@ -215,8 +215,8 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             yield _change("missing_partition", text, change, {"operand": name, "axis": axis}, 0.45)
 
 
-def _beside_the_diagonal(name: str, t: Tensor) -> Iterator[Change]:
-    """Sums over a triangular input that end one early, or that take its diagonal for ones."""
+def _diagonal_mistakes(name: str, t: Tensor) -> Iterator[Change]:
+    """Sums over a triangular input that end one element early, or that read its diagonal as ones."""
     one = torch.eye(t.shape[-1], dtype=torch.bool, device=t.device)
     i, j = torch.nonzero(torch.ones_like(one), as_tuple=True)
     for step, where in ((-1, "below"), (1, "above")):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..call_groups import together
-from ..run.calls import Change, OperatorCall, moved
+from ..run.calls import Change, OperatorCall, with_result
 
 _MOST = 1024  # steps
 _OF_A_STEP = 8  # operators of one name and line
@@ -41,7 +41,7 @@ def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change
                     yield replace(change, text=text, at=changed[0].index, prior=change.prior - 0.05)
                 if changed and backward:
                     text = f"nothing of {changed[0].expression} is passed on, {where}, where a chunk begins"
-                    group = tuple((c.index, moved(torch.zeros_like)) for c in changed)
+                    group = tuple((c.index, with_result(torch.zeros_like)) for c in changed)
                     yield Change("missing_term", text, changed[0].index, group[0][1], {}, 0.5, group=group)
 
 

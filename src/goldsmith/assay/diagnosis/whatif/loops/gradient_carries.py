@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, floating, instead, moved
+from ..run.calls import Change, Changed, OperatorCall, floating, instead, with_result
 
 CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 32, 64, 128)  # iterations
 _LEAST, _MOST = 3, 2048  # iterations; operators of a run, above which dependencies are not computed
@@ -115,7 +115,7 @@ def _reach(calls: Sequence[OperatorCall]) -> list[int]:
 
 
 def _nothing() -> Changed:
-    return moved(torch.zeros_like)
+    return with_result(torch.zeros_like)
 
 
 def _of_running_sums(call: OperatorCall) -> Iterator[Change]:

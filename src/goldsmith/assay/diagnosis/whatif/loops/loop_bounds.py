@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, moved
+from ..run.calls import Change, OperatorCall, floating, with_result
 
 _MADE = frozenset("mul div add sub neg exp rsub where select_backward slice_backward".split())
 _ALSO = ("truncated_reduction", "missing_term")
@@ -54,7 +54,7 @@ def _without(part: Sequence[OperatorCall], axis: int, place: int, which: str) ->
         out.select(axis, place).zero_()
         return out
 
-    changed: Any = moved(left_out)
+    changed: Any = with_result(left_out)
     often = f", in {len(part)} places" if len(part) > 1 else ""
     text = f"the {which} along axis {axis} of {part[0].expression} is left out{often}"
     group = tuple((call.index, changed) for call in part) if len(part) > 1 else ()

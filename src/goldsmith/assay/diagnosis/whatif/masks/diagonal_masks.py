@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, instead, moved, replaced, with_arguments
+from ..run.calls import Change, OperatorCall, instead, replaced, with_arguments, with_result
 
 _BLOCKS = (2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128)
 _COMPARES = frozenset("lt le gt ge".split())
@@ -53,7 +53,7 @@ def _slid(call: OperatorCall, apart: int) -> Iterator[Change]:
 
             text = f"the mask {call.expression} is shifted by {step} along axis {axis}: {_explanation(apart)}"
             params = {"axis": axis, "step": step}
-            yield Change("mask_shift", text, call.index, moved(other), params, 0.5, also=("wrong_mask",))
+            yield Change("mask_shift", text, call.index, with_result(other), params, 0.5, also=("wrong_mask",))
 
 
 def _in_blocks(call: OperatorCall, at: int) -> Iterator[Change]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, moved
+from ..run.calls import Change, OperatorCall, floating, with_result
 
 # masked_values covers a scalar that fills masked places
 _MAKES = frozenset("full full_like fill_ scatter scatter_ index_fill index_fill_".split())
@@ -18,7 +18,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
     if bool(torch.isneginf(call.out).any()):
         text = f"0 stands where {call.expression} has minus infinity"
-        yield Change("wrong_mask", text, call.index, moved(_as_zero), {}, 0.56, also=("missing_term",))
+        yield Change("wrong_mask", text, call.index, with_result(_as_zero), {}, 0.56, also=("missing_term",))
 
 
 def _as_zero(t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, instead, moved, whole
+from ..run.calls import Change, Changed, OperatorCall, instead, whole, with_result
 
 _ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _LIMITS = ("clamp", "clamp_min", "clamp_max")
@@ -21,7 +21,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
     for call in calls:
         if call.backward or call.index not in among or call.name not in _ASKS or len(call.tensors) != 1:
             continue
-        replaced = [(c.index, _as_given(c)) for c in calls if c.index in among and _replaces(c, call)]
+        replaced = [(c.index, _unreplaced(c)) for c in calls if c.index in among and _replaces(c, call)]
         valid = call.out.double().mean() if call.out.numel() else 1.0
         if not replaced or not 0 < float(valid) < 1:
             continue
@@ -29,7 +29,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         for wrap, where in _WRAPS:
             asked = f"{call.operand(0) or 'an index'} {_ASKS[call.name]} {call.args[1]}"
             text = f"nothing checks whether {asked}: invalid indices {where}"
-            always = moved(lambda m, keeps=keeps: torch.full_like(m, keeps))
+            always = with_result(lambda m, keeps=keeps: torch.full_like(m, keeps))
             group = ((call.index, always), *replaced)
             params = {"index": call.operand(0)}
             yield Change("invalid_index", text, call.index, always, params, 0.66, wrap=wrap, group=group,
@@ -46,6 +46,6 @@ def _replaces(call: OperatorCall, asked: OperatorCall) -> bool:
     return same and not torch.equal(call.args[at], call.out)
 
 
-def _as_given(call: OperatorCall) -> Changed:
+def _unreplaced(call: OperatorCall) -> Changed:
     at = 1 if call.name == "where" else 0
     return instead(lambda *args, at=at, **kwargs: args[at].clone())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Changed, OperatorCall, moved, replaced, with_arguments
+from ..run.calls import Change, Changed, OperatorCall, replaced, with_arguments, with_result
 
 _BLOCKS = (4, 8, 16, 32, 64, 128)
 _BOTH = ("wrong_mask", "off_by_one")
@@ -38,7 +38,7 @@ def _filled(call: OperatorCall, hidden: Tensor, fill: float) -> Iterator[Change]
     for where, region in _regions(call, hidden):
 
         def holds(c: float, region: Tensor = region) -> Changed:
-            return moved(lambda out: torch.where(region, torch.full_like(out, c), out))
+            return with_result(lambda out: torch.where(region, torch.full_like(out, c), out))
 
         for c in (0.0, 1.0) if fill == 0 else (0.0,):
             if c != fill:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..inputs import integers
-from ..run.calls import Change, Changed, Listening, OperatorCall, floating, moved
+from ..run.calls import Change, Changed, Listening, OperatorCall, floating, with_result
 from ..search_context import SearchContext
 
 _MOST = 4096  # operators; longer goldens get none of these edits
@@ -46,7 +46,7 @@ class _FullRuns:
         return {}
 
     def out(self, index: int) -> Changed:
-        return moved(lambda out: self.outputs[index].to(out.dtype).clone())
+        return with_result(lambda out: self.outputs[index].to(out.dtype).clone())
 
 
 def changes(search: SearchContext, calls: Sequence[OperatorCall]) -> Iterator[Change]:

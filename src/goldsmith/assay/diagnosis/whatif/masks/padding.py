@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, moved
+from ..run.calls import Change, OperatorCall, floating, with_result
 from ..sums.reductions import BLOCKS
 
 _ON_ELEMENTS = frozenset(
@@ -38,7 +38,7 @@ def changes(calls: Sequence[OperatorCall]) -> Iterator[Change]:
             added = lane * (width - n) / (n if call.name == "mean" else 1)
             text = f"{width - n} lanes beyond the end of {n} enter {call.expression}, and are not 0 there"
             params = {"axis": axis, "padded": width}
-            yield Change("wrong_mask", text, call.index, moved(lambda out, a=added: out + a), params, 0.6)
+            yield Change("wrong_mask", text, call.index, with_result(lambda out, a=added: out + a), params, 0.6)
 
 
 def _of_zero(calls: Sequence[OperatorCall], key: object, value: Tensor, axis: int, depth: int) -> Tensor | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from ..run.calls import Change, Changed, OperatorCall, floating, moved, replaced, with_arguments
+from ..run.calls import Change, Changed, OperatorCall, floating, replaced, with_arguments, with_result
 
 _MOST = 16  # divisions: each needs a search for a number, and a loop has too many
 
@@ -30,7 +30,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 
 def _scaled(c: float) -> Changed:
-    return moved(lambda out: out * c)
+    return with_result(lambda out: out * c)
 
 
 def _divides(call: OperatorCall) -> bool:

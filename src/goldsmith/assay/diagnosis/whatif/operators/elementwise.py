@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, masks, moved, replaced, whole, with_arguments
+from ..run.calls import Change, OperatorCall, floating, instead, masks, replaced, whole, with_arguments, with_result
 from .epsilons import ROOTS
 
 _ADDS = ("add", "add_", "sub", "sub_", "rsub")
@@ -120,7 +120,9 @@ def _changes(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Chan
         yield _absolute(call)
     if isinstance(call.out, Tensor) and floating(call.out) and call.out.numel() and call.name not in _MOVES:
         prior = 0.45 if call.name == "neg" and call.backward else 0.3  # the sign of a gradient is easily forgotten
-        yield Change("sign_flip", f"{call.expression} has the other sign", call.index, moved(torch.neg), {}, prior)
+        yield Change(
+            "sign_flip", f"{call.expression} has the other sign", call.index, with_result(torch.neg), {}, prior
+        )
 
 
 _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".split())
@@ -284,7 +286,7 @@ def _products(call: OperatorCall) -> Iterator[Change]:
 
 def _free_scale(call: OperatorCall) -> Change:
     def make(c: float) -> Any:
-        return moved(lambda out: out * c)
+        return with_result(lambda out: out * c)
 
     return Change("wrong_factor", f"{call.expression} is multiplied by", call.index, make, {}, 0.45, free=1.0)
 

@@ -1,7 +1,7 @@
-"""A small constant that keeps roots, logarithms and quotients finite, added at another place than in the golden.
+"""An epsilon, which keeps roots, logarithms and quotients finite, at another place than in the golden.
 
-The golden guards a number a as a + c or max(a, c). A kernel guards the result instead, or in another form: f(a) + c,
-1 / (sqrt(a) + c), max(sqrt(a), c), sqrt(a^2 + c). Or its constant differs, or the golden has no constant there.
+The golden changes a number a to a + c or max(a, c). A kernel changes the result instead, or uses another form: f(a) +
+c, 1 / (sqrt(a) + c), max(sqrt(a), c), sqrt(a^2 + c). Or its epsilon c differs, or the golden has none there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..run.calls import Change, Changed, OperatorCall, floating, instead, replac
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
 _ADDED, _LIMITED = ("add", "add_"), ("clamp_min", "clamp_min_", "clamp", "clamp_")
-_SMALL = 1e-2  # a larger constant is no guard
-_FIRST = 1e-9  # start of the search for a constant if the golden has none: the slope of a root at 0 is infinite
+_LARGEST = 1e-2  # a larger constant is no epsilon
+_FIRST = 1e-9  # start of the search for an epsilon if the golden has none; not 0, where the slope of a root is infinite
 Form = Callable[[Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
-class GuardedCall:
-    """An operator that adds a small constant, or takes the maximum with it, right before a function."""
+class EpsilonCall:
+    """An operator that adds an epsilon c to a number, or takes the maximum of both, right before a function."""
 
     call: OperatorCall
     c: float
@@ -33,40 +33,40 @@ class GuardedCall:
 
     @property
     def lifted(self) -> Changed:
-        """The number without the constant."""
+        """A change that leaves the epsilon out."""
         return instead(lambda a, *rest, **kwargs: a.clone())
 
 
-def guard_of(call: OperatorCall) -> GuardedCall | None:
-    """The call as a guard; None if it is none."""
+def epsilon_of(call: OperatorCall) -> EpsilonCall | None:
+    """The call as an EpsilonCall, or None if it is another operator."""
     added, limited = call.name in _ADDED, call.name in _LIMITED
     if not (added or limited) or len(call.args) < 2 or not floating(call.args[0]) or not floating(call.out):
         return None
     number = call.args[1]
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < abs(number) < _SMALL:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < abs(number) < _LARGEST:
         return None
     if limited and (len(call.args) > 2 and call.args[2] is not None or call.kwargs.get("max") is not None):
         return None
-    return GuardedCall(call, float(number) * float(call.kwargs.get("alpha", 1)), added)
+    return EpsilonCall(call, float(number) * float(call.kwargs.get("alpha", 1)), added)
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    own = guard_of(call)
+    own = epsilon_of(call)
     if own is not None:
-        yield from _guarded_otherwise(own)
+        yield from _at_epsilon(own)
     if call.name in ROOTS:
-        yield from _at_function(call, _guard_before(call, 0, calls))
+        yield from _at_function(call, _epsilon_before(call, 0, calls))
     if call.name in _QUOTIENTS and len(call.args) > 1 and floating(call.args[1]):
-        guard = _guard_before(call, 1, calls)
-        if guard is not None:
-            yield from _at_quotient(call, guard)
+        epsilon = _epsilon_before(call, 1, calls)
+        if epsilon is not None:
+            yield from _at_quotient(call, epsilon)
 
 
-def _guard_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> GuardedCall | None:
-    """The guard that made the call's i-th argument, possibly through a view."""
+def _epsilon_before(call: OperatorCall, i: int, calls: Sequence[OperatorCall]) -> EpsilonCall | None:
+    """The EpsilonCall that made the call's i-th argument, possibly through a view."""
     at = sum(isinstance(a, Tensor) for a in call.args[:i])
     key = call.makers[at] if at < len(call.makers) else -1
-    return guard_of(calls[key]) if isinstance(key, int) and 0 <= key < len(calls) else None
+    return epsilon_of(calls[key]) if isinstance(key, int) and 0 <= key < len(calls) else None
 
 
 def _change(
@@ -75,14 +75,14 @@ def _change(
     return Change("absolute_eps", text, call.index, change, {"eps": c}, prior, group=group)
 
 
-# changes at the guard itself
+# changes at the operator with the epsilon
 
 
-def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
-    call, c = guard.call, guard.c
+def _at_epsilon(epsilon: EpsilonCall) -> Iterator[Change]:
+    call, c = epsilon.call, epsilon.c
     name = call.operand(0) or "a number"
     forms: list[tuple[str, Form, float]] = [
-        (f"{name} + {c:g}", lambda a, c: a + c, 0.55) if not guard.added
+        (f"{name} + {c:g}", lambda a, c: a + c, 0.55) if not epsilon.added
         else (f"max({name}, {c:g})", lambda a, c: a.clamp_min(c), 0.55)
     ]  # fmt: skip
     if bool((call.args[0] >= 0).all()):  # as for a norm
@@ -91,23 +91,23 @@ def _guarded_otherwise(guard: GuardedCall) -> Iterator[Change]:
             (f"sqrt({name}^2 + {c:g}^2)", lambda a, c: (a.square() + c * c).sqrt(), 0.5),
         ]
     for formula, form, prior in forms:
-        text = f"{formula} stands in place of {_formula(guard)}"
+        text = f"{formula} stands in place of {_formula(epsilon)}"
         yield _change(call, text, c, instead(lambda a, *rest, f=form, **kwargs: f(a, c)), prior)
     if c > 0:
         for formula, other in ((f"{c:g}^2", c * c), (f"sqrt({c:g})", c**0.5)):
-            text = f"the constant of {_formula(guard)} is {formula}"
+            text = f"the constant of {_formula(epsilon)} is {formula}"
             yield _change(call, text, other, with_arguments(lambda args, other=other: replaced(args, 1, other)), 0.45)
 
 
-def _formula(guard: GuardedCall) -> str:
-    name = guard.call.operand(0) or "a number"
-    return f"{name} + {guard.c:g}" if guard.added else f"max({name}, {guard.c:g})"
+def _formula(epsilon: EpsilonCall) -> str:
+    name = epsilon.call.operand(0) or "a number"
+    return f"{name} + {epsilon.c:g}" if epsilon.added else f"max({name}, {epsilon.c:g})"
 
 
-# changes at the function of the guarded number
+# changes at the function after it
 
 
-def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Change]:
+def _at_function(call: OperatorCall, epsilon: EpsilonCall | None) -> Iterator[Change]:
     def inside(c: float) -> Changed:
         return with_arguments(lambda args: replaced(args, 0, args[0] + c))
 
@@ -115,19 +115,18 @@ def _at_function(call: OperatorCall, guard: GuardedCall | None) -> Iterator[Chan
         "absolute_eps", f"the argument of {call.expression} is shifted by", call.index, inside, {}, 0.55, free=0.0
     )
     for formula, form, prior in _forms(call):
-        if guard is not None:
-            text = f"{formula.format(f'{guard.c:g}')} stands in place of {call.expression}"
-            group = ((guard.call.index, guard.lifted), (call.index, instead(_at(form, guard.c))))
-            yield _change(call, text, guard.c, group[1][1], prior, group)
+        if epsilon is not None:
+            text = f"{formula.format(f'{epsilon.c:g}')} stands in place of {call.expression}"
+            group = ((epsilon.call.index, epsilon.lifted), (call.index, instead(_at(form, epsilon.c))))
+            yield _change(call, text, epsilon.c, group[1][1], prior, group)
     for formula, form, prior in _forms(call):
-        if (
-            "max" not in formula
-        ):  # if no number is that small, the largest constant that changes nothing would fit as well
-            yield _with_any(call, guard, formula, form, prior - 0.2)
+        # max(a, c) is left out: every c below all numbers changes nothing, and would fit as well as another
+        if "max" not in formula:
+            yield _with_any(call, epsilon, formula, form, prior - 0.2)
 
 
 def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
-    """(formula, function of the unguarded number and the constant, prior)."""
+    """(formula, function of the number without epsilon and of the constant, prior)."""
     name = call.name.rstrip("_")
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "rsqrt": torch.rsqrt, "sqrt": torch.sqrt, "reciprocal": torch.reciprocal, "log": torch.log,
@@ -141,14 +140,14 @@ def _forms(call: OperatorCall) -> Iterator[tuple[str, Form, float]]:
     yield f"{name}(a) + {{}}", lambda a, c: f(a) + c, 0.7 if name != "reciprocal" else 0.55
 
 
-def _with_any(call: OperatorCall, guard: GuardedCall | None, formula: str, form: Form, prior: float) -> Change:
-    """The change with the constant that fits best."""
+def _with_any(call: OperatorCall, epsilon: EpsilonCall | None, formula: str, form: Form, prior: float) -> Change:
+    """The change with the epsilon that fits best."""
 
     def make(c: float) -> Changed:
         return instead(_at(form, c))
 
-    group = () if guard is None else ((guard.call.index, lambda c: guard.lifted), (call.index, make))
-    begin = _FIRST if guard is None else guard.c
+    group = () if epsilon is None else ((epsilon.call.index, lambda c: epsilon.lifted), (call.index, make))
+    begin = _FIRST if epsilon is None else epsilon.c
     text = f"{formula.format('c')} stands in place of {call.expression}, c ="
     return Change("absolute_eps", text, call.index, make, {}, prior, free=begin, group=group)
 
@@ -157,18 +156,18 @@ def _at(form: Form, c: float) -> Callable[..., Tensor]:
     return lambda a, *rest, **kwargs: form(a, c)
 
 
-# changes at the quotient by the guarded number
+# changes at the quotient after it
 
 
-def _at_quotient(call: OperatorCall, guard: GuardedCall) -> Iterator[Change]:
-    name, c = call.operand(0) or "a number", guard.c
+def _at_quotient(call: OperatorCall, epsilon: EpsilonCall) -> Iterator[Change]:
+    name, c = call.operand(0) or "a number", epsilon.c
     forms: tuple[tuple[str, Callable[[Any, Tensor], Tensor]], ...] = (
         (f"{name} / a + {c:g}", lambda x, a: x / a + c),
         (f"{name} (1 / a + {c:g})", lambda x, a: x * (1 / a + c)),
     )
     for formula, form in forms:
         change = instead(lambda x, a, *rest, f=form, **kwargs: f(x, a))
-        group = ((guard.call.index, guard.lifted), (call.index, change))
+        group = ((epsilon.call.index, epsilon.lifted), (call.index, change))
         yield _change(
             call, f"{formula} stands in place of {call.expression}, a without its constant", c, change, 0.5, group
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, Key, OperatorCall, floating, instead, moved, with_arguments
+from ..run.calls import Change, Key, OperatorCall, floating, instead, with_arguments, with_result
 
 _BENDS = frozenset("exp sigmoid tanh silu gelu relu softplus _softmax _log_softmax log sqrt rsqrt".split())
 _DEPTH = 4
@@ -28,7 +28,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             if negated is not None and negated.name == "neg" and not (call.name == "div" and not i):
                 name = negated.operand(0) or "what is negated"
                 kept = call.args[1 - i].expand(call.out.shape)
-                change = moved(lambda out, kept=kept: -kept.clone())
+                change = with_result(lambda out, kept=kept: -kept.clone())
                 text = f"{name} is left out of {call.expression}, and its sign stays"
                 yield Change("wrong_factor", text, call.index, change, {"factor": name, "named": f"1/{name}"}, 0.75)
     if call.name == "neg" and floating(call.out) and call.out.numel() > 1:

@@ -1,4 +1,4 @@
-"""A factor of a sum applied to one addend only: a gate before the bias is added, a scale before a shift."""
+"""Changes in which a factor multiplies one addend of a sum only: a gate before the bias, a scale before a shift."""
 
 from __future__ import annotations
 
@@ -10,64 +10,88 @@ from torch import Tensor
 
 from ..run.calls import Change, Changed, OperatorCall, floating, replaced, seen_through, whole
 
-_MOST = 1024  # iterations
+_MOST_PAIRS = 1024  # of a sum and its product, in all iterations of a loop
 _SUMS = ("add", "sub")
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on; equal lines of a loop change together."""
-    by_kind: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
+    """(a + b) * c becomes a * c + b, or a + b * c.
+
+    `among` holds the operators that the wrong tensor depends on. All iterations of a line in a loop change together.
+    """
+    pairs_by_kind: dict[tuple, list[tuple[OperatorCall, OperatorCall, int]]] = {}
     for call in calls:
         if call.backward or call.index not in among or call.name not in ("mul", "div") or len(call.makers) != 2:
             continue
-        for i, key in enumerate(call.makers):
-            maker = calls[key] if isinstance(key, int) and 0 <= key < len(calls) else None
-            if maker is None or maker.name not in _SUMS or not maker.owns or call.name == "div" and i:
+        for sum_operand, maker_key in enumerate(call.makers):
+            sum_maker = calls[maker_key] if isinstance(maker_key, int) and 0 <= maker_key < len(calls) else None
+            if (
+                sum_maker is None
+                or sum_maker.name not in _SUMS
+                or not sum_maker.owns
+                or call.name == "div"
+                and sum_operand
+            ):
                 continue
-            if len(maker.makers) == 2 and all(map(_number, maker.args[:2])) and _number(call.args[i]):
-                kind = (maker.name, maker.line, call.name, call.line, i, call.index - maker.index)
-                by_kind.setdefault(kind, []).append((maker, call, i))
-    for pairs in by_kind.values():
-        maker, call, _ = pairs[-1]
-        for behind in (1, 0) if len(pairs) <= _MOST else ():
+            if (
+                len(sum_maker.makers) == 2
+                and all(map(_is_numeric, sum_maker.args[:2]))
+                and _is_numeric(call.args[sum_operand])
+            ):
+                kind = (sum_maker.name, sum_maker.line, call.name, call.line, sum_operand, call.index - sum_maker.index)
+                pairs_by_kind.setdefault(kind, []).append((sum_maker, call, sum_operand))
+    for pairs in pairs_by_kind.values():
+        sum_maker, call, _ = pairs[-1]
+        for unscaled_addend in (1, 0) if len(pairs) <= _MOST_PAIRS else ():
             current: dict[int, tuple[Tensor, Tensor]] = {}
-            group: dict[int, Changed] = {m.index: _kept(m.index, current, 1 - behind) for m, _, _ in pairs}
-            for m, c, i in pairs:
-                group[c.index] = _parted(m.index, i, current, group.get(c.index))
-            term, factor = maker.operand(behind) or "an addend", call.operand(1 - pairs[-1][2]) or "a factor"
+            group: dict[int, Changed] = {
+                sum_call.index: _split_sum(sum_call.index, current, 1 - unscaled_addend) for sum_call, _, _ in pairs
+            }
+            for sum_call, product_call, sum_operand in pairs:
+                group[product_call.index] = _apply_to_one_part(
+                    sum_call.index, sum_operand, current, group.get(product_call.index)
+                )
+            term, factor = (
+                sum_maker.operand(unscaled_addend) or "an addend",
+                call.operand(1 - pairs[-1][2]) or "a factor",
+            )
             times = f", in {len(pairs)} places" if len(pairs) > 1 else ""
             text = f"{term} is added after {call.expression}: {factor} does not multiply it{times}"
             params = {"factor": factor, "term": term}
-            at = next(iter(group))
-            yield Change("wrong_factor", text, at, group[at], params, 0.6, group=tuple(group.items()),
+            first_index = next(iter(group))
+            yield Change("wrong_factor", text, first_index, group[first_index], params, 0.6, group=tuple(group.items()),
                          also=("missing_term",))  # fmt: skip
 
 
-def _number(a: Any) -> bool:
-    """The addend as a number: codes and zero points are integers, and those of 8 bits wrap."""
-    return floating(a) or whole(a)
+def _is_numeric(value: Any) -> bool:
+    """Whether an operand is a floating-point or integer tensor: codes and zero points are integers."""
+    return floating(value) or whole(value)
 
 
-def _kept(index: int, current: dict[int, tuple[Tensor, Tensor]], which: int) -> Changed:
-    """Stores the part of the sum that is multiplied and the part that is added afterwards."""
+def _split_sum(index: int, parts_of_sum: dict[int, tuple[Tensor, Tensor]], scaled_addend: int) -> Changed:
+    """Stores two parts of the sum: the one that is multiplied, and the one that is added afterwards."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)
-        zero = torch.zeros_like(args[0]), torch.zeros_like(args[1])
-        part = func(*replaced(args, 1 - which, zero[1 - which]), **kwargs)
-        kept = torch.empty_like(out).copy_(part)
-        current[index] = kept, out - kept
+        zeros = torch.zeros_like(args[0]), torch.zeros_like(args[1])
+        scaled = func(*replaced(args, 1 - scaled_addend, zeros[1 - scaled_addend]), **kwargs)
+        before = torch.empty_like(out).copy_(scaled)
+        parts_of_sum[index] = before, out - before
         return out
 
     return run
 
 
-def _parted(index: int, i: int, current: dict[int, tuple[Tensor, Tensor]], inner: Changed | None) -> Changed:
+def _apply_to_one_part(
+    index: int, sum_operand: int, parts_of_sum: dict[int, tuple[Tensor, Tensor]], split: Changed | None
+) -> Changed:
+    """Multiplies the first part of the sum and then adds the second part."""
+
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
-        before, after = (seen_through(t, args[i]) for t in current[index])
+        before, after = (seen_through(t, args[sum_operand]) for t in parts_of_sum[index])
         if before is None or after is None:
             raise RuntimeError("read through a view of another size")
-        args = replaced(args, i, before)
-        return (func(*args, **kwargs) if inner is None else inner(func, args, kwargs)) + after
+        args = replaced(args, sum_operand, before)
+        return (func(*args, **kwargs) if split is None else split(func, args, kwargs)) + after
 
     return run

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, with_arguments
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments, with_result
 
 _MADE = frozenset("mul div add sub mean sum amax exp sigmoid tanh mm bmm var addmm".split())
 _PUT_IN: tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...] = (
@@ -91,9 +91,9 @@ def _put_in(call: OperatorCall) -> Iterator[Change]:
     if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the complement is taken
         text = f"1 - {call.expression} stands in place of {call.expression}"
         params = {"factor": call.expression, "term": call.expression}
-        change = moved(lambda t: 1 - t)
+        change = with_result(lambda t: 1 - t)
         yield Change("swapped_results", text, call.index, change, params, 0.45, also=("wrong_factor", "missing_term"))
     for name, cause, f in _PUT_IN:
         if not call.name.startswith(name):
             text = f"{name} is taken of {call.expression}, and the golden takes none"
-            yield Change(cause, text, call.index, moved(f), {"function": name}, 0.25, also=("repeated_term",))
+            yield Change(cause, text, call.index, with_result(f), {"function": name}, 0.25, also=("repeated_term",))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.calls import Change, OperatorCall, moved, replaced, with_arguments
+from ..run.calls import Change, OperatorCall, replaced, with_arguments, with_result
 
 _LENGTHS = 12
 
@@ -33,7 +33,7 @@ def _outer(call: OperatorCall) -> Iterator[Change]:
             continue
         text = f"the axes of {call.expression} are exchanged: {call.operand(1)} comes first"
         params = {"operand": call.expression, "axes": [i, j]}
-        change = moved(lambda t, i=i, j=j: t.transpose(i, j))
+        change = with_result(lambda t, i=i, j=j: t.transpose(i, j))
         prior = 0.55 if call.name == "mul" else 0.4
         yield Change("transposed", text, call.index, change, params, prior, also=("swapped_results",))
 

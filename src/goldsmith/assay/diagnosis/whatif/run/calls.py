@@ -299,8 +299,8 @@ def _writes(func: Any) -> bool:
     return bool(func._schema.is_mutable)
 
 
-def moved(change: Callable[..., Tensor]) -> Changed:
-    """A change of the operator's result."""
+def with_result(change: Callable[..., Tensor]) -> Changed:
+    """A change that replaces the operator's result y by change(y)."""
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         out = func(*args, **kwargs)

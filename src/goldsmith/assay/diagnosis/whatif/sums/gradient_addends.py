@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..judge import Judge
-from ..run.calls import Change, Key, OperatorCall, floating, moved, whole
+from ..run.calls import Change, Key, OperatorCall, floating, whole, with_result
 
 # at most: elements of the incoming gradient, of the result, and pairs of both
 _SENT, _PLACES, _PAIRS = 1024, 8192, 2**21
@@ -100,7 +100,7 @@ def _change(call: OperatorCall, at: int, judge: Judge, times: Tensor, orders: Ma
         addends, kept, source, call.name in _AT_INDICES
     )
     text = f"of the addends of {call.expression} {how}"
-    change = moved(lambda out, v=whole: v.reshape(out.shape))
+    change = with_result(lambda out, v=whole: v.reshape(out.shape))
     return Change(cause, text, call.index, change, {"addends": most}, 0.5, also=also)
 
 

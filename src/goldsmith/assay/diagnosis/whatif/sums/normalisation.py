@@ -39,7 +39,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 
 def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
     """Parts of equal length, as ranks or splits have them; the last may be shorter."""
-    given_ = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
+    counts = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
     for call in calls:
         if call.index not in among or call.name not in (*_SOFTMAX, _SUM) or not floating(call.args[0]):
             continue
@@ -48,7 +48,7 @@ def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[st
             continue
         axis = axes[0] % call.args[0].dim()
         n = call.args[0].shape[axis]
-        blocks = {-(-n // parts): parts for parts in (*_PARTS, *given_) if parts < n}
+        blocks = {-(-n // parts): parts for parts in (*_PARTS, *counts) if parts < n}
         for block, parts in blocks.items():
             text = f"in {parts} parts of {call.expression}, {_ONE}"
             change = instead(_own_maxima(call.name, axis, block))

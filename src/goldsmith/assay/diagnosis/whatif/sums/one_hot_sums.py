@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..judge import Judge
-from ..run.calls import Change, OperatorCall, floating, moved
+from ..run.calls import Change, OperatorCall, floating, with_result
 
 _FULL = 0.5  # share of the addends: with more nonzero ones it is no scatter
 _MEET = 8  # addends of one place, at most
@@ -74,7 +74,7 @@ def _some_left(call: OperatorCall, addends: Tensor, judge: Judge) -> Change | No
     left = torch.zeros_like(addends, dtype=torch.bool)
     left[wrong] = torch.zeros_like(left[wrong]).scatter(-1, first[wrong], choices[best].bool())
     cause, how, also = _read(addends != 0, left, wrong)
-    change = moved(lambda out, v=whole: v.reshape(out.shape))
+    change = with_result(lambda out, v=whole: v.reshape(out.shape))
     text = f"of the addends of {call.expression} {how}"
     return Change(cause, text, call.index, change, {}, 0.5, also=also, redone=changes)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..run.calls import Change, Changed, Key, OperatorCall, floating, moved
+from ..run.calls import Change, Changed, Key, OperatorCall, floating, with_result
 
 _MOST = 5  # axes
 _SHAPES = 3
@@ -125,7 +125,7 @@ def in_addends(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Chang
                     part = part if row is None else part / row
                     for share in {1.0, prod(x.shape[a] for a in own) / wide}:
                         factor = (part * share).reshape(addend.out.shape)
-                        change = moved(lambda out, f=factor: out * f)
+                        change = with_result(lambda out, f=factor: out * f)
                         if row is None:
                             groups.setdefault((shape, over, share == 1.0), []).append((addend.index, change))
                         by = "" if share == 1.0 else ", and is divided by their lengths"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..operators import log_bases
-from ..run.calls import Change, OperatorCall, floating, instead, moved, replaced, with_arguments
+from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_arguments, with_result
 from . import reduction_axes
 
 _REDUCES = ("sum", "mean", "amax", "amin", "logsumexp", "prod", "linalg_vector_norm", "cumsum", "max", "argmax")
@@ -113,13 +113,15 @@ def _reductions(call: OperatorCall) -> Iterator[Change]:
                 yield Change(cause, f"{text}, divided by what it runs over", call.index, _mean(part, n / (hi - lo)),
                              params, prior - 0.1)  # fmt: skip
     for i, (kind, (text, factor)) in enumerate(_counts(call, axes).items()):
-        scale = moved(lambda out, factor=factor: out * factor)
+        scale = with_result(lambda out, factor=factor: out * factor)
         yield Change("wrong_factor", text, call.index, scale, {"named": kind}, 0.5 - 0.01 * i)
     if call.name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm", "cumsum"):
         yield from _other_axes(call, axes)
     if call.name == "amax":
         text = f"{call.expression} takes part of zeros: padding enters the maximum"
-        yield Change("wrong_mask", text, call.index, moved(lambda out: out.clamp(min=0)), {"operator": call.name}, 0.7)
+        yield Change(
+            "wrong_mask", text, call.index, with_result(lambda out: out.clamp(min=0)), {"operator": call.name}, 0.7
+        )
     if call.name in ("sum", "mean") and len(axes) == 1:
         yield from _repeats(call, axes[0])
 
@@ -231,7 +233,7 @@ def repeated(call: OperatorCall) -> list[Change]:
         return []
 
     def times(c: float) -> Any:
-        return moved(lambda out: out * c)
+        return with_result(lambda out: out * c)
 
     return [Change("repeated_term", f"{call.expression} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..judge import Judge
-from ..run.calls import Change, OperatorCall, floating, moved, whole
+from ..run.calls import Change, OperatorCall, floating, whole, with_result
 
 _MOST = 64  # updates of one place
 _SUBSETS = 8  # addends of which some may survive
@@ -40,7 +40,9 @@ def _of_a_sum(
         left = _left(x.movedim(axes[0], -1), got.reshape(call.out.shape).squeeze())
         if left is not None:
             text = f"of the addends of {call.expression} one is left: a store stands where an addition should"
-            yield Change("lost_update", text, call.index, moved(lambda out, v=left: v.reshape(out.shape)), {}, 0.55)
+            yield Change(
+                "lost_update", text, call.index, with_result(lambda out, v=left: v.reshape(out.shape)), {}, 0.55
+            )
     yield from _for_each(call, calls, golden, got, bound)
 
 
@@ -68,7 +70,7 @@ def _for_each(
     text = f"of the addends of {call.expression} {how} are left at each place, not the same ones everywhere"
     also = ("missing_partition", "lost_update") if sizes == {1} else ("missing_partition", "missing_term")
     params = {"addends": n, "left": sorted(sizes)}
-    yield Change(cause, text, makers[-1], moved(lambda out, v=value: v.clone()), params, 0.5, also=also)
+    yield Change(cause, text, makers[-1], with_result(lambda out, v=value: v.clone()), params, 0.5, also=also)
 
 
 def _some(addends: Tensor, golden: Tensor, got: Tensor, bound: Tensor) -> tuple[Tensor, set[int]] | None:
@@ -120,7 +122,7 @@ def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) 
         text = (
             f"of several updates of one place by {call.expression} one is left: a store stands where an addition should"
         )
-        change = moved(lambda out, v=left: v.reshape(out.shape))
+        change = with_result(lambda out, v=left: v.reshape(out.shape))
         yield Change("lost_update", text, call.index, change, {}, 0.55, also=("overwritten_accumulator",))
 
 
