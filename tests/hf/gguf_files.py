@@ -7,7 +7,7 @@ import torch
 gguf = pytest.importorskip("gguf", reason="needs the package gguf: pip install gguf")
 Type = gguf.GGMLQuantizationType
 
-ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}
 QUIET = {"mlp_only_layers": [], "moe_intermediate_size": 64}
 
 
@@ -40,6 +40,9 @@ def write(path, model, kinds=None, dense=Type.F32, *, parts=1, fields=()):
     tensors = {}
     with torch.no_grad():
         for name, weight in model.state_dict().items():
+            if ".experts." in name and config.model_type == "gpt_oss":
+                _of_gpt_oss(tensors, name, weight, kinds)
+                continue
             if ".experts." in name:
                 layer, halves = name.split(".")[2], weight.chunk(2, 1) if "gate_up" in name else (weight,)
                 for projection, half in zip(("gate", "up") if "gate_up" in name else ("down",), halves):
@@ -55,6 +58,8 @@ def write(path, model, kinds=None, dense=Type.F32, *, parts=1, fields=()):
                 weight = weight.squeeze(0)
             data = blocks(weight.numpy(), kind)
             weight.copy_(torch.from_numpy(decoded(data, kind)))
+            if leaf == "sinks":
+                stem, leaf = name, "weight"
             tensors[f"{names.get_name(stem)}.{leaf}"] = data, kind
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path] if parts == 1 else [
@@ -77,12 +82,26 @@ def write(path, model, kinds=None, dense=Type.F32, *, parts=1, fields=()):
     return files[0]
 
 
+def _of_gpt_oss(tensors, name, weight, kinds):
+    """Experts that the model holds transposed, with gates and ups in turn, and their biases."""
+    layer, bias = name.split(".")[2], name.endswith("bias")
+    upright = weight if bias else weight.mT
+    halves = {"gate": upright[:, 0::2], "up": upright[:, 1::2]} if "gate_up" in name else {"down": upright}
+    for projection, half in halves.items():
+        kind = Type.F32 if bias else kinds[projection]
+        data = blocks(half.numpy(), kind)
+        half.copy_(torch.from_numpy(decoded(data, kind)))
+        tensors[f"blk.{layer}.ffn_{projection}_exps.{'bias' if bias else 'weight'}"] = data, kind
+
+
 def decoded(data, kind):
     return data.astype(np.float32) if kind in (Type.F32, Type.F16) else gguf.dequantize(data, kind)
 
 
 def _describe(writer, config):
     writer.add_block_count(config.num_hidden_layers)
+    if config.model_type == "gpt_oss":
+        return
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)

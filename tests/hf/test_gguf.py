@@ -126,6 +126,29 @@ def test_what_llama_cpp_s_converter_changes_is_undone(tmp_path):
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("types", [(Type.MXFP4,) * 3, (Type.Q4_1,) * 3], ids=lambda types: types[0].name)
+@pytest.mark.filterwarnings("ignore::goldsmith.hf.checkpoint.source.DecodedExperts")
+def test_gpt_oss_has_biases_and_sinks_and_needs_its_config_beside(types, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    plain = models.model("gpt_oss", intermediate_size=32)
+    file = gguf_files.write(tmp_path / "model.gguf", plain, dict(zip(NAMES, types)))
+    with pytest.raises(ValueError, match="does not read the whole config of 'gpt-oss' .* put the model's config.json"):
+        config_of(file)
+    plain.config.save_pretrained(tmp_path)
+    ours = hf.convert(on_meta(file), checkpoint=file)
+    base, experts, spec = models.experts_of(ours).base, models.experts_of(plain), models.experts_of(ours).spec
+    assert base.format == ("mxfp4" if types[0] == Type.MXFP4 else "fp32")
+    gate_up, down = base.unpack()
+    assert torch.equal(gate_up, spec.canonical_gate_up(experts.gate_up_proj))
+    assert torch.equal(down, spec.canonical_down(experts.down_proj))
+    assert torch.equal(base.gate_up_bias, spec.canonical_gate_up(experts.gate_up_proj_bias))
+    assert torch.equal(base.down_bias, experts.down_proj_bias)
+    kept, wanted = ours.state_dict(), plain.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in wanted.items() if ".experts." not in name)
+    with from_pretrained(file, device="cpu") as offloaded:
+        check_alike(offloaded.model, plain)
+
+
 @pytest.mark.parametrize("types", [(Type.Q4_0,) * 3, (Type.Q4_1,) * 3, (Type.F16,) * 3], ids=lambda t: t[0].name)
 def test_an_offloaded_model_gives_the_plain_logits(types, tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
@@ -177,7 +200,9 @@ def test_other_architectures_are_refused_by_name(tmp_path):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="architecture 'llama' is not supported; .*: qwen2moe, qwen3moe, qwen35moe"):
+    with pytest.raises(
+        ValueError, match="architecture 'llama' is not supported; .*: qwen2moe, qwen3moe, qwen35moe, gpt-oss"
+    ):
         config_of(tmp_path)
 
 

@@ -30,7 +30,9 @@ ARCHITECTURES: dict[str, dict[str, str]] = {
     },
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
     "qwen35moe": {},
+    "gpt-oss": {},
 }
+WITHOUT_CONFIG = ("gpt-oss",)  # transformers reads neither its head size nor its rotary scaling from the metadata
 
 
 def gguf_file(model: str | Path) -> Path | None:
@@ -84,6 +86,11 @@ def config_of_file(file: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     header = check_header(file)
+    if header.architecture in WITHOUT_CONFIG:
+        raise ValueError(
+            f"{file}: transformers does not read the whole config of {header.architecture!r} from a GGUF file: put the "
+            "model's config.json beside it"
+        )
     names = {name for part in parts_of(file) for name in check_header(part).tensors}
     _check_sizes(file, header, names)
     with _Explained(file):

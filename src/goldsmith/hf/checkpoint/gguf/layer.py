@@ -33,6 +33,7 @@ class GgufLayer:
             if shape != [spec.num_experts, out, inputs]:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {[spec.num_experts, out, inputs]}")
             self._tensors[projection] = tensors[name]
+        self._biases = self._read_biases(where, tensors, number)
         self._held = held
         self.label = "GGUF"
         self.target: CodeFormat | str = held if isinstance(held, str) else held.target
@@ -58,7 +59,26 @@ class GgufLayer:
         return values.view(self._sizes(projection)).to(self.floats or torch.float32)
 
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        return None, None
+        """gate_up_bias [E, 2I], all gates first, and down_bias [E, H]."""
+        if not self._biases:
+            return None, None
+        return torch.cat((self._biases["gate"], self._biases["up"]), 1), self._biases["down"]
+
+    def _read_biases(self, where: str, tensors: Mapping[str, ReaderTensor], number: int) -> dict[str, Tensor]:
+        """[E, out] of each projection; empty for experts without biases."""
+        found: dict[str, Tensor] = {}
+        for projection in ("gate", "up", "down"):
+            name = f"blk.{number}.ffn_{projection}_exps.bias"
+            if (name in tensors) != self.spec.biased:
+                raise ValueError(f"{where}: {name} is {'missing' if self.spec.biased else 'not known to the model'}")
+            if not self.spec.biased:
+                continue
+            wanted = [self.spec.num_experts, self._sizes(projection)[0]]
+            shape = [int(size) for size in tensors[name].shape[::-1]]
+            if shape != wanted:
+                raise ValueError(f"{where}: {name} is {shape}, but the config says {wanted}")
+            found[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
+        return found
 
     def _sizes(self, projection: str) -> tuple[int, int]:
         hidden, inner = self.spec.hidden_size, self.spec.intermediate_size

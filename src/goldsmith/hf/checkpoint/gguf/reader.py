@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
-EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down)_exps\.weight")
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(?:gate|up|down)_exps\.(weight|bias)")
 
 
 class GgufCheckpoint:
@@ -53,7 +53,8 @@ class GgufCheckpoint:
                 self._tensors |= {tensor.name: tensor for tensor in GGUFReader(part).tensors}
             except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
                 raise ValueError(f"{part}: not a whole GGUF file: {error}") from error
-        kinds = [Type(t.tensor_type) for name, t in self._tensors.items() if EXPERTS.fullmatch(name)]
+        matches = ((EXPERTS.fullmatch(name), tensor) for name, tensor in self._tensors.items())
+        kinds = [Type(tensor.tensor_type) for match, tensor in matches if match and match[2] == "weight"]
         self._held = blocks.holding(kinds) if kinds else "it has no experts"
         self._layers: dict[str, CodedLayer] = {}
 
@@ -122,7 +123,9 @@ class GgufCheckpoint:
             return {name: rename_source_key(name, *self._conversions)[0] for name in self._tensors}
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
-        return get_gguf_hf_weights_map(self._model, self._processor)
+        names = get_gguf_hf_weights_map(self._model, self._processor)
+        # llama.cpp adds .weight to parameters without it (gpt-oss's sinks), which transformers' table does not know
+        return names | {f"{stored}.weight": name for stored, name in names.items() if stored not in self._tensors}
 
     @cached_property
     def _processor(self) -> TensorProcessor:
