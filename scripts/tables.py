@@ -30,6 +30,7 @@ import offload_rows
 import router_peers
 import speed_cpu
 import strategies
+import watch_cost
 from benchmarks.bench import app as bench
 from benchmarks.offload.command import app as offload
 from goldsmith import Op
@@ -278,6 +279,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_peers": lambda: router_peers.beside_peers(table, "cuda"),
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
+    "watch_cost": lambda: watch_cost.by_size(table),
 }
 
 

@@ -97,6 +97,16 @@ def test_the_doctor_covers_every_backend_of_every_operator():
         assert all(reason is None or len(reason) > 10 for reason in op["backends"].values())
 
 
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_doctor_fits_60_columns_and_cuts_nothing(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = run("doctor").output
+    assert max(map(len, shown.splitlines())) <= 60 and "…" not in shown
+    assert all(
+        op["name"] in shown for op in json.loads(run("doctor", "--json").stdout)["operators"] if not op["internal"]
+    )
+
+
 def test_the_doctor_prints_each_reason_once_with_its_operators(monkeypatch):
     reason = "needs a CUDA device; the inputs are on cpu"
     monkeypatch.setattr(Op, "why_not", lambda op, backend, *tensors, **options: reason if backend == "triton" else None)
