@@ -55,7 +55,8 @@ def generate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model folder in the transformers layout, or a hub name that this machine has a copy of.",
+            help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy "
+            "of.",
         ),
     ],
     adapter: Annotated[
