@@ -30,7 +30,7 @@ def experts_delta(factors: PeftFactors, spec: ExpertsSpec) -> Tensor:
 
 
 def by_projection(name: str, stack: Tensor, spec: ExpertsSpec) -> dict[str, Tensor]:
-    """A parameter in the model's layout as {"gate": [E, I, H], "up": ...}, {"up": ...} or {"down": [E, H, I]}"""
+    """A parameter in the model's layout as {"gate": [E, I, H], "up": ...} or {"down": [E, H, I]}; ungated: "up"."""
     if name == DOWN:
         return {"down": spec.canonical_down(stack)}
     if not spec.gated:
