@@ -30,7 +30,7 @@ def experts_delta(factors: PeftFactors, spec: ExpertsSpec) -> Tensor:
 
 
 def by_projection(name: str, stack: Tensor, spec: ExpertsSpec) -> dict[str, Tensor]:
-    """A parameter in the model's layout as {"gate": [E, I, H], "up": ...} or {"down": [E, H, I]}; no gate: only "up"."""
+    """A parameter in the model's layout as {"gate": [E, I, H], "up": ..} or {"down": [E, H, I]}; no gate: only "up"."""
     if name == DOWN:
         return {"down": spec.canonical_down(stack)}
     if not spec.gated:
