@@ -29,7 +29,9 @@ import liger
 import offload_rows
 import router_peers
 import speed_cpu
+import speed_short
 import strategies
+import watch_cost
 from benchmarks.bench import app as bench
 from benchmarks.offload.command import app as offload
 from goldsmith import Op
@@ -252,6 +254,7 @@ def assay_rates() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "assay_rates": assay_rates,
     "support": support,
+    "speed_short": lambda: speed_short.speed(table),
     "speed": speed,
     "speed_all": speed_all,
     "speed_cpu": lambda: speed_cpu.speed(table),
@@ -278,6 +281,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_peers": lambda: router_peers.beside_peers(table, "cuda"),
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
+    "watch_cost": lambda: watch_cost.by_size(table),
 }
 
 

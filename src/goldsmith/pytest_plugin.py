@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, TypeVar, cast
@@ -328,12 +328,24 @@ class _Collector:
         checks = sum(len(t["reports"]) for t in tests)
         terminalreporter.line(f"{checks} checks in {len(tests)} tests" if tests else "no test used the assay")
         if to_json:
-            path = Path(to_json)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"schema": SCHEMA, "tests": tests}) + "\n", encoding="utf-8")
-            terminalreporter.line(f"JSON: {path}")
+            _keep(terminalreporter, "JSON", Path(to_json), lambda path: _json(tests, path))
         if to_html and tests:
-            terminalreporter.line(f"page: {_page(tests, Path(to_html))}")
+            _keep(terminalreporter, "page", Path(to_html), lambda path: _page(tests, path))
+
+
+def _keep(terminal: pytest.TerminalReporter, word: str, path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file and name it; an error is one line, so that it costs neither the summary nor the exit status."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path)
+        terminal.line(f"{word}: {path}")
+    except Exception as error:  # noqa: BLE001  the tests have their result, whatever is wrong with its page
+        why = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        terminal.line(f"{word}: cannot write {path}: {why}", red=True)
+
+
+def _json(tests: list[CheckedTest], path: Path) -> None:
+    path.write_text(json.dumps({"schema": SCHEMA, "tests": tests}) + "\n", encoding="utf-8")
 
 
 def _page(tests: list[CheckedTest], path: Path) -> Path:
@@ -341,6 +353,7 @@ def _page(tests: list[CheckedTest], path: Path) -> Path:
     from .assay.report.check_report import Report
     from .assay.report.html import page
     from .assay.report.html.view import Entry
+    from .assay.report.ranking import severity
     from .cli.verify.merged_report import merge
 
     groups: dict[tuple[str, str], list[Report]] = {}
@@ -348,7 +361,9 @@ def _page(tests: list[CheckedTest], path: Path) -> Path:
         for data in test["reports"]:
             report = Report.from_json(data)
             groups.setdefault((report.target, test["nodeid"].partition("[")[0]), []).append(report)
-    entries = [Entry(target, where, merge(target, reports)) for (target, where), reports in groups.items()]
+    merged = {key: merge(key[0], reports) for key, reports in groups.items()}
+    worst_first = sorted(merged, key=lambda key: severity(merged[key]))
+    entries = [Entry(target, where, merged[target, where]) for target, where in worst_first]
     failed = [t["nodeid"] for t in tests if t["outcome"] == "failed"]
     remarks = [f"Failed: {', '.join(failed)}"] if failed else []
-    return page.write(entries, path, title="pytest: assay", remarks=remarks)
+    return page.write(entries, path, title="pytest: assay", remarks=remarks, column="test")

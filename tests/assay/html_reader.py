@@ -3,7 +3,7 @@
 import html.parser
 import re
 
-VOID = {"meta", "br", "hr", "img", "input", "link"}
+VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
 
 
 class Reader(html.parser.HTMLParser):

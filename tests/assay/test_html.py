@@ -1,5 +1,6 @@
 """The page as text: what comes first, no network access or scripts, escaped names, sizes, contrast."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -70,15 +71,14 @@ def test_names_from_users_are_text_and_never_markup():
 
 
 def test_the_verdict_stands_first_in_one_sentence():
-    first = {
-        name: Reader(make()).visible_text().partition("Operator, backend, case")[0][:700]
-        for name, make in PAGES.items()
-    }
-    assert "Nothing is wrong: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
+    first = {name: Reader(make()).visible_text().partition(", backend, case")[0][:700] for name, make in PAGES.items()}
+    assert (
+        "Everything tried here holds: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
+    )
     assert "bias.grad is wrong: every element of segment res is 16.000 times the reference." in first["fail"]
     assert "CERTAIN more than rounding can do to the reference's formula in any order of its sums" in first["fail"]
     assert "the golden computes in float32: aten.rsqrt made it" in first["reference"]
-    assert "mhc.head on reference, mhc.pre on triton and " in first["verify"] and "are rejected." in first["verify"]
+    assert "mhc.pre on triton, " in first["verify"] and "mhc.head on reference are rejected." in first["verify"]
     assert "7 proofs" not in first["verify"] and "6 proofs" in first["verify"], "what could not run is no proof"
     assert "1 proof could not run here" in first["verify"]
 
@@ -91,7 +91,7 @@ def test_no_rung_claims_more_than_it_proves():
 
 def test_one_failing_proof_among_many_is_named_with_what_is_wrong():
     text = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).visible_text()
-    head = text.partition("Operator, backend, case")[0]
+    head = text.partition(", backend, case")[0]
     assert "mhc.pre is rejected." in head
     assert "every element of segment res is 16.000 times the reference." in head
 
@@ -117,6 +117,40 @@ def test_the_surest_finding_leads_whatever_the_order_they_came_in():
     report.findings.reverse()
     report.findings.insert(0, Finding("QUALITY", "ensemble", "h_in", None, None, None, "h_in is poor", "x"))
     assert view.headline(report) == "the backward wrote over its input phi: 96 of 6144 bytes differ afterwards."
+
+
+def test_a_page_without_failures_claims_only_what_was_tried_and_says_what_was_not():
+    remarks = ["Run: 2 cases with all probes.", "Not run: 21 large cases, which a GPU runs."]
+    for reports in ([samples.passing()], [samples.passing(), samples.passing("mhc.post")]):
+        text = Reader(page.render(reports, remarks=remarks)).visible_text()
+        assert "Everything tried here holds" in text[:200] and "certified" not in text
+        assert text.count(remarks[1]) == 1 and 0 < text.find(remarks[1]) < 700 and remarks[0] in text
+
+
+def test_the_worst_proof_leads_with_its_finding():
+    mild = samples.failing("mild")
+    mild.findings = [dataclasses.replace(f, rung="SYSTEMATIC", text="a slope") for f in mild.findings]
+    text = Reader(page.render([samples.passing(), mild, samples.failing("gross")])).visible_text()
+    assert "gross and mild are rejected. gross: bias.grad is wrong" in text[:400]
+    proofs = text.partition("Every proof, the worst first")[2]
+    assert proofs.find("gross") < proofs.find("mild") < proofs.find("mhc.pre")
+
+
+def test_a_single_number_has_no_picture():
+    report = samples.failing()
+    report.maps = {"one": samples.error_map(height=1, width=1)}
+    assert view.shown_maps(report, 4) == {}
+    report.maps["row"] = samples.error_map(tensor="h_in", case=report.findings[0].case, height=1, width=2)
+    report.findings.append(dataclasses.replace(report.findings[0], tensor="h_in"))
+    assert list(view.shown_maps(report, 4)) == ["row"]
+
+
+def test_observations_are_folded_away_and_notes_to_act_on_are_not():
+    notes = [Note("tie", "index", "3 rows tie", "a"), Note("refused_layout", "x", "x must be dense", "a")]
+    report = Report("kernel", cases=["a"], notes=notes)
+    text = page.render([report])
+    before, _, folded = text.partition("Observations that ask for nothing: tie")
+    assert "x must be dense" in before and "3 rows tie" not in before and "3 rows tie" in folded
 
 
 def test_the_matrix_has_a_square_for_every_case_and_a_reason_for_every_absence():

@@ -9,9 +9,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+import torch
 
 from assay import chromium
 from assay import html_samples as samples
+from goldsmith import assay
 from goldsmith.assay.diagnosis import diagnosis_page
 from goldsmith.assay.report.html import page
 
@@ -24,9 +26,20 @@ PAGES = {
     "reference": lambda path: page.write([samples.reference_fault()], path),
     "hostile": lambda path: page.write([samples.hostile()], path),
     "verify": lambda path: page.write(samples.verify_entries(), path, remarks=REMARKS),
+    "watch": lambda path: watched(path),
     "diagnosis": lambda path: diagnosis_page.write(samples.diagnosis(), path),
     "diagnosis-hostile": lambda path: diagnosis_page.write(samples.hostile_diagnosis(), path),
 }
+
+
+def watched(path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+    with assay.watch(model) as w:
+        for step in range(3):
+            y = model(torch.ones(2, 4))
+            (y / (y - y) if step == 2 else y).sum().backward()
+    w.to_html(path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +54,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [380, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
 def test_fits_the_width_and_is_drawn_in_the_scheme_asked_for(browser, folder, name, width, scheme):
     browser.open(PAGES[name](folder / f"{name}.html"), width, scheme)
@@ -58,7 +71,7 @@ UNFOLDED = {
 }
 
 
-@pytest.mark.parametrize("width", [380, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", UNFOLDED)
 def test_fits_the_width_with_everything_unfolded(browser, folder, name, width):
     path = folder / f"{name}.html"

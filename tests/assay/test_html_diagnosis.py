@@ -7,7 +7,8 @@ import pytest
 from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
-from goldsmith.assay.diagnosis import diagnosis_page, diagnosis_view
+from goldsmith.assay.diagnosis import Cause, diagnosis_page, diagnosis_view
+from goldsmith.assay.diagnosis.case_outcomes import case_outcomes
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note
 
@@ -35,6 +36,44 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
     ]
     places = [text.find(part) for part in order]
     assert min(places) > 0 and places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    "score, params, title",
+    [
+        (0.9, {}, "y is wrong: a factor is wrong."),
+        (0.62, {}, "y is wrong; likely a factor is wrong (score 0.62)."),
+        (0.2, {}, "y is wrong; likely a factor is wrong (score 0.20)."),
+        (0.95, {"learned": True}, "y is wrong; likely wrong factor, a guess from similar known faults (score 0.95)."),
+    ],
+)
+def test_the_title_says_likely_and_the_score_if_the_cause_is_a_guess(score, params, title):
+    cause = Cause("wrong_factor", score, "y", ["y / g is 1.7"], params, "y is wrong: a factor is wrong", "")
+    diagnosis = samples.diagnosis(causes=[cause])
+    assert f"<h1>{title}</h1>" in diagnosis_page.render(diagnosis)
+
+
+def test_the_cases_are_a_table_of_pass_and_fail():
+    report = samples.failing()
+    passed, failed = "one[T=1]", report.findings[0].case
+    report.cases = [passed, failed, "late[T=9]"]
+    report.rows, report.findings = [], [f for f in report.findings if f.case == failed]
+    report.notes = [Note("not_run", "k", "the case did not run: the budget was spent", "late[T=9]")]
+    diagnosis = samples.diagnosis(report=report)
+    assert case_outcomes(diagnosis) == {passed: "pass", failed: "FAIL", "late[T=9]": "not run"}
+    table = [(name, result) for name, result, _ in diagnosis_view.case_table(diagnosis)]
+    assert table == [(passed, "pass"), (failed, "FAIL"), ("late[T=9]", "not run")]
+    assert all(name in page_of(diagnosis).visible_text().partition(" Cases ")[2] for name, _ in table)
+    lines = [" ".join(line.split()) for line in str(diagnosis).splitlines()]
+    assert f"{passed} pass" in lines and f"{failed} FAIL" in lines
+    assert any(line.startswith("(1 case not run, because one failing case is enough") for line in lines)
+
+
+def test_cases_that_the_diagnosis_did_not_need_are_listed_by_the_target():
+    golden, rows = (lambda x: x * 2), assay.case(T=[1, 2, 3])(lambda make, T: {"x": make.normal(T, 4)})
+    target = assay.Target(lambda x: x * 3, golden, cases=rows, name="k")
+    outcomes = case_outcomes(assay.diagnose(target, budget_s=20))
+    assert sorted(outcomes) == [case.name for case in target.cases] and set(outcomes.values()) == {"FAIL", "not run"}
 
 
 def test_the_strip_distinguishes_the_culprit_from_inherited_errors():
@@ -94,7 +133,7 @@ def test_repeats_with_equal_results_share_a_line():
     lines = diagnosis_view.runs(samples.diagnosis())
     assert [(r["name"], r["outcome"], r["bits"]) for r in lines] == [
         ("repeat 1 to 10", "bias.grad wrong", "the same"),
-        ("layout stride0", "right", "up to 2e-7 apart"),
+        ("layout stride0", "right", "up to 2e-07 apart"),
         ("backward twice", "raised RuntimeError: freed", ""),
     ]
 

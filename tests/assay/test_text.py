@@ -1,10 +1,14 @@
 """The report for a terminal: one sentence first, 80 columns, plain text."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
 from assay.kernels import normed, plain_sum, rmsnorm, target
 from goldsmith import assay
+from goldsmith.assay.report import ranking
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import (
     Finding,
@@ -69,13 +73,68 @@ def test_long_names_texts_and_tables_stay_within_80_columns():
         ProbeRun("values", True),
     ]
     shown_lines = lines(report)
-    assert "  ... and 12 more" in shown_lines and "  ... and 4 more kinds" in shown_lines
+    more = "report.text(every=True) shows all"
+    assert f"  ... and 12 more; {more}" in shown_lines and f"  ... and 4 more kinds; {more}" in shown_lines
+    assert "more" not in report.text(every=True) and f"{'word ' * 40}19 [a_very" in " ".join(
+        report.text(every=True).split()
+    )
     assert any(line.startswith("  16 of 31 rows") for line in shown_lines) and any("…" in line for line in shown_lines)
 
 
 def test_equal_notes_appear_once_with_the_number_of_cases():
-    report = Report("kernel", cases=["a", "b", "c"], notes=[Note("tie", "index", "3 rows", c) for c in "abc"])
-    assert "  tie: 3 rows [a] (and 2 more)" in lines(report)
+    report = Report("kernel", cases=["a", "b", "c"], notes=[Note("not_proven", "y", "3 rows", c) for c in "abc"])
+    assert "  not_proven: 3 rows [a] (and 2 more)" in lines(report)
+
+
+def test_notes_that_ask_for_nothing_are_counted_and_shown_on_request():
+    notes = [Note("tie", "index", "3 rows", c) for c in "abc"]
+    report = Report(
+        "kernel", cases=["a", "b", "c"], notes=[*notes, Note("refused_layout", "x", "x must be dense", "a")]
+    )
+    assert "  3 observations, not faults (tie); report.text(every=True) shows all" in lines(report)
+    assert "  refused_layout: x must be dense [a]" in lines(report) and "3 rows" not in str(report)
+    assert "  tie: 3 rows [a] (and 2 more)" in report.text(every=True).splitlines()
+
+
+def test_wrong_numbers_come_before_layouts_and_poor_quality_comes_last():
+    report = Report("kernel", "fail", cases=["c"], dtypes=["float32"])
+    report.findings = [
+        finding("QUALITY", "poor"),
+        finding("CERTAIN", "wrong for strides", "layouts"),
+        finding("SYSTEMATIC", "a slope"),
+        finding("CERTAIN", "wrong numbers", "values"),
+        finding("CERTAIN", "the golden differs", "golden"),
+    ]
+    order = ["the golden differs", "wrong numbers", "a slope", "wrong for strides", "poor"]
+    assert [f.text for f in ranking.ranked(report)] == order
+    assert lines(report)[0] == "FAIL  kernel: the golden differs"
+
+
+def test_the_worst_report_comes_first():
+    def report(*findings, verdict="fail"):
+        return Report("kernel", verdict, findings=list(findings), cases=["c"])
+
+    layout = report(finding("CERTAIN", "strides", "layouts"))
+    slight = report(dataclasses.replace(finding("CERTAIN", "slight"), measured=2.0, limit=1.0))
+    gross = report(dataclasses.replace(finding("CERTAIN", "gross"), measured=math.nan, limit=1.0))
+    order = sorted([report(verdict="pass"), layout, slight, gross], key=ranking.severity)
+    assert order[:3] == [gross, slight, layout] and order[3].ok
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, "–"),
+        (math.nan, "NaN"),
+        (-math.inf, "−∞"),
+        (0.0, "0"),
+        (7.634e5, "7.63e+05"),
+        (3.1e-7, "3.1e-07"),
+        (12.0, "12"),
+    ],
+)
+def test_one_format_of_numbers_for_tables_and_findings(value, text):
+    assert ranking.number(value) == text
 
 
 def test_notes_that_differ_in_tensor_and_numbers_appear_once():

@@ -1,10 +1,12 @@
 """watch: the first NaN or Inf, where it came from, and the norms of modules and gradients."""
 
 import math
+import re
 
 import pytest
 import torch
 
+from assay.html_reader import Reader
 from goldsmith import assay
 from goldsmith.assay.nonfinite import events
 
@@ -348,7 +350,25 @@ def test_table_and_page_show_the_first_event(model, tmp_path):
     w.to_html(tmp_path / "watch.html")
     page = (tmp_path / "watch.html").read_text()
     assert "First Inf: step 0, forward, born in aten::div in 1" in page and "<script" not in page
-    assert "default-src 'none'" in page and "&#x27;s gradient" in page
+    assert "default-src 'none'" in page and "&#39;s gradient" in page
+
+
+def test_the_page_shows_the_events_step_beside_the_one_before(tmp_path):
+    model = torch.nn.Linear(4, 3)
+    with assay.watch(model) as w:
+        for step in range(4):
+            y = model(torch.ones(2, 4))
+            (y / (y - y) if step == 2 else y).sum().backward()
+    w.to_html(tmp_path / "watch.html")
+    text = (tmp_path / "watch.html").read_text()
+    visible = Reader(text).visible_text()
+    assert "Norms of step 2, the first event's, beside step 1" in visible
+    assert re.search(r"\d\d? [A-Z][a-z]+ 20\d\d, \d\d:\d\d", visible), "the date"
+    assert (
+        "norms of 4 steps (0 to 3)" in visible
+        and "Step 2, forward: aten::div" in visible
+        and "its cause is not known" in visible
+    )
 
 
 def test_wrong_arguments_are_named():

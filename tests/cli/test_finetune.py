@@ -29,7 +29,6 @@ from goldsmith.hf.training.data.attention_masks import masks, no_masks
 from goldsmith.hf.training.data.documents import cut, read
 from goldsmith.hf.training.data.packing import RowStream
 from goldsmith.hf.training.model import accounting
-from goldsmith.hf.training.records import loss_page
 from goldsmith.hf.training.records.journal import rows
 from goldsmith.hf.training.run.loss import summed_loss
 from goldsmith.hf.training.run.trainer import Trainer
@@ -382,10 +381,6 @@ def test_the_page_stands_alone_and_shows_the_curves(whole):
     assert "<script" not in text and "http" not in re.sub(r"http-equiv", "", text)
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
     assert "in 6 steps." in text and "expert LoRA, gate" in text
-    assert (
-        loss_page.headline([(k, 2.0 - k / 10) for k in range(1, 6)], 9)
-        == "The loss fell from 1.900 to 1.500 in 5 of 9 steps."
-    )
 
 
 def test_every_option_explains_itself():

@@ -316,6 +316,28 @@ def test_a_full_disk_marks_the_run_as_failed_in_run_json(place, tmp_path, monkey
     assert result_of(tmp_path)["status"] == "failed" and "No space left" in result_of(tmp_path)["error"]
 
 
+@pytest.mark.parametrize("name", ["loss.html", "run.json"])
+def test_a_page_or_a_record_that_cannot_be_written_costs_no_training(place, tmp_path, monkeypatch, name):
+    """The disk is full for this file from the second write on (run.json must be there before the first step)."""
+    from goldsmith.hf.training.records import checkpoints, loss_page
+
+    replace, attempts = checkpoints.replace, []
+
+    def full(path, text):
+        attempts.append(path.name)
+        if path.name == name and attempts.count(name) > (name == "run.json"):
+            raise OSError(28, "No space left on device")
+        replace(path, text)
+
+    monkeypatch.setattr(checkpoints, "replace", full)
+    monkeypatch.setattr(loss_page, "replace", full)
+    result, text = run(place, tmp_path)
+    assert result.exit_code == 0 and attempts.count(name) > 1
+    assert (tmp_path / "adapter_model.safetensors").exists() and "loss " in text
+    assert text.count(f"{name}: No space left on device.") == 1
+    assert text.count("loss.html") == 1 and text.count("log.jsonl") == 1
+
+
 # signals
 
 

@@ -58,7 +58,7 @@ def test_the_guard_reports_a_nan_before_sampling_does(bad, monkeypatch, tmp_path
 def test_a_temperature_too_low_for_the_logits_is_blamed_on_the_option(model, monkeypatch, tmp_path):
     done, output = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert done.exit_code == 2 and not done.stdout.strip()
-    assert output.startswith("--temperature 1e-42: the greatest logit of prompt 1 is ")
+    assert ", then model --temperature 1e-42: the greatest logit of prompt 1 is " in output
     assert "which divided by 1e-42 does not fit float32" in output and output.endswith("Give a higher one, or 0.")
 
 

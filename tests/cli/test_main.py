@@ -30,6 +30,16 @@ def test_without_a_command_it_lists_its_commands():
     assert all(command in result.output for command in ("verify", "diagnose", "replay", "doctor", "bench"))
 
 
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_the_help_points_to_the_three_doors(arguments):
+    output = run(*arguments).output
+    titles = ["Check my kernel", "Train or run a mixture-of-experts model", "Use the operators", "Where to begin"]
+    sections = [output.index(title) for title in titles]
+    assert sections == sorted(sections)
+    assert sections[0] < output.index("  verify") < sections[1] < output.index("  generate") < sections[2]
+    assert all(f"goldsmith {words}" in output[sections[3] :] for words in ("new NAME", "generate MODEL", "doctor"))
+
+
 @pytest.mark.parametrize("command", ["verify", "diagnose", "replay", "doctor", "bench"])
 def test_every_command_explains_itself(command):
     result = run(command, "--help")
@@ -95,6 +105,16 @@ def test_the_doctor_covers_every_backend_of_every_operator():
     for op in report["operators"]:
         assert op["backends"]["reference"] is None and op["backends"][op["auto"]] is None
         assert all(reason is None or len(reason) > 10 for reason in op["backends"].values())
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_doctor_fits_60_columns_and_cuts_nothing(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = run("doctor").output
+    assert max(map(len, shown.splitlines())) <= 60 and "…" not in shown
+    assert all(
+        op["name"] in shown for op in json.loads(run("doctor", "--json").stdout)["operators"] if not op["internal"]
+    )
 
 
 def test_the_doctor_prints_each_reason_once_with_its_operators(monkeypatch):

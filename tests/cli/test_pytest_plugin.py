@@ -189,8 +189,18 @@ def test_the_page_has_a_row_for_each_test_function(pytester):
     result.stdout.fnmatch_lines(["page: new/page.html"])
     text = (pytester.path / "new" / "page.html").read_text()
     assert "<h1>wrong on test_kernels.py::test_wrong is rejected.</h1>" in text and "pytest: assay · fail" in text
-    assert text.count('class="matrix"') == 1 and "right on test_kernels.py::test_right" in text
+    assert text.count('class="matrix tests"') == 1 and "right on test_kernels.py::test_right" in text
     assert "Failed: test_kernels.py::test_wrong[rows[T=2]], test_kernels.py::test_wrong[rows[T=5]]" in text
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("lost, kept", [("html", "json"), ("json", "html")])
+def test_a_full_disk_costs_neither_the_summary_nor_the_other_file(pytester, lost, kept):
+    result = run(pytester, f"--assay-{lost}", "/dev/full", f"--assay-{kept}", "kept")
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(["*: cannot write /dev/full: No space left on device"])
+    text = (pytester.path / "kept").read_text()
+    assert text.endswith("</html>") if kept == "html" else json.loads(text)["tests"]
 
 
 def test_without_a_check_there_is_no_page(pytester):

@@ -19,11 +19,14 @@ from goldsmith.assay.report.results import (
     Row,
 )
 from goldsmith.cli import app
+from goldsmith.cli.terminal import console
 from goldsmith.cli.verify import command, display, worker_tasks
 from goldsmith.cli.verify.proof import Proof
 from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
+
+pytestmark = pytest.mark.usefixtures("warm_processes")
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
@@ -94,6 +97,7 @@ def test_a_workers_last_line_is_found_in_a_truncated_report():
     assert whole.last_line == "free(): invalid pointer"
 
 
+@pytest.mark.cold_processes
 def test_sigterm_keeps_finished_proofs(tmp_path):
     results, seen = tmp_path / "results.json", b""
     arguments = ["own_kernels:target", "own_kernels:hanging", "--jobs", "1", "--json", str(results)]
@@ -125,6 +129,27 @@ def test_a_run_that_ended_early_does_not_claim_that_all_proofs_passed():
         "No failures among the finished proofs" in output
         and "ended early, because no worker process was left" in output
     )
+
+
+def test_findings_and_notes_are_counted_with_the_option_that_shows_them(capsys):
+    cases = ["a", "b", "c", "d"]
+    found = [Finding("CERTAIN", "layouts", "y", None, None, None, f"strides of {c}", c) for c in cases]
+    found += [Finding("CERTAIN", "values", "y", None, None, None, f"numbers of {c}", c) for c in cases]
+    notes = [Note("tie", "i", "3 rows tie", "a"), Note("refused_layout", "x", "x must be dense", "a")]
+    report = Report("op", "fail", findings=found, cases=cases, notes=notes)
+    entries = [Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[report], done=1).entry()]
+
+    def shown(every):
+        display.failures(console(), entries, every=every)
+        display.notes(console(), entries, every=every)
+        return words(capsys.readouterr().out)
+
+    brief, whole = shown(False), shown(True)
+    assert "numbers of a" in brief and "strides" not in brief and "numbers of d" not in brief
+    assert "and 5 further findings, also in 1 other case: --verbose shows them" in brief
+    assert "2 notes, not faults (refused layout, tie): --verbose shows them." in brief
+    assert whole.find("numbers of d") < whole.find("strides of a") and "--verbose" not in whole
+    assert 0 < whole.find("x must be dense") < whole.find("3 rows tie")
 
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):

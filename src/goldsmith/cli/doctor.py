@@ -18,6 +18,7 @@ from .json_types import GpuFacts, MachineFacts
 from .terminal import console, write_json
 from .verify.selection import elements
 
+WIDTH = 60  # columns: half of a split terminal, or a phone
 PACKAGES = ("numpy", "transformers", "peft", "tokenizers", "liger-kernel")
 
 
@@ -110,10 +111,12 @@ def _version(package: str) -> str | None:
 
 
 def _show(report: DoctorReport) -> None:
+    """Print the machine, a table of operators and backends, and each reason, within WIDTH columns."""
     out = console()
+    out.width = min(out.width, WIDTH)
     facts = report["machine"]
-    grid = Table.grid(padding=(0, 3))
-    grid.add_column(style="dim")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in (
         ("goldsmith", report["goldsmith"]),
@@ -131,24 +134,20 @@ def _show(report: DoctorReport) -> None:
     out.print(grid)
     out.print()
     table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    names = list(dict.fromkeys(b for op in report["operators"] for b in op["backends"]))
     table.add_column("operator", no_wrap=True)
-    for name in names:
-        table.add_column(name, no_wrap=True)
     table.add_column("auto takes", no_wrap=True)
+    table.add_column("also runs", overflow="fold")
+    table.add_column("cannot run", overflow="fold")
     reasons: dict[str, list[str]] = {}
     shown = [op for op in report["operators"] if not op["internal"]]
     for op in shown:
-        cells = []
-        for name in names:
-            if name not in op["backends"]:
-                cells.append("[dim]-[/]")
-                continue
-            reason = op["backends"][name]
-            cells.append("[green]runs[/]" if reason is None else "[dim]no[/]")
-            if reason is not None:
-                reasons.setdefault(f"{name}: {reason}", []).append(op["name"])
-        table.add_row(f"[bold]{op['name']}[/]", *cells, op["auto"])
+        able = [name for name, reason in op["backends"].items() if reason is None and name != op["auto"]]
+        unable = [name for name, reason in op["backends"].items() if reason is not None]
+        for name in unable:
+            reasons.setdefault(f"{name}: {op['backends'][name]}", []).append(op["name"])
+        table.add_row(
+            f"[bold]{op['name']}[/]", f"[green]{op['auto']}[/]", ", ".join(able), f"[dim]{', '.join(unable)}[/]"
+        )
     out.print(table)
     for reason, operators in reasons.items():
         backend = reason.partition(":")[0]

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .help_text import grouped
+from .signals import exit_on_signals
 from .terminal import Problem, in_a_paragraph
 
 
@@ -25,7 +27,7 @@ class Program(typer.Typer):
 
 app = Program(
     name="goldsmith",
-    help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
+    help="Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
+    """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     if "GOLDSMITH_ISA" in os.environ:
@@ -70,7 +72,24 @@ def root(
             raise Problem(str(error)) from None
 
 
-@app.command()
+VERIFY = {
+    "What to prove": ("what", "backend", "device", "dtype", "interpret", "seed"),
+    "How much": ("quick", "thorough", "jobs"),
+    "Output": ("verbose", "html", "json"),
+}
+DIAGNOSE = {
+    "What to diagnose": ("target", "backend", "case", "dtype", "device", "interpret", "seed", "replay"),
+    "How long": ("budget",),
+    "Output": ("out", "html", "json"),
+}
+REPLAY = {
+    "What to run": ("bundle", "target", "device"),
+    "How long": ("budget",),
+    "Output": ("html", "json"),
+}
+
+
+@app.command(cls=grouped(VERIFY))
 @in_a_paragraph
 def verify(
     what: Annotated[
@@ -98,6 +117,7 @@ def verify(
         int | None, typer.Option(help="Number of worker processes. Default: depends on cores and device.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
     """Check operators and backends against their float64 references.
 
@@ -105,7 +125,8 @@ def verify(
     """
     if quick and thorough:
         raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
-    from .verify.command import VerifyRequest, run
+    with exit_on_signals():
+        from .verify.command import VerifyRequest, run
 
     request = VerifyRequest(
         names=tuple(what or ()),
@@ -116,6 +137,7 @@ def verify(
         size="quick" if quick else "thorough" if thorough else "default",
         jobs=jobs,
         seed=seed,
+        verbose=verbose,
     )
     raise typer.Exit(run(request, html=html, json_to=json))
 
@@ -124,7 +146,7 @@ Html = Annotated[Path | None, typer.Option("--html", help="Write the result to o
 Json = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - means stdout.", metavar="FILE")]
 
 
-@app.command()
+@app.command(cls=grouped(DIAGNOSE))
 @in_a_paragraph
 def diagnose(
     target: Annotated[
@@ -161,7 +183,8 @@ def diagnose(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    from .diagnose.command import DiagnoseRequest, run
+    with exit_on_signals():
+        from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
         "diagnose",
@@ -181,7 +204,7 @@ def diagnose(
     raise typer.Exit(run(request, json))
 
 
-@app.command()
+@app.command(cls=grouped(REPLAY))
 @in_a_paragraph
 def replay(
     bundle: Annotated[
@@ -203,7 +226,8 @@ def replay(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    from .diagnose.command import DiagnoseRequest, run
+    with exit_on_signals():
+        from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
         "replay",
@@ -217,7 +241,7 @@ def replay(
     raise typer.Exit(run(request, json))
 
 
-@app.command()
+@app.command(cls=grouped({"What to write": ("name", "torch"), "Output": ("json",)}))
 @in_a_paragraph
 def new(
     name: Annotated[
@@ -232,17 +256,19 @@ def new(
 
     It never overwrites a file.
     """
-    from .new.command import run
+    with exit_on_signals():
+        from .new.command import run
 
     raise typer.Exit(run(name, plain=torch, as_json=json))
 
 
-@app.command()
+@app.command(cls=grouped({"Output": ("json",)}))
 @in_a_paragraph
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what this machine has, which backends run on it, and why the others do not."""
-    from .doctor import run
+    with exit_on_signals():
+        from .doctor import run
 
     run(as_json=json)

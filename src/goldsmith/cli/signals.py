@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = b"Interrupted before the work began; nothing is lost.\n"
 SignalHandler = Callable[[int, FrameType | None], None]
 
 
@@ -34,4 +38,22 @@ def terminate_like_ctrl_c() -> Iterator[None]:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     with handle_signals(interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Exit at once with status 130 on Ctrl-C, SIGTERM and SIGHUP inside the block, which imports large packages.
+
+    A KeyboardInterrupt there leaves a package half imported: numpy then raises RecursionError (exit status 1), and
+    other packages catch it and go on.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                os.write(sys.stderr.fileno(), INTERRUPTED)
+        os._exit(130)
+
+    with handle_signals(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield

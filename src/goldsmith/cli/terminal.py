@@ -54,6 +54,14 @@ def print_paragraph(text: str) -> None:
     typer.echo(textwrap.fill(visible(text), width, break_long_words=False, break_on_hyphens=False), err=True)
 
 
+def announce(text: str) -> None:
+    """Print the first line of a command to stderr, before the imports that take seconds."""
+    with contextlib.suppress(OSError):
+        if sys.stderr is not None:  # it is None if the shell closed it
+            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.flush()
+
+
 def visible(text: str) -> str:
     """`text` with control characters escaped: a message may quote what a user's module raised."""
     if all(c.isprintable() or c in "\t\n" for c in text):

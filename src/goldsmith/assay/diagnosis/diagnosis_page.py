@@ -53,6 +53,7 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "undecided": list(diagnosis.undecided),
         "left_out": dict(diagnosis.evidence.left_out) if diagnosis.evidence is not None else {},
         "case": view.case_rows(diagnosis),
+        "cases": view.case_table(diagnosis),
         "command": command,
         "changed": view.changed_goldens(diagnosis.evidence),
         "terms": view.terms(diagnosis.evidence),

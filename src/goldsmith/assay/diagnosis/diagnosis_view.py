@@ -14,6 +14,7 @@ from ..noise.noise_floor import ulps
 from ..report.html import svg, view
 from ..report.html.maps import map_view
 from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
+from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
 from .rank import displayed_causes
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def story(diagnosis: DiagnosisFacts) -> Story:
     if not diagnosis.causes:
         return Story(FAIL, view.headline(diagnosis.report), where)
     best = diagnosis.causes[0]
-    return Story(FAIL, view.sentence(best.text), where, tuple(best.evidence[:3]), scored(best), best.mend)
+    title = f"{best.headline} (score {best.score:.2f})" if best.likely else best.text
+    return Story(FAIL, view.sentence(title), where, tuple(best.evidence[:3]), scored(best), best.mend)
 
 
 def scored(cause: Cause) -> str:
@@ -114,7 +116,16 @@ def maps(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
     drawn += [m for m in view.shown_maps(diagnosis.report, 3).values() if m.bad and m.tensor not in known]
-    return [map_view(m, CELLS) for m in drawn]
+    return [map_view(m, CELLS) for m in drawn if view.pictured(m)]
+
+
+def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
+    """(name, result, glyph) of each case; empty for a single one, which the page names anyway."""
+    outcomes = case_outcomes(diagnosis)
+    states = {PASSED: "ok", FAILED: "bad", REFUSED: "not judged", NOT_RUN: "absent"}
+    return (
+        [(name, outcome, svg.glyph(states[outcome])) for name, outcome in outcomes.items()] if len(outcomes) > 1 else []
+    )
 
 
 def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:

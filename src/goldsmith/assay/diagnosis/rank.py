@@ -25,6 +25,7 @@ WEAK = 0.3
 LEAST = 0.05  # causes below this score are not listed
 MOST = 6  # causes listed, at most
 FIRST, OTHER = "first", "other"  # positions of a cause, each with its own calibration
+IS_WRONG = " is wrong: "
 Calibration = Mapping[str, Sequence[Sequence[float]]]
 
 
@@ -52,6 +53,21 @@ class Cause:
     @property
     def weak(self) -> bool:
         return self.score < WEAK
+
+    @property
+    def likely(self) -> bool:
+        """True if the cause is a guess: no rule shows it, or its score says that such causes are often wrong."""
+        return self.guessed or self.score < SURE
+
+    @property
+    def headline(self) -> str:
+        """The cause in one sentence, which says "likely" if it is a guess."""
+        wrong, is_wrong, cause = self.text.partition(IS_WRONG)
+        if not self.likely:
+            return self.text
+        if self.guessed:
+            return f"{wrong} is wrong; likely {self.id.replace('_', ' ')}, a guess from similar known faults"
+        return f"{wrong} is wrong; likely {cause}" if is_wrong else f"likely {self.text}"
 
     @property
     def guessed(self) -> bool:

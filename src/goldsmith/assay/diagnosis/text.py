@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from ..report.results import PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap
 from ..report.text import headline as report_headline
 from ..support.printable import visible
 from . import replay_command
+from .case_outcomes import NOT_RUN, case_outcomes
 from .evidence import CULPRIT, StageState
 from .rank import displayed_causes
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
+SHOWN_CASES = 12
 ROWS, COLUMNS = 8, 64  # of the map
 SMALLEST = "It examines only the smallest case, which shows less: causes may be in another order there."
 
@@ -35,6 +38,9 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
         parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
     if any(s.state != "not judged" for s in diagnosis.stages):
         parts.append(_table(diagnosis.stages))
+    cases = _cases(diagnosis)
+    if cases:
+        parts.append(cases)
     where = [_wrapped(f"Where  {diagnosis.location.text}", 7)] if diagnosis.location and diagnosis.location.text else []
     where += [_drawn(diagnosis.map)] if diagnosis.map is not None and max(diagnosis.map.shape) > 1 else []
     if where:
@@ -85,6 +91,29 @@ def _table(stages: list[StageState]) -> str:
         lines.append(f"{s.name:<{width}}  {_number(s.propagated):>10}  {_number(s.isolated):>10}  {s.state}")
     within = any(s.state == CULPRIT and max(s.propagated or 0, s.isolated or 0) <= 1 for s in stages)
     return "\n".join(lines) + "\n(largest error as a multiple of the proven bound" + (WITHIN if within else ")")
+
+
+def _cases(diagnosis: DiagnosisFacts) -> str:
+    """A table of the target's cases: which passed, which failed, and how many the diagnosis did not need."""
+    outcomes = case_outcomes(diagnosis)
+    if len(outcomes) < 2:
+        return ""
+    counts = Counter(outcomes.values())
+    shown = [name for name, outcome in outcomes.items() if outcome != NOT_RUN][:SHOWN_CASES]
+    width = min(WIDTH - 10, max([4, *map(len, shown)]))
+    lines = [f"{'case':<{width}}  result", "-" * (width + 9)]
+    lines += [f"{name if len(name) <= width else name[: width - 1] + '…':<{width}}  {outcomes[name]}" for name in shown]
+    hidden = sum(counts.values()) - counts[NOT_RUN] - len(shown)
+    if hidden:
+        lines.append(f"... and {hidden} more that ran")
+    if counts[NOT_RUN]:
+        text = f"({_plural(counts[NOT_RUN], 'case')} not run, because one failing case is enough to diagnose; verify "
+        lines.append(_wrapped(text + "or assay.check runs all)", 1))
+    return "\n".join(lines)
+
+
+def _plural(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _drawn(m: ErrorMap) -> str:

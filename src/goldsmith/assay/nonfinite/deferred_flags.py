@@ -1,4 +1,7 @@
-"""The asynchronous mode of a watch: flags stay on the device and are read together at the end of a step."""
+"""The asynchronous mode of a watch: flags stay on the device and are read together at the end of a step.
+
+On the CPU nothing is asynchronous: there a flag is read at once, which costs less than to keep it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class FlagRecord:
     op: str
     tensor: str
     total: int
-    peak: Tensor
+    peak: float | Tensor
     inputs: tuple[tuple[Operand, float | Tensor, Known], ...]
     place: Place
     known: Known
@@ -56,7 +59,7 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
         note.known.reported |= note.known.under.reported
         note.known.meant |= note.known.under.meant
         note.known.under = None
-    value = values[id(note.peak)]
+    value = values[id(note.peak)] if isinstance(note.peak, Tensor) else note.peak
     if math.isfinite(value):
         return
     inputs = [(o, values[id(p)] if isinstance(p, Tensor) else p, entry) for o, p, entry in note.inputs]

@@ -92,21 +92,26 @@ class NonFinite(ArithmeticError):
         self.event = event
 
 
+_WIDE = {
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
+}
+
+
 def plain(tensor: Any) -> bool:
     """Whether a tensor can be judged: real memory, floating, not empty, and wide enough to be reduced."""
+    kind = type(tensor)  # asked first: this runs for every argument and result of every operator
     return (
-        isinstance(tensor, Tensor)
-        and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-        and tensor.dtype.itemsize > 1
+        (kind is Tensor or kind is torch.nn.Parameter)
+        and tensor.dtype in _WIDE
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not tensor.is_meta
         and tensor.numel() > 0
     )
 
 
 _norm = torch.ops.aten.linalg_vector_norm.default
-_aminmax = torch.ops.aten.aminmax.default
 
 
 def absmax(tensor: Tensor) -> Tensor:
@@ -119,9 +124,10 @@ def absmax(tensor: Tensor) -> Tensor:
 
 def peak(tensor: Tensor) -> float:
     """max |x| as a number; waits for the device."""
-    if tensor.device.type != "cpu" or tensor.is_complex():
+    if not tensor.is_cpu or tensor.is_complex():
         return float(absmax(tensor))
-    low, high = (float(end) for end in _ends(tensor))
+    least, greatest = _ends(tensor)
+    low, high = least.item(), greatest.item()
     return low if math.isnan(low) else max(abs(low), abs(high))
 
 
@@ -131,7 +137,7 @@ def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if not value.is_contiguous():
         strides = value.stride()
         value = value.permute(sorted(range(value.dim()), key=lambda axis: -strides[axis]))
-    return _aminmax(value)
+    return torch.aminmax(value)
 
 
 def kind_of(peak: float) -> str:
@@ -274,16 +280,21 @@ def _widened(value: Any) -> Any:
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
-def leaves(value: Any) -> Iterable[Any]:
+def leaves(value: Any) -> list[Any]:
     """Tensors and numbers in arguments or results, which operators nest one list deep."""
     if isinstance(value, list | tuple):
-        for item in value:
-            yield from leaves(item)
+        items: Iterable[Any] = value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from leaves(item)
+        items = value.values()
     else:
-        yield value
+        return [value]
+    flat: list[Any] = []
+    for item in items:
+        if isinstance(item, Tensor):
+            flat.append(item)
+        else:
+            flat += leaves(item)
+    return flat
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -12,6 +12,7 @@ from . import events as facts
 
 JUMP = 100.0  # a norm that grows or shrinks by this factor in one step gets a remark
 FLUSH = 1 << 14
+Figures = Tensor | tuple[float, float, float]  # norm, absmax, number of elements that are not zero
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,22 @@ class Norms:
 
     def __init__(self) -> None:
         self.rows: list[Norm] = []
-        self._waiting: list[tuple[int, str, str, int, Tensor]] = []
+        self._waiting: list[tuple[int, str, str, int, Figures]] = []
         self._before: dict[tuple[str, str], float] = {}
 
     def add(self, step: int, name: str, what: str, tensor: Tensor) -> None:
         # without dispatch modes: the watch must not watch itself
-        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
             value = tensor.detach()
             wide = torch.float64 if value.dtype in (torch.float64, torch.complex128) else torch.float32
             norm = torch.linalg.vector_norm(value, dtype=None if value.is_complex() else wide)
             nonzero = torch.empty(value.shape, dtype=torch.float32, device=value.device)
             torch.ne(value, 0, out=nonzero)  # count_nonzero takes 2.5 times as long (torch 2.13, CPU)
-            figures = torch.stack([f.double() for f in (norm, facts.absmax(value), nonzero.sum())])
+            figures: Figures
+            if value.is_cpu:  # reading a number waits for nothing
+                figures = (norm.item(), facts.peak(value), nonzero.sum().item())
+            else:
+                figures = torch.stack([f.double() for f in (norm, facts.absmax(value), nonzero.sum())])
         self._waiting.append((step, name, what, tensor.numel(), figures))
         if len(self._waiting) >= FLUSH:
             self.read()
@@ -63,8 +68,9 @@ class Norms:
         if not waiting:
             return self.rows
         with torch.utils._python_dispatch._disable_current_modes():
-            values = read_stacks([w[4] for w in waiting])
-        for (step, name, what, total, _), (norm, peak, nonzero) in zip(waiting, values, strict=True):
+            stacks = iter(read_stacks([w[4] for w in waiting if isinstance(w[4], Tensor)]))
+        for step, name, what, total, figures in waiting:
+            norm, peak, nonzero = next(stacks) if isinstance(figures, Tensor) else figures
             before = self._before.get((name, what))
             ratio = norm / before if before else None
             self.rows.append(Norm(step, name, what, norm, peak, 1 - nonzero / total, ratio))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..support.dispatch_mode import DispatchMode
 from . import deferred_flags as flags
@@ -51,6 +52,7 @@ class WatchMode(DispatchMode):
         self.fresh = 0
         self.last = "the start"
         self.purge_at = PURGE
+        self.depth: int | None = None  # its place in the stack of modes while it is asleep
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -63,10 +65,12 @@ class WatchMode(DispatchMode):
         if plan.skip and not plan.constant:
             return func(*args, **kwargs)
         _aside.on = True
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # torch.no_grad() takes 5 times as long, and this runs for every operator
         try:
-            with torch.no_grad():
-                return self._run_watched(func, plan, args, kwargs)
+            return self._run_watched(func, plan, args, kwargs)
         finally:
+            torch._C._set_grad_enabled(grad)
             _aside.on = False
 
     def _run_watched(self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any) -> Any:
@@ -82,10 +86,11 @@ class WatchMode(DispatchMode):
         if self.fresh:
             self._judge_fresh(read, plan.name)
         before: dict[int, float | Tensor] = {}
-        if not self.watch.sync or plan.reads or plan.undeclared:  # the operator overwrites these
+        if plan.reads or plan.undeclared or not self.watch.sync and not all(t.is_cpu for t in read):
+            # the operator overwrites these, or will have by the time that the flags are read
             before = {id(t): self._peak(t) for t in read}
         out = _run(func, args, kwargs)
-        made = written or list(facts.leaves(out))
+        made = written or facts.leaves(out)
         lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(made) > 1]
         for number, tensor in enumerate(made):
             if facts.plain(tensor):
@@ -97,6 +102,22 @@ class WatchMode(DispatchMode):
                 self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
         self.last = plan.name
         return out
+
+    # on the stack of dispatch modes
+
+    def sleep(self) -> None:
+        """Leave the stack, wherever in it: a mode costs every operator about as much as a small operator itself."""
+        if self.depth is None:
+            stack = _unstacked()
+            self.depth = stack.index(self)
+            _stack(stack[: self.depth] + stack[self.depth + 1 :])
+
+    def wake(self) -> None:
+        """Return to the place in the stack that it had."""
+        if self.depth is not None:
+            stack = _unstacked()
+            _stack([*stack[: self.depth], self, *stack[self.depth :]])
+            self.depth = None
 
     # memory
 
@@ -136,19 +157,21 @@ class WatchMode(DispatchMode):
     def _constant(self, tensor: Tensor) -> Tensor:
         """A constant of the program: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
         if facts.plain(tensor) and tensor.untyped_storage().resizable():  # otherwise numpy owns the memory: an input
-            here = self.watch.sync or tensor.device.type == "cpu"
-            peak = facts.peak(tensor) if here else facts.absmax(tensor)
-            self._record(tensor, "", peak, meant=True).name = A_CONSTANT
+            self._record(tensor, "", self._measured(tensor), meant=True).name = A_CONSTANT
         return tensor
 
     def _peak(self, tensor: Tensor) -> float | Tensor:
         """max |x| of a tensor that an operator is about to read; reduced again only if it was written in between."""
         known = self.entry(tensor)
         if known is not None and not known.fresh:
-            if not self.watch.sync or math.isfinite(known.peak):
+            if isinstance(known.peak, Tensor) or math.isfinite(known.peak) or not (self.watch.sync or tensor.is_cpu):
                 return known.peak
             return facts.peak(tensor)  # it may be a finite part of a tensor that is not finite
-        return self._outside(tensor, facts.peak(tensor) if self.watch.sync else facts.absmax(tensor)).peak
+        return self._outside(tensor, self._measured(tensor)).peak
+
+    def _measured(self, tensor: Tensor) -> float | Tensor:
+        """max |x|: as a number, unless reading it would make the program wait for a device although it must not."""
+        return facts.peak(tensor) if self.watch.sync or tensor.is_cpu else facts.absmax(tensor)
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
         """Record a tensor that no operator made. Foreign code may write a mask, but never into a parameter."""
@@ -186,24 +209,30 @@ class WatchMode(DispatchMode):
         self, func: Callable, plan: OperatorEffects, args: Any, kwargs: Any, out: Tensor, label: str,
         read: list[Tensor], before: dict[int, float | Tensor],
     ) -> None:  # fmt: skip
-        if self.watch.sync:
-            value = facts.peak(out)
-            if math.isfinite(value):
-                self._record(out, plan.name, value)
+        value = self._measured(out)
+        if not isinstance(value, Tensor) and math.isfinite(value):
+            known = self._record(out, plan.name, value)
+            if known.under is None:  # otherwise the facts about the rest are not known yet
                 return
         given = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
         if not self.watch.sync:
-            peak = facts.absmax(out)
-            operands = tuple((self._operand(t, 0.0), before[id(t)], e) for t in read if (e := self.entry(t)))
+            peaks_read = [before[id(t)] if id(t) in before else self._peak(t) for t in read]
+            operands = tuple(
+                (self._operand(t, 0.0), p, e)
+                for t, p in zip(read, peaks_read, strict=True)
+                if (e := self.entry(t)) is not None
+            )
             before_it = self.entry(out)
             meant = before_it is not None and before_it.fresh and (given or any(e.meant for _, _, e in operands))
-            known = self._record(out, plan.name, peak, meant=meant)
+            if isinstance(value, Tensor) or not math.isfinite(value):
+                known = self._record(out, plan.name, value, meant=meant)
             self.notes.append(
-                FlagRecord(plan.name, label, out.numel(), peak, operands, self.watch.place(), known, given)
+                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, given)
             )
             if len(self.notes) >= FLUSH:
                 self.flush()
             return
+        value = float(value)
         peaks = [float(before[id(t)]) if id(t) in before else facts.peak(t) for t in read]
         entries = [self._entry_of(t, p) for t, p in zip(read, peaks, strict=True)]
         guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
@@ -276,6 +305,16 @@ class WatchMode(DispatchMode):
         notes, self.notes = self.notes, []
         if not self.watch.sync:
             flags.flush(self.watch, notes, self.known.values())
+
+
+def _unstacked() -> list[Any]:
+    """Take all modes from the stack; the outermost is first."""
+    return [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
+
+
+def _stack(stack: list[Any]) -> None:
+    for mode in stack:
+        _push_mode(mode)
 
 
 def _run(func: Callable, args: Any, kwargs: Any) -> Any:

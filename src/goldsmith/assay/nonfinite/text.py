@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from . import events as facts
 from .interfaces import WatchRecord
 from .norms import Norm
 
+UNKNOWN = "unknown"  # id of the likely cause if there is none
 SHOWN_ROWS, SHOWN_EVENTS = 40, 8
 WIDTH = 80
 
@@ -19,12 +22,12 @@ def headline(watch: WatchRecord) -> str:
     where = f" in {first.module}" if first.module else ""
     how = "born in" if first.born else "carried into"
     source = "" if first.born else f", from {first.source}"
-    return f"First {name}: step {first.step}, {first.phase}, {how} {first.op}{where}{source}; likely {first.likely.id}."
+    cause = "; its cause is not known" if first.likely.id == UNKNOWN else f"; likely {first.likely.id}"
+    return f"First {name}: step {first.step}, {first.phase}, {how} {first.op}{where}{source}{cause}."
 
 
-def last_rows(watch: WatchRecord) -> list[Norm]:
+def last_rows(rows: Sequence[Norm]) -> list[Norm]:
     """The rows of the last recorded step, those with a remark first."""
-    rows = watch.rows
     last = [r for r in rows if r.step == rows[-1].step] if rows else []
     return sorted(last, key=lambda r: not r.remark)
 
@@ -36,7 +39,7 @@ def table(watch: WatchRecord) -> str:
     hidden = len(watch.events) - SHOWN_EVENTS
     if hidden + watch.more > 0:
         parts.append(f"... and {max(hidden, 0) + watch.more} more events")
-    rows = last_rows(watch)
+    rows = last_rows(watch.rows)
     if rows:
         parts.append(_norms(rows))
     return "\n\n".join(parts) + "\n"

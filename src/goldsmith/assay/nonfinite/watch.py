@@ -108,6 +108,7 @@ class Watch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._mode.wake()
         self._mode.__exit__(kind, error, at)
         self.listening = False
         for handle in self._handles:
@@ -134,6 +135,8 @@ class Watch:
         self._step += 1
         self._sequence.clear()
         self.listening = self._step % self.every == 0
+        if threading.get_ident() == self._thread:  # the stack of dispatch modes is the thread's
+            (self._mode.wake if self.listening else self._mode.sleep)()
 
     # for the dispatch mode
 

@@ -15,5 +15,9 @@ class Report(ReportFacts):
 
         page.write([self], path)
 
+    def text(self, *, every: bool = False) -> str:
+        """The report in 80 columns. every: all findings and notes; otherwise the first, and how many more there are."""
+        return text.render(self, every=every)
+
     def __str__(self) -> str:
         return text.render(self)

@@ -6,22 +6,24 @@ import re
 import textwrap
 
 from ..support.printable import visible
-from .results import FAIL, NOT_JUDGED, NOT_RUN, REFERENCE_FAULT, RUNGS, UNJUDGED, Finding, Note, ReportFacts, Row
+from .ranking import demanding, number, ranked
+from .results import FAIL, NOT_JUDGED, NOT_RUN, REFERENCE_FAULT, UNJUDGED, Note, ReportFacts, Row
 
 WIDTH = 80
+ALL = "report.text(every=True) shows all"
 SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES, SHOWN_NAMES = 8, 16, 8, 6
 
 
-def render(report: ReportFacts) -> str:
-    """The whole report as text."""
+def render(report: ReportFacts, *, every: bool = False) -> str:
+    """The report as text. every: all findings and notes, instead of the first ones and how many more there are."""
     parts = [_wrapped(headline(report), hang=6), _counts(report)]
     if report.findings:
-        parts.append(_findings(report))
+        parts.append(_findings(report, every))
     rows = _worst_rows(report)
     if rows:
         parts.append(_table(report, rows))
     if report.notes:
-        parts.append(_notes(report))
+        parts.append(_notes(report, every))
     parts.append(_cost(report))
     return visible("\n\n".join(p for p in parts if p) + "\n")
 
@@ -57,11 +59,6 @@ def _left_out(report: ReportFacts, left_out: dict[str, str], judged: int, refuse
     return sentence + (f"; {judged} results right in {_plural(ran, 'case')}" if ran else "")
 
 
-def ranked(report: ReportFacts) -> list[Finding]:
-    """Findings, the most certain first; those about the golden come before all others."""
-    return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
-
-
 def _counts(report: ReportFacts) -> str:
     where = f"{', '.join(report.dtypes)} on {report.device}, seed {report.seed}"
     runs = report.environment.get("runs", {})
@@ -70,14 +67,14 @@ def _counts(report: ReportFacts) -> str:
     return _wrapped(text + (f"; partial: {report.partial}" if report.partial else ""), hang=2)
 
 
-def _findings(report: ReportFacts) -> str:
+def _findings(report: ReportFacts, every: bool) -> str:
     findings = ranked(report)
     lines = ["Findings"]
-    for finding in findings[:SHOWN_FINDINGS]:
+    for finding in findings if every else findings[:SHOWN_FINDINGS]:
         lines.append(_wrapped(f"  {finding.rung:<11} {finding.probe}: {finding.text} [{finding.case}]", hang=14))
     hidden = len(findings) - SHOWN_FINDINGS
-    if hidden > 0:
-        lines.append(f"  ... and {hidden} more")
+    if hidden > 0 and not every:
+        lines.append(f"  ... and {hidden} more; {ALL}")
     return "\n".join(lines)
 
 
@@ -99,8 +96,8 @@ def _table(report: ReportFacts, rows: list[Row]) -> str:
     head = (*words, "error", "/bound", "/noise", "ulp", "state")
     cells = [
         (
-            *(str(getattr(r, word)) for word in words), _number(r.max_error), _number(r.max_over_bound),
-            _number(r.rms_over_noise), _number(r.ulp_max), r.state,
+            *(str(getattr(r, word)) for word in words), number(r.max_error), number(r.max_over_bound),
+            number(r.rms_over_noise), number(r.ulp_max), r.state,
         )
         for r in rows
     ]  # fmt: skip
@@ -128,21 +125,30 @@ def _share(wanted: list[int], room: int) -> list[int]:
     return widths
 
 
-def _notes(report: ReportFacts) -> str:
-    """Notes that differ only in tensor, numbers or case appear once, with the other tensors and the number of cases."""
+def _notes(report: ReportFacts, every: bool) -> str:
+    """Notes that ask for something, then how many others there are.
+
+    Notes that differ only in tensor, numbers or case appear once, with the other tensors and the number of cases.
+    """
+    asking = demanding(report.notes)
     grouped: dict[tuple[str, str], list[Note]] = {}
-    for note in report.notes:
+    for note in [*asking, *(n for n in report.notes if n not in asking)] if every else asking:
         likeness = re.sub(r"\d[\d.e+-]*", "#", note.text.replace(note.tensor, "@"))
         grouped.setdefault((note.id, likeness), []).append(note)
     lines = ["Notes"]
-    for notes in list(grouped.values())[:SHOWN_NOTES]:
+    for notes in list(grouped.values()) if every else list(grouped.values())[:SHOWN_NOTES]:
         first = notes[0]
         others = list(dict.fromkeys(n.tensor for n in notes if n.tensor != first.tensor))
         again = sum(n.tensor == first.tensor for n in notes) - 1
         text = f"  {first.id}: {first.text} [{first.case}]" + (f" (and {again} more)" if again else "")
         lines.append(_wrapped(text + (f"; likewise {', '.join(others)}" if others else ""), hang=4))
-    if len(grouped) > SHOWN_NOTES:
-        lines.append(f"  ... and {len(grouped) - SHOWN_NOTES} more kinds")
+    hidden = 0 if every else len(grouped) - SHOWN_NOTES
+    if hidden > 0:
+        lines.append(f"  ... and {hidden} more kinds; {ALL}")
+    if not every and len(asking) < len(report.notes):
+        kinds = ", ".join(sorted({n.id for n in report.notes} - {n.id for n in asking}))
+        text = f"  {_plural(len(report.notes) - len(asking), 'observation')}, not faults ({kinds}); {ALL}"
+        lines.append(_wrapped(text, hang=4))
     return "\n".join(lines)
 
 
@@ -160,10 +166,6 @@ def _wrapped(text: str, hang: int) -> str:
     return "\n".join(
         textwrap.wrap(text, WIDTH, subsequent_indent=" " * hang, break_on_hyphens=False, drop_whitespace=True)
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2g}"
 
 
 def _clip(text: str, width: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -14,6 +15,7 @@ from typing import IO
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from ...core.bench import BenchCase
 from ...core.device import machine
@@ -64,17 +66,16 @@ def run(
         prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
         bench = Bench(request, conditions, clock(device), chosen, prover, err)
         for row in bench.run(_announced(subjects, device, err)):
-            if target is not None:
-                target.write(json.dumps(row.to_json()) + "\n")
-                target.flush()
             screen.add(row)
+            target = _kept(target, row, out, err)
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
     finally:
         screen.show()
         if target is not None and target is not sys.stdout:
-            target.close()
+            with contextlib.suppress(OSError):  # a full disk, which was reported with its row
+                target.close()
     rows = screen.shown
     if rows:
         stream.print(tables.legend(conditions.device))
@@ -237,6 +238,22 @@ def device_name(wanted: str | None) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise Problem(f"--device {wanted}: this machine has no CUDA device that torch can use.")
     return wanted
+
+
+def _kept(target: IO[str] | None, row: TimingRow, out: str | None, err: Console) -> IO[str] | None:
+    """Append the row to the file; returns None after an error, so that the others are still measured and shown."""
+    if target is None:
+        return None
+    try:
+        target.write(json.dumps(row.to_json()) + "\n")
+        target.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        err.print(f"[yellow]Cannot write {escape(str(out))}: {why}. The rows that follow are only shown.[/]")
+        return None
+    return target
 
 
 def open_rows(out: str | None) -> IO[str] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from ..help_text import program_help
 from ..terminal import Problem, in_a_paragraph, print_paragraph
 
 CHECKOUT = "python -m benchmarks.bench"
@@ -25,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[4]
 
 class TwoWordCommands(TyperGroup):
     """Reads `bench kernelfault` and `bench offload` as one command each; any other `bench` times operators."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(program_help(self, ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         both = " ".join(args[:2])

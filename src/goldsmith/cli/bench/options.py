@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..help_text import grouped
+from ..signals import exit_on_signals
 from ..terminal import in_a_paragraph
 from .moved import CHECKOUT
 
@@ -17,10 +19,17 @@ if TYPE_CHECKING:
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: the GPU, if there is one.")]
 
 
+GROUPS = {
+    "What to time": ("what", "case", "backend", "device", "threads", "against"),
+    "How": ("seconds", "no_verify", "proof"),
+    "Output": ("json", "commit"),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     if not any(command.name == "bench" for command in app.registered_commands):
-        app.command("bench")(in_a_paragraph(bench_command()))
+        app.command("bench", cls=grouped(GROUPS))(in_a_paragraph(bench_command()))
 
 
 def bench_command(
@@ -72,8 +81,9 @@ def bench_command(
         ] = "",
     ) -> None:
         """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate."""
-        from .command import run
-        from .run import BenchRequest
+        with exit_on_signals():
+            from .command import run
+            from .run import BenchRequest
 
         request = BenchRequest(
             names=tuple(what or ()),

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from ..output_files import check_file, check_folder, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
-    USAGE,
     Interruption,
     Problem,
     console,
@@ -24,10 +25,8 @@ from ..terminal import (
     visible,
     write_json,
 )
-from ..verify.command import writable
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import deadlines
-from .output_files import check_folder, write_or_explain
 
 if TYPE_CHECKING:
     from ...assay.diagnosis import Diagnosis
@@ -59,7 +58,7 @@ class DiagnoseRequest:
 def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     """Run the command and return its exit status."""
     for path in (request.html, json_to if json_to != "-" else None):
-        writable(None if path is None else Path(path))
+        check_file(None if path is None else Path(path))
     if request.out is not None:
         check_folder(Path(request.out))
     if request.do == "diagnose" and request.bundle is not None:
@@ -82,19 +81,30 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     if "broken" in reply:
         raise Problem(f"The assay itself failed: {reply['broken']}")
     lost = list(reply["lost"])
-    if json_to is not None and json_to != "-":  # before printing, because the reader of stdout may close the pipe
-        text = json.dumps(reply["json"]) + "\n"
-        lost += write_or_explain(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
-    out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
-    for path in reply["pages"]:
-        out.print(f"Page  {path}", markup=False, soft_wrap=True)
+    try:
+        out.print(_coloured(reply["text"].rstrip("\n")), soft_wrap=True)
+        for path in reply["pages"]:
+            out.print(f"Page  {path}", markup=False, soft_wrap=True)
+    finally:  # the reader of stdout may have closed the pipe
+        if json_to is not None and json_to != "-":
+            text = json.dumps(reply["json"]) + "\n"
+            lost += write_or_explain(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
     for sentence in lost:
         print_paragraph(sentence)
     if json_to == "-":
         write_json(reply["json"])
     if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
-    return STATUS[reply["verdict"]] or (USAGE if lost else 0)
+    return STATUS[reply["verdict"]]
+
+
+def _coloured(text: str) -> Text:
+    """The diagnosis as a terminal shows it: the verdict, the headings and the state of each stage stand out."""
+    coloured = Text(text)
+    coloured.highlight_regex(r"(?m)^PASS\b|(?<=  )ok$", "green")
+    coloured.highlight_regex(r"(?m)^(FAIL|REFERENCE FAULT)\b|(?<=  )culprit$", "bold red")
+    coloured.highlight_regex(r"(?m)^(Why|Where|Other causes|Case)\b", "bold")
+    return coloured
 
 
 def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply | Died:

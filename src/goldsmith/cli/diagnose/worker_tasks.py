@@ -22,12 +22,12 @@ from ...assay.support.printable import visible
 from ...core.device import machine
 from ...core.op import Op
 from ...core.tracing import TargetError
+from ..output_files import write_or_explain
 from ..placement import device_of, place
 from ..targets import find, op_target
 from ..user_targets import UnknownName, missing_module, names_a_target, numbered, one_target
 from ..verify.selection import choose
 from . import deadlines
-from .output_files import write_or_explain
 
 if TYPE_CHECKING:
     from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage

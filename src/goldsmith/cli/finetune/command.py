@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import platform
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ..signals import handle_signals
-from ..terminal import Problem, console, count, write_json
+from ..signals import exit_on_signals, handle_signals
+from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
-from .record import LOG, RUN, Record
+from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
     from ...hf.model_types import Tokenizer
@@ -32,12 +33,15 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int:
     """Run the command and return its exit status."""
+    announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
-        from ...core.device import BackendUnavailable
-        from ...hf.training.errors import Diverged, TrainingError
-        from ...hf.training.options import Options
-        from ...hf.training.run.memory_errors import out_of_memory, paragraph
-        from ...hf.training.run.session import again
+        with exit_on_signals():
+            importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
+            from ...core.device import BackendUnavailable
+            from ...hf.training.errors import Diverged, TrainingError
+            from ...hf.training.options import Options
+            from ...hf.training.run.memory_errors import out_of_memory, paragraph
+            from ...hf.training.run.session import again
     except ImportError as error:
         # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
         if error.name is not None:
@@ -99,7 +103,7 @@ class FinetuneRun:
             with self._marks_failure():
                 loaded, record, _ = self._load_model(facts, training, stream)
                 callbacks.begun = lambda: self._mark_running(record)
-                callbacks.saved = lambda rows: record.page(rows)
+                callbacks.saved = lambda rows: self._page(record, rows)
                 row_masks = masks(loaded.model) if self.options.pack else no_masks
                 trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
                 done = start.step if start else 0
@@ -109,17 +113,32 @@ class FinetuneRun:
                     with self.show.progress(training.steps, done):
                         rows = session.run(trainer, callbacks, start=start, evaluation=evaluation)
                 except Diverged as error:
-                    record.page(logged(self.output / LOG))
+                    self._page(record, logged(self.output / LOG))
                     record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
+                    self._explain_lost(record, RUN)
                     raise
                 except KeyboardInterrupt:  # the second Ctrl-C
                     record.write({"status": "interrupted", "step": trainer.done})
+                    self._explain_lost(record, RUN)
                     raise
                 return self._finish(rows, trainer, loaded, record)
 
     def _mark_running(self, record: Record) -> None:
         self.begun = True
         record.write({"status": "running"})
+        if RUN in record.lost:  # before the first step: nothing can be kept in this folder
+            raise Problem(record.lost[RUN])
+
+    def _page(self, record: Record, rows: Sequence[LogRow]) -> None:
+        """Write the page; the first failure of several is shown, and training goes on."""
+        known = PAGE in record.lost
+        record.page(rows)
+        if not known:
+            self._explain_lost(record, PAGE)
+
+    def _explain_lost(self, record: Record, name: str) -> None:
+        if name in record.lost:
+            self.show.failed(record.lost[name])
 
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
@@ -250,7 +269,7 @@ class FinetuneRun:
                 save_adapter(loaded, self.output)
             except OSError as error:
                 raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
-        record.page(rows)
+        self._page(record, rows)
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
             "step": trainer.done,
@@ -258,7 +277,8 @@ class FinetuneRun:
             "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
         }
         record.write(result)
-        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume))
+        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)
+        self._explain_lost(record, RUN)
         return {"output": str(self.output), **result, **record.facts}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,14 +175,15 @@ class FinetuneDisplay:
 
     # after
 
-    def ended(self, result: RunResult, steps: int, output: Path, again: str) -> None:
+    def ended(self, result: RunResult, steps: int, output: Path, again: str, lost: Collection[str] = ()) -> None:
         if not result["step"]:
             self.note(NOTHING)
             return
         for words, ends in (("loss", result["loss"]), ("loss on held-out text", result["eval_loss"])):
             if ends:
                 self.out.print(f"{words} {ends['first']:.4f} -> {ends['last']:.4f}")
-        for word, name in (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl")):
+        files = (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl"))
+        for word, name in [file for file in files if file[1] not in lost]:
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)
         if result["status"] == "interrupted":
             command = again[0].upper() + again[1:]

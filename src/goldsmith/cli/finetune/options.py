@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ..help_text import grouped
 from ..openmp import spin_briefly
 from ..terminal import in_a_paragraph
 
@@ -45,10 +46,24 @@ class FormatOption(StrEnum):
     fp8_block = "fp8_block"
 
 
+GROUPS = {
+    "Model and data": ("model", "data", "eval_data", "document", "train_on", "seq_len", "pack"),
+    "What is trained": ("rank", "alpha", "targets", "shared_a", "dropout", "lora_modules", "train_router"),
+    "How it is trained": (
+        "steps", "epochs", "batch_size", "grad_accum", "lr", "schedule", "warmup", "weight_decay", "max_grad_norm",
+        "seed",
+    ),
+    "Memory and machine": (
+        "format", "group_size", "dtype", "checkpointing", "device", "threads", "partitions",
+    ),
+    "Output and checkpoints": ("output", "resume", "save_every", "eval_every", "keep", "dry_run", "json"),
+}  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "finetune" for command in app.registered_commands):
-        app.command("finetune")(in_a_paragraph(finetune))
+        app.command("finetune", cls=grouped(GROUPS))(in_a_paragraph(finetune))
 
 
 def finetune(

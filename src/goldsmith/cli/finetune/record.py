@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ... import __version__
-from ..terminal import Problem, count
+from ..output_files import write_or_explain
+from ..terminal import count
 
 if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
@@ -74,6 +75,7 @@ class Record:
 
     def __init__(self, options: Options, data: DataFacts, accounting: Accounting, steps: int):
         self.options, self.output = options, Path(options.output)
+        self.lost: dict[str, str] = {}  # a file that could not be written -> the sentence that says why
         self.facts: RunFacts = {
             "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
             "versions": versions(),
@@ -87,23 +89,27 @@ class Record:
         }
 
     def write(self, result: RunResult) -> None:
+        """Write run.json; an error is kept in `lost`, so that it costs neither training nor result."""
         from ...hf.training.records.checkpoints import replace
 
-        try:
-            replace(self.output / RUN, json.dumps({**self.facts, "result": result}, indent=1) + "\n")
-        except OSError as error:
-            raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
+        self._keep(
+            RUN, lambda: replace(self.output / RUN, json.dumps({**self.facts, "result": result}, indent=1) + "\n")
+        )
 
     def page(self, rows: Sequence[LogRow]) -> None:
+        """Write loss.html; an error is kept in `lost`."""
         from ...hf.training.records import loss_page as page
 
         title = f"{Path(self.options.model).name} on {self.facts['data']['file']}"
-        try:
-            page.write(
-                self.output / PAGE, rows, self.facts["steps"], title=title, trained=self._trained(), run=self._run()
-            )
-        except OSError as error:
-            raise Problem(f"{self.output} cannot be written: {error.strerror or error}.") from error
+        steps, trained, run = self.facts["steps"], self._trained(), self._run()
+        self._keep(PAGE, lambda: page.write(self.output / PAGE, rows, steps, title=title, trained=trained, run=run))
+
+    def _keep(self, name: str, write: Callable[[], object]) -> None:
+        failures = write_or_explain(self.output / name, write)
+        if failures:
+            self.lost[name] = failures[0]
+        else:
+            self.lost.pop(name, None)
 
     def _trained(self) -> list[tuple[str, str]]:
         trained = self.facts["trained_parameters"]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ..signals import terminate_like_ctrl_c
-from ..terminal import Problem, console, write_json
+from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..terminal import Problem, announce, console, write_json
 from .arguments import GenerateArguments, adapters, check, prompts, stretched
 from .display import GenerateDisplay
 
@@ -32,6 +32,7 @@ def run(arguments: GenerateArguments) -> int:
     texts = prompts(arguments)
     check(arguments)
     folders = adapters(arguments)
+    announce(f"Loading torch and transformers, then {Path(arguments.model).name}")
     show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
     command = GenerateRun(arguments, texts, folders, show)
     status, problems = 0, list[Problem]()
@@ -68,15 +69,16 @@ class GenerateRun:
         self._explain: JsonObject = {}
 
     def carry_out(self) -> int:
-        from torch import OutOfMemoryError
-
         try:
-            from ...hf.offload import generation as text
-            from ...hf.offload.loading import folder
-            from ...offload.attach import from_pretrained
-            from ...offload.errors import RoutingError, StoreError
-            from ...offload.guard.report import NumericsError
-            from ...offload.settings import parse_budget
+            with exit_on_signals():
+                from torch import OutOfMemoryError
+
+                from ...hf.offload import generation as text
+                from ...hf.offload.loading import folder
+                from ...offload.attach import from_pretrained
+                from ...offload.errors import RoutingError, StoreError
+                from ...offload.guard.report import NumericsError
+                from ...offload.settings import parse_budget
         except ImportError as error:
             if (
                 error.name is not None

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..finetune.options import FormatOption
+from ..help_text import grouped
 from ..openmp import spin_briefly
 from ..terminal import in_a_paragraph
 from .arguments import GenerateArguments
@@ -28,10 +29,20 @@ class GuardOption(StrEnum):
     off = "off"
 
 
+GROUPS = {
+    "Model and prompts": ("model", "adapter", "prompt", "prompt_file", "chat"),
+    "The text": ("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
+    "Where experts are and run": (
+        "budget", "format", "cache", "prefill", "device", "threads", "store", "verify_store", "profile",
+    ),
+    "Output": ("stream", "stats", "trace", "guard", "json"),
+}  # fmt: skip
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate", help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+        app.command("generate", cls=grouped(GROUPS), help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
 
 
 def joined(text: str) -> str:

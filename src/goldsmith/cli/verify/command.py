@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -12,14 +14,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from ... import __version__
+from ..output_files import check_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, console, count, duration, write_json
+from ..terminal import Interruption, Problem, console, count, duration, print_paragraph, write_json
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
 from .selection import Job, examined
 
 if TYPE_CHECKING:
+    from ...assay.report.html.view import Entry
     from ..workers.messages import CheckRequest, PlanRequest
     from .proof import Proof
 
@@ -31,31 +35,50 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
     err = console(stderr=True)
     out = err if json_to == "-" else console()
     for path in (html, Path(json_to) if json_to not in (None, "-") else None):
-        writable(path)
+        check_file(path)
     outcome = verify(request, err)
     entries = outcome.entries
     remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
-    if html is not None:  # files are written first, because the reader of stdout may close the pipe
-        from ...assay.report.html import page
+    written, lost = list[str](), list[str]()
 
-        page.write(entries, html, title="goldsmith verify", conditions=_conditions(outcome), remarks=remarks)
-    if json_to not in (None, "-"):
-        Path(json_to).write_text(json.dumps(outcome.to_json()) + "\n", encoding="utf-8")
-    modes = {p.name: p.how for p in outcome.proofs}
-    out.print(display.matrix(entries, modes))
-    for line in remarks:
-        out.print(f"\n[dim]{escape(line)}[/]")
-    display.failures(out, entries)
-    display.problems(out, outcome)
-    out.print()
-    if html is not None:
-        out.print(f"Report: {html}", soft_wrap=True)
-    if json_to not in (None, "-"):
-        out.print(f"JSON: {json_to}", soft_wrap=True)
+    def keep(word: str, path: str | Path, write: Callable[[], object]) -> None:
+        failures = write_or_explain(path, write)
+        lost.extend(failures)
+        written.extend([] if failures else [f"{word}: {path}"])
+
+    try:
+        _show(out, outcome, entries, remarks, every=request.verbose)
+    finally:  # the reader of stdout may have closed the pipe
+        if html is not None:
+            from ...assay.report.html import page
+
+            conditions = _conditions(outcome)
+            write = partial(page.write, title="goldsmith verify", conditions=conditions, remarks=remarks)
+            keep("Report", html, partial(write, entries, html))
+        if json_to is not None and json_to != "-":
+            text = json.dumps(outcome.to_json()) + "\n"
+            keep("JSON", json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
+    for line in written:
+        out.print(line, soft_wrap=True, markup=False)
     out.print(display.conclusion(outcome))
+    for sentence in lost:
+        print_paragraph(sentence)
     if json_to == "-":
         write_json(outcome.to_json())
     return outcome.status
+
+
+def _show(
+    out: Console, outcome: VerifyOutcome, entries: Sequence[Entry], remarks: Sequence[str], *, every: bool
+) -> None:
+    """The matrix, the remarks below it, and the findings of the proofs that failed."""
+    out.print(display.matrix(entries, {p.name: p.how for p in outcome.proofs}))
+    for line in remarks:
+        out.print(f"\n[dim]{escape(line)}[/]")
+    display.failures(out, entries, every=every)
+    display.notes(out, entries, every=every)
+    display.problems(out, outcome)
+    out.print()
 
 
 def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
@@ -221,15 +244,3 @@ def _conditions(outcome: VerifyOutcome) -> list[str]:
     lines.append(f"goldsmith {__version__}")
     lines.append(f"took {duration(outcome.seconds)}")
     return lines
-
-
-def writable(path: Path | None) -> None:
-    """Raise Problem before the run, not after it, if a result file cannot be written."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror or error}.") from error

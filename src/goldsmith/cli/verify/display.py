@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cases, number, ranked, worst_ratio
+from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cases, worst_ratio
+from ...assay.report.ranking import demanding, number, ranked
 from ...assay.report.results import QUALITY, Finding
 from ..terminal import count, duration
 from .outcome import VerifyOutcome
@@ -133,9 +134,8 @@ def problems(console: Console, outcome: VerifyOutcome) -> None:
 
 
 def remarks(entries: Sequence[Entry]) -> list[str]:
-    """The lines below the matrix: what did not run, with each reason once, quality findings, and notes."""
+    """The lines below the matrix: what did not run, with each reason once, and quality findings."""
     reasons: dict[str, list[str]] = {}
-    notes: dict[str, int] = {}
     poor = 0
     for entry in entries:
         if entry.misdeclared:
@@ -148,8 +148,6 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
         for note in entry.report.notes:
             if note.id in NOT_JUDGED:
                 skipped[note.text] = skipped.get(note.text, 0) + 1
-        for name in {n.id for n in entry.report.notes} - set(NOT_JUDGED):
-            notes[name] = notes.get(name, 0) + 1
         for reason, times in skipped.items():
             reasons.setdefault(reason, []).append(f"{entry.name}, {count(times, 'case')}")
     lines = [f"Not run: {reason} ({'; '.join(names)})." for reason, names in reasons.items()]
@@ -157,30 +155,52 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
         lines.append(
             f"Within bounds, but less accurate than an honest implementation: {count(poor, 'proof')} (see the report)"
         )
-    if notes:
-        listed = ", ".join(f"{name.replace('_', ' ')} ({number})" for name, number in sorted(notes.items()))
-        lines.append(f"Notes, which are not faults (number of proofs): {listed}")
     return lines
 
 
-def failures(console: Console, entries: Sequence[Entry]) -> None:
-    """Print the surest finding of up to three cases of each failing proof, and how many more there are."""
+def notes(console: Console, entries: Sequence[Entry], *, every: bool) -> None:
+    """Print how many notes there are, of which kinds, or all of them, those that a user can act on first."""
+    noted = [(e, [n for n in e.report.notes if n.id not in NOT_JUDGED]) for e in entries if e.report is not None]
+    total = sum(len(of_entry) for _, of_entry in noted)
+    if not total:
+        return
+    if not every:
+        kinds = ", ".join(sorted({n.id.replace("_", " ") for _, of_entry in noted for n in of_entry}))
+        console.print(f"\n[dim]{count(total, 'note')}, not faults ({escape(kinds)}): --verbose shows them.[/]")
+        return
+    for entry, of_entry in noted:
+        if of_entry:
+            console.print(f"\nNotes on [bold]{escape(entry.name)}[/], not faults")
+        asking = demanding(of_entry)
+        for note in [*asking, *(n for n in of_entry if n not in asking)]:
+            where = f", case {note.case}" if note.case else ""
+            body = f"[dim]{escape(note.id.replace('_', ' ') + where)}[/]\n{escape(note.text)}"
+            console.print(Padding(body, (0, 0, 0, 2)))
+
+
+def failures(console: Console, entries: Sequence[Entry], *, every: bool = False) -> None:
+    """Print the most important finding of up to three cases of each failing proof, and how many more there are.
+
+    every: print all findings instead.
+    """
     for entry in entries:
         if not entry.failed or entry.report is None:
             continue
+        findings = ranked(entry.report)
         first: dict[str, Finding] = {}
-        for finding in ranked(entry.report):
+        for finding in findings:
             first.setdefault(finding.case, finding)
+        shown = findings if every else list(first.values())[:CASES_SHOWN]
         console.print()
         console.print(f"{WORDS[entry.verdict]}  [bold]{escape(entry.name)}[/]")
-        for case, finding in list(first.items())[:CASES_SHOWN]:
-            where = f"case {case}, " if case else ""
+        for finding in shown:
+            where = f"case {finding.case}, " if finding.case else ""
             body = f"[dim]{escape(where)}probe {finding.probe}, {finding.rung}[/]\n{escape(finding.text)}"
             console.print(Padding(body, (0, 0, 0, 2)))
-        cases, more = len(first) - CASES_SHOWN, len(entry.report.findings) - min(len(first), CASES_SHOWN)
+        cases, more = len(first) - CASES_SHOWN, len(findings) - len(shown)
         if more > 0:
             others = f", also in {count(cases, 'other case')}" if cases > 0 else ""
-            console.print(f"  [dim]and {count(more, 'further finding')}{others}; --html FILE shows them[/]")
+            console.print(f"  [dim]and {count(more, 'further finding')}{others}: --verbose shows them[/]")
 
 
 def conclusion(outcome: VerifyOutcome) -> str:

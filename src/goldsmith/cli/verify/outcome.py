@@ -28,6 +28,7 @@ class VerifyRequest:
     size: str = "default"
     jobs: int | None = None
     seed: int = 0
+    verbose: bool = False  # show every finding and note
 
 
 @dataclass

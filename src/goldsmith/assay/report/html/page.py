@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from ...support.printable import visible
+from ..ranking import severity
 from ..results import REFERENCE_FAULT, ReportFacts
 from . import svg, view
 from .view import Entry
 
 LIMIT_BYTES = 2_000_000
+NOT_RUN = "Not run: "  # the beginning of remarks on what was left out; they stand below the headline
 # rows, cells per side of a map, and maps of each report; the first level of detail that fits the limit is used
 DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 16, 0))
 
@@ -27,15 +31,18 @@ def write(
     title: str = "",
     conditions: Sequence[str] = (),
     remarks: Sequence[str] = (),
+    column: str = "",
 ) -> Path:
     """Write `reports` as one self-contained page, creating the folder if it is missing.
 
     conditions: short facts under the headline (machine, versions). remarks: sentences below the matrix that say what
-    ran, what did not run, and why.
+    ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is no backend.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(reports, title=title, conditions=conditions, remarks=remarks), encoding="utf-8")
+    path.write_text(
+        render(reports, title=title, conditions=conditions, remarks=remarks, column=column), encoding="utf-8"
+    )
     return path
 
 
@@ -45,6 +52,7 @@ def render(
     title: str = "",
     conditions: Sequence[str] = (),
     remarks: Sequence[str] = (),
+    column: str = "",
 ) -> str:
     """The page as text; many reports get less detail each, to stay under 2 MB, and the page says so."""
     entries = [r if isinstance(r, Entry) else Entry(r.target, report=r) for r in reports]
@@ -52,7 +60,7 @@ def render(
         raise ValueError("a page needs at least one report")
     text = ""
     for rows, cells, maps in DETAIL:
-        text = _render(entries, title, conditions, remarks, rows, cells, maps)
+        text = _render(entries, title, conditions, remarks, column, rows, cells, maps)
         if len(text.encode()) <= LIMIT_BYTES:
             break
     return text
@@ -63,6 +71,7 @@ def _render(
     title: str,
     conditions: Sequence[str],
     remarks: Sequence[str],
+    column: str,
     rows: int,
     cells: int,
     maps: int,
@@ -74,18 +83,21 @@ def _render(
         for e in entries
         if e.report is not None
     ]
-    sections.sort(key=lambda s: not s.entry.failed)
+    sections.sort(key=lambda s: severity(s.report))
+    not_run = [line for line in remarks if line.startswith(NOT_RUN)]
     context: dict[str, Any] = {
         "style": style(),
         "title": title or (f"{entries[0].name}: assay" if story else "goldsmith verify"),
         "story": story,
         "sections": sections,
         "groups": _groups(entries),
-        "kind": " or ".join(_kinds(entries)),
-        "summary": summary(entries),
+        "kind": "target" if column else " or ".join(_kinds(entries)),
+        "column": column or "backend",
+        "summary": summary(entries, column),
         "timed": not conditions,  # the caller's own conditions include the total time
         "conditions": list(conditions) or _conditions(entries),
-        "remarks": list(remarks),
+        "not_run": not_run,
+        "remarks": [line for line in remarks if line not in not_run],
         "environment": facts(entries),
         "made": now(),
         "rungs": view.RUNG_MEANING,
@@ -95,12 +107,12 @@ def _render(
     return template("page.html.j2").render(context)
 
 
-def summary(entries: Sequence[Entry]) -> dict[str, str]:
-    """The verdict over all entries: the verdict's word, a headline, the counts, and the reason."""
+def summary(entries: Sequence[Entry], column: str = "") -> dict[str, str]:
+    """The verdict over all entries: the verdict's word, a headline, the counts, and the worst finding."""
     run = [e for e in entries if e.report is not None]
-    failed = [e for e in run if e.failed]
+    failed = sorted([e for e in run if e.failed], key=lambda e: severity(e.report) if e.report else ())
     partial = [e for e in run if e.verdict == "partial"]
-    kinds = _kinds(run)
+    kinds = {"target": {e.operator for e in run}} if column else _kinds(run)
     cases = sum(view.judged_cases(e.report) for e in run if e.report)
     runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
     counted = [*((len(names), kind) for kind, names in kinds.items()), (len(run), "proof"), (cases, "case")]
@@ -119,7 +131,8 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
         if not accused:
             verb = "cannot be judged: its reference is at fault"
             verb = verb if len(failed) == 1 else "cannot be judged: their references are at fault"
-        why = view.headline(failed[0].report) if len(failed) == 1 and failed[0].report is not None else ""
+        why = view.headline(failed[0].report) if failed[0].report is not None else ""
+        why = f"{failed[0].name}: {why}" if len(failed) > 1 else why
         verdict = "fail" if accused else REFERENCE_FAULT
         return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
     if partial or not run:
@@ -129,9 +142,7 @@ def summary(entries: Sequence[Entry]) -> dict[str, str]:
             "counts": counts,
             "why": "",
         }
-    several = f"Every {next(iter(kinds))}" if len(kinds) == 1 else "Everything"
-    what = several if len(set().union(*kinds.values())) > 1 else run[0].operator
-    return {"verdict": "pass", "headline": f"{what} is certified.", "counts": counts, "why": ""}
+    return {"verdict": "pass", "headline": "Everything tried here holds.", "counts": counts, "why": ""}
 
 
 def _kinds(entries: Sequence[Entry]) -> dict[str, set[str]]:
@@ -193,11 +204,17 @@ def template(name: str) -> jinja2.Template:
     environment.filters |= {
         "num": view.number,
         "secs": view.seconds,
+        "breakable": breakable,
         "sentence": view.sentence,
         "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
     }
     environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
     return environment.get_template(name)
+
+
+def breakable(name: str) -> Markup:
+    """A name that may be broken after its separators, and so not within its words."""
+    return Markup(re.sub(r"(::|[/_.])(?=\w)", r"\1<wbr>", str(escape(visible(name)))))
 
 
 def _shown(value: Any) -> Any:

@@ -32,9 +32,7 @@ class Square:
 
 def seal(verdict: str) -> Markup:
     """A hallmark: an octagonal punch with a tick, a cross, or a question mark."""
-    title = {"pass": "certified", "fail": "rejected", "partial": "not finished"}.get(
-        verdict, "the reference is at fault"
-    )
+    title = {"pass": "holds", "fail": "rejected", "partial": "not finished"}.get(verdict, "the reference is at fault")
     outer = _octagon(36, 34)
     inner = _octagon(36, 28.5)
     mark = {
@@ -98,6 +96,9 @@ def squares(cases: Sequence[Square], label: str) -> Markup:
     return Markup("".join(out))
 
 
+CELL = 36  # pixels, at most, of the height of a cell: a few numbers need no large picture
+
+
 def error_map(grid: Sequence[Sequence[float]], title: str, columns: Iterable[float] = ()) -> Markup:
     """Error over limit in eight steps; the last three are beyond the limit."""
     return _cells(grid, _error_step, "e", title, columns)
@@ -143,7 +144,8 @@ def _cells(
                 x += 1
             paths.setdefault(name, []).append(f"M{start} {y}h{x - start}")
     aspect = min(max(width / height, 0.8), 3.2)
-    box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" style="aspect-ratio:{aspect:.3f}"'
+    box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none"'
+    box += f' style="aspect-ratio:{aspect:.3f};max-height:{min(340, CELL * height)}px"'
     if flat:
         box = f'viewBox="0 -.5 {width} {height}" preserveAspectRatio="none" height="14"'
     out = [f'<svg class="map" {box} role="img"><title>{escape(title)}</title>']

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, RUNGS, UNJUDGED, ErrorMap, Finding, Note, ReportFacts, Row
+from ..ranking import OBSERVATIONS, demanding, number, ranked
+from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Finding, Note, ReportFacts, Row
 from . import svg
 from .maps import map_view
 from .strip import SEVERITY, stage_strip
@@ -65,41 +66,23 @@ def unjudged(report: ReportFacts) -> str:
     return next(iter(reasons.values())) if reasons and not judged else ""
 
 
-def ranked(report: ReportFacts) -> list[Finding]:
-    """Findings, the most certain first; those about the reference come before all others."""
-    return sorted(report.findings, key=lambda f: (f.probe != "golden", RUNGS.index(f.rung)))
-
-
 def shown_maps(report: ReportFacts, most: int) -> dict[str, ErrorMap]:
     """At most `most` maps of the findings' tensors and cases, the most certain first; of any tensor if all is right.
 
     A finding without a map (an input modified, a process that ended) gets none, because another tensor's map would
     mislead.
     """
+    maps = {key: m for key, m in report.maps.items() if pictured(m)}
     if report.ok:
-        return dict(list(report.maps.items())[:most])
-    drawn = {(m.case, m.tensor): key for key, m in report.maps.items() if m.bad}
+        return dict(list(maps.items())[:most])
+    drawn = {(m.case, m.tensor): key for key, m in maps.items() if m.bad}
     keys = [drawn[f.case, f.tensor] for f in ranked(report) if (f.case, f.tensor) in drawn]
     return {key: report.maps[key] for key in list(dict.fromkeys(keys))[:most]}
 
 
-def number(value: float | None) -> str:
-    """Three figures without trailing zeros: 0, 0.812, 3.1e-7, 12400, NaN, ∞; – for None."""
-    if value is None:
-        return "–"
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if value == 0:
-        return "0"
-    text = f"{value:.3g}" if 1e-3 <= abs(value) < 1e5 else f"{value:.2e}"
-    if "e" in text:
-        mantissa, _, exponent = text.partition("e")
-        mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-        value_text = f"{mantissa}e{int(exponent)}"
-        return value_text if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.0f}"
-    return text
+def pictured(m: ErrorMap) -> bool:
+    """Whether a map is worth a picture: a single number is not."""
+    return math.prod(m.shape) > 1
 
 
 def seconds(value: float) -> str:
@@ -138,7 +121,8 @@ class Section:
     findings: list[dict[str, Any]]  # of the headline's case
     elsewhere: list[dict[str, Any]]  # of other cases
     more_findings: int
-    notes: list[dict[str, Any]]
+    notes: list[dict[str, Any]]  # that a reader can act on
+    observations: list[dict[str, Any]]  # the other notes
     maps: list[dict[str, Any]]
     tensors: list[dict[str, Any]]
     rows: list[Row]
@@ -167,7 +151,8 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
         findings=[finding_view(f) for f in here[:MAX_FINDINGS]],
         elsewhere=[finding_view(f) for f in elsewhere],
         more_findings=len(findings) - len(here[:MAX_FINDINGS]) - len(elsewhere),
-        notes=notes_view(report.notes),
+        notes=notes_view(demanding(report.notes)),
+        observations=notes_view([n for n in report.notes if n.id in OBSERVATIONS]),
         maps=[map_view(m, map_cells) for m in shown_maps(report, max_maps).values()],
         tensors=tensor_view(report.rows),
         rows=[r for r in report.rows if id(r) in keep],
@@ -196,7 +181,7 @@ def headline(report: ReportFacts) -> str:
     checked = f"{count(judged_cases(report), 'case')}, {count(runs, 'run')}, {count(tensors, 'tensor')}"
     if report.partial:
         return f"Nothing wrong so far ({checked}); {sentence(report.partial)}"
-    return f"Nothing is wrong: {checked}, all within what rounding allows."
+    return f"Everything tried here holds: {checked}, all within what rounding allows."
 
 
 def notes_view(notes: Sequence[Note]) -> list[dict[str, Any]]:

@@ -32,8 +32,8 @@ def smooth(points: Sequence[Point]) -> list[Point]:
     return means
 
 
-def chart(size: str, title: str, lines: Sequence[Line], *, zero: bool = False) -> str:
-    """A figure as HTML; the value axis covers every point, and starts at zero if `zero`."""
+def chart(size: str, title: str, lines: Sequence[Line], *, zero: bool = False, unit: str = "") -> str:
+    """A figure as HTML; the value axis covers every point, and starts at zero if `zero`. unit: of the values."""
     lines = [Line(line.kind, thinned(line.points), line.dots) for line in lines if line.points]
     values = [v for line in lines for _, v in line.points]
     places = [x for line in lines for x, _ in line.points]
@@ -60,6 +60,8 @@ def chart(size: str, title: str, lines: Sequence[Line], *, zero: bool = False) -
             x, y = at(point)
             label = f"step {point[0]:,}: {point[1]:.4f}"
             spans += f'<i style="left:{x:.2f}%;bottom:{y:.2f}%" title="{label}"></i>'
+    spans += f'<span class="unit">{escape(unit)}</span>' if unit else ""
+    spans += '<span class="unit-x">step</span>'
     caption = f"<figcaption>{escape(title)}</figcaption>" if title else ""
     drawing = f"<title>{escape(title or 'loss by step')}</title>{body}"
     return (

@@ -14,6 +14,7 @@ from .journal import LogRow
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Facts = Sequence[tuple[str, str]]
+Curve = Sequence[tuple[int, float]]
 
 
 def write(path: Path, rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run: Facts) -> None:
@@ -27,6 +28,7 @@ def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run:
 
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     evaluations = [(row["step"], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    first = escape(headline(loss, steps, evaluations))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -34,38 +36,47 @@ def page(rows: Sequence[LogRow], steps: int, *, title: str, trained: Facts, run:
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}: loss</title>'
         f"<style>{style()}{_style()}</style></head><body>"
         f'<header class="top"><p class="brand">goldsmith <span>finetune</span></p><p class="made">{now()}</p></header>'
-        f'<main><section class="run"><p class="kicker">{escape(title)}</p><h1>{escape(headline(loss, steps))}</h1>'
-        f"{_lede(evaluations)}{_facts(rows, steps)}</section>"
+        f'<main><section class="run"><p class="kicker">{escape(title)}</p><h1>{first}</h1>'
+        f"{_lede(loss, evaluations)}{_facts(rows, steps)}</section>"
         f"{_charts(rows, loss, evaluations)}"
         f'<section class="foot"><div class="columns">{_table("Trained parameters", trained)}{_table("The run", run)}'
         "</div></section></main></body></html>\n"
     )
 
 
-def headline(loss: Sequence[tuple[int, float]], steps: int) -> str:
-    """The course of the loss in one sentence."""
+def headline(loss: Curve, steps: int, evaluations: Curve = ()) -> str:
+    """The course of the loss in one sentence: on held-out text, if there is any, because only that shows learning."""
     if not loss:
         return f"No step of {steps:,} is done yet."
-    first, last = ends(loss)
     done = loss[-1][0]
-    how = "fell" if last < first else "rose" if last > first else "stayed"
-    course = f"The loss {how} from {first:.3f} to {last:.3f}" if how != "stayed" else f"The loss stayed at {first:.3f}"
-    return f"{course} in {done:,} steps." if done == steps else f"{course} in {done:,} of {steps:,} steps."
+    until = f"{done:,} steps" if done == steps else f"{done:,} of {steps:,} steps"
+    if evaluations:
+        return f"{_course('The held-out loss', evaluations[0][1], evaluations[-1][1])} nats per token in {until}."
+    return f"{_course('The training loss', *ends(loss))} nats per token in {until}."
 
 
-def ends(loss: Sequence[tuple[int, float]]) -> tuple[float, float]:
+def _course(what: str, first: float, last: float) -> str:
+    if f"{first:.3f}" == f"{last:.3f}":
+        return f"{what} stayed at {first:.3f}"
+    return f"{what} {'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
+
+
+def ends(loss: Curve) -> tuple[float, float]:
     """The mean loss of the first and of the last tenth of the steps, at most 20 steps each."""
     count = max(1, min(20, len(loss) // 10))
     return sum(v for _, v in loss[:count]) / count, sum(v for _, v in loss[-count:]) / count
 
 
-def _lede(evaluations: Sequence[tuple[int, float]]) -> str:
-    if not evaluations:
+def _lede(loss: Curve, evaluations: Curve) -> str:
+    """The best held-out loss, and the training loss; or why there is no held-out loss."""
+    if not loss:
         return ""
+    if not evaluations:
+        return '<p class="lede">No held-out text was given (--eval-data), so this does not show what it learned.</p>'
     best = min(evaluations, key=lambda point: point[1])
-    text = f"On held-out text from {evaluations[0][1]:.3f} to {evaluations[-1][1]:.3f}"
+    text = _course("The training loss", *ends(loss))
     if best[0] != evaluations[-1][0]:
-        text += f"; the lowest, {best[1]:.3f}, was at step {best[0]:,}"
+        text = f"The lowest held-out loss, {best[1]:.3f}, was at step {best[0]:,}. {text}"
     return f'<p class="lede">{text}.</p>'
 
 
@@ -86,18 +97,19 @@ def _charts(rows: Sequence[LogRow], loss: list[tuple[int, float]], evaluations: 
     if not loss:
         return ""
     lines = [Line("raw", loss), Line("mean", smooth(loss)), Line("held", evaluations, dots=True)]
-    keys = '<span><b class="k-raw"></b>each step</span><span><b></b>running mean</span>'
-    keys += '<span><b class="k-held"></b>held-out text</span>' if evaluations else ""
-    text = f'<section><h2>Loss, nats per token</h2><p class="keys">{keys}</p>{chart("tall", "", lines)}'
+    keys = '<span><b class="k-held"></b>held-out text</span>' if evaluations else ""
+    keys += '<span><b class="k-raw"></b>training, each step</span><span><b></b>training, running mean</span>'
+    drawing = chart("tall", "", lines, unit="nats per token")
+    text = f'<section><h2>Loss by step</h2><p class="keys">{keys}</p>{drawing}'
     small = (
-        ("lr", "learning rate"),
-        ("grad_norm", "gradient norm before clipping"),
-        ("tokens_per_s", "tokens per second"),
+        ("lr", "Learning rate", ""),
+        ("grad_norm", "Gradient norm before clipping", ""),
+        ("tokens_per_s", "Speed", "tokens per second"),
     )
     text += '<div class="three">'
-    for name, title in small:
+    for name, title, unit in small:
         line = Line("one", [(row["step"], value) for row in rows if isinstance(value := row.get(name), float | int)])
-        text += chart("low", title, [line], zero=True)
+        text += chart("low", title, [line], zero=True, unit=unit)
     return f"{text}</div></section>"
 
 

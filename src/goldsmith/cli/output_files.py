@@ -1,16 +1,28 @@
-"""Output files of a diagnosis: checked before the work begins, and a failed write loses no result."""
+"""Output files of a command: checked before the work begins; a failed write costs no result and no exit status."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from ..terminal import Problem
+from .terminal import Problem
+
+
+def check_file(path: Path | None) -> None:
+    """Raise Problem before the work, not after it, if a result file cannot be written."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def check_folder(path: Path) -> None:
     """Raise Problem before the work if --out cannot be written; does not leave a new folder behind."""
-    from ...assay.support.output_folder import unwritable
+    from ..assay.support.output_folder import unwritable
 
     why = unwritable(path)
     if why:

@@ -1,0 +1,57 @@
+"""The commands that import torch and transformers say so first: a user sees a line within a second."""
+
+import subprocess
+import sys
+
+import pytest
+
+import goldsmith
+
+SOURCE = goldsmith.__path__[0] + "/.."
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from goldsmith.cli import app; app()"
+
+
+@pytest.mark.parametrize("command", [["generate", "a/model", "--prompt", "x"], ["finetune", "a/model", "--data", "x"]])
+def test_the_first_line_comes_before_any_heavy_import(command):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, text=True, cwd=SOURCE, timeout=120
+    )
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.splitlines()[0] == "Loading torch and transformers, then model"
+
+
+INTERRUPTED_IMPORT = """
+import os, signal, sys, time
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.{name})
+                time.sleep(10)
+            except KeyboardInterrupt:
+                pass  # as some packages do while they are imported
+            sys.modules["torch"] = None
+sys.meta_path.insert(0, Interrupter())
+from goldsmith.cli import app
+app()
+"""
+RUNS = [
+    ["verify", "--quick"], ["bench"], ["doctor"],
+    ["generate", "a/model", "--prompt", "x"], ["finetune", "a/model", "--data", "x"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("command", RUNS, ids=lambda command: command[0])
+def test_a_signal_during_the_imports_ends_with_status_130(command, name):
+    code = INTERRUPTED_IMPORT.replace("{name}", name)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=SOURCE, timeout=120
+    )
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert done.stderr.endswith("Interrupted before the work began; nothing is lost.\n")
+
+
+def test_a_closed_stderr_is_no_error():
+    code = "import sys; sys.stderr = None; from goldsmith.cli.terminal import announce; announce('Loading')"
+    assert subprocess.run([sys.executable, "-c", code], cwd=SOURCE, timeout=120).returncode == 0
