@@ -6,7 +6,6 @@ Configs are made small by their fields' names. `SPECIAL` has what a class needs 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -23,13 +22,19 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TOKEN_CLASSIFICATION")
 HAS_EXPERTS = re.compile(r"class \w*Experts\w*\(")
 INDIRECT = ("kimi_k25",)  # types whose experts are those of another type, named in their text config
-ALIKE = ("seamless_m4t", "seamless_m4t_v2", "vitpose")  # a word "experts" in their source, and no language model of experts
+ALIKE = (
+    "seamless_m4t",
+    "seamless_m4t_v2",
+    "vitpose",
+)  # a word "experts" in their source, and no language model of experts
 
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "num_text_tokens", "n_words"), 64),
     **dict.fromkeys(("hidden_size", "d_model", "embed_dim", "hidden_dim", "n_embd", "out_hidden_size"), 32),
     **dict.fromkeys(("output_hidden_size", "projector_hidden_size", "adapter_hidden_size"), 32),
-    **dict.fromkeys(("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp", "d_ff", "dense_intermediate_size"), 48),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_hidden_size", "intermediate_size_mlp", "d_ff", "dense_intermediate_size"), 48
+    ),
     **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size", "shared_expert_intermediate_size"), 24),
     **dict.fromkeys(("moe_shared_expert_intermediate_size", "shared_intermediate_size", "moe_ffn_hidden_size"), 24),
     **dict.fromkeys(("num_hidden_layers", "num_layers", "depth", "n_layers", "encoder_layers", "decoder_layers"), 2),
@@ -43,8 +48,12 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim"), 8),
     "v_head_dim": 16,
-    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token", "top_k_experts", "moe_top_k"), 2),
+    **dict.fromkeys(
+        ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"), 8
+    ),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token", "top_k_experts", "moe_top_k"), 2
+    ),
     **dict.fromkeys(("n_group", "topk_group", "n_groups", "num_expert_group", "num_limited_groups"), 1),
     **dict.fromkeys(("index_n_heads",), 2),
     **dict.fromkeys(("index_head_dim",), 16),
@@ -61,12 +70,26 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 2,
 }
 _ERNIE_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+_MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 _KV = {"num_key_value_heads": 2}
-_SAM = {"mlp_dim": 48, "global_attn_indexes": (1,), "downsample_channels": [32, 32], "output_channels": 32, "window_size": 2}
-_AUDIO = {"encoder_layers": 1, "num_mel_bins": 16, "max_source_positions": 32, "output_dim": 32, "downsample_hidden_size": 16}
+_SAM = {
+    "mlp_dim": 48,
+    "global_attn_indexes": (1,),
+    "downsample_channels": [32, 32],
+    "output_channels": 32,
+    "window_size": 2,
+}
+_AUDIO = {
+    "encoder_layers": 1,
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "output_dim": 32,
+    "downsample_hidden_size": 16,
+}
 SPECIAL: dict[str, dict[str, Any]] = {
     "aria": {"vision_config": {"model_type": "idefics3_vision"}, "projector_patch_to_query_dict": {4: 4}},
     "axk2": _KV,
+    "bailing_hybrid": _MIXED,
     "beam": {"num_hidden_layers": 4, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"]},
     "dbrx": {
         "attn_config": {"kv_n_heads": 1, "rope_theta": 10000.0, "clip_qkv": 8.0},
@@ -80,6 +103,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "dots1": {"n_shared_experts": 1},
     "dots3_note": _KV,
     "dots3_note_text": _KV,
+    "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
     "dots3_note_vision_encoder": {"num_hidden_layers": 42, "adapter_in_dim": 32, "adapter_out_dim": 32},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [24, 16], "rope_parameters": _ERNIE_ROPE},
     "flint": {"num_hidden_layers": 2, "mlp_only_layers": [0]},
@@ -87,12 +111,28 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma4_vision": {"position_embedding_size": 64, "num_key_value_heads": 2},
     "gemma4_audio": {"subsampling_conv_channels": (8, 8), "output_proj_dims": 32},
     "glm4v_moe_text": {
-        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [1, 1, 2],
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 10000.0,
+        },
     },
-    "glm5_next_text": {"num_key_value_heads": 2, "qk_rope_head_dim": 0, "mlp_layer_types": ["dense", "sparse"]},
+    "glm5_next_text": {
+        **_MIXED,
+        "num_key_value_heads": 2,
+        "qk_rope_head_dim": 0,
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "glm_moe_dsa": _KV,
+    "granitemoehybrid": _MIXED,
     "inkling2_vision": {"text_hidden_size": 32, "posemb_grid_size": 4, "projection_hidden_dim": 32},
-    "kimi_k25": {"text_config": {"model_type": "deepseek_v3", "first_k_dense_replace": 1}, "projection_hidden_size": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 0},
+    "kimi_linear": _MIXED,
+    "kimi_k25": {
+        "text_config": {"model_type": "deepseek_v3", "first_k_dense_replace": 1},
+        "projection_hidden_size": 32,
+    },
     "kimi_k25_vision": {"pos_emb_height": 4, "pos_emb_width": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"num_key_value_heads": 2, "zero_expert_num": 4, "head_dim": 8},
@@ -102,6 +142,13 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "muse_spark_text": {"moe_hidden_size": 16},
     "muse_spark_vision": {"pos_emb_height": 4, "pos_emb_width": 4},
     "nllb-moe": {"encoder_sparse_step": 1, "decoder_sparse_step": 1},
+    "qwen3_5_moe_text": _MIXED,
+    "qwen3_next": _MIXED,
+    "qwen4_exp_text": {
+        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8},
+        **{"layer_types": ["linear_attention", "full_attention"], "indexer_compress_ratio": 2},
+    },
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 40, "vision_end_token_id": 41},
     "qwen3_omni_moe": {"enable_audio_output": False, "talker_config": None, "code2wav_config": None},
     "qwen3_omni_moe_audio_encoder": _AUDIO,
     "qwen3_omni_moe_vision_encoder": {"num_position_embeddings": 16, "deepstack_visual_indexes": (0,)},
@@ -190,7 +237,3 @@ def experts_named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in model.named_modules():
         if re.search(r"Experts", type(module).__name__) and "Shared" not in type(module).__name__:
             yield path, module
-
-
-if os.environ.get("GOLDSMITH_TINY_MODELS"):  # for development: list the types
-    print(model_types())

@@ -50,9 +50,9 @@ def convert(
     progress    called with (done, total, path) after each experts module
 
     The experts' weights leave `model.parameters()` and `state_dict()`, which keep the other weights and the LoRA.
-    `model.save_pretrained` writes a folder that loads as this model, experts and LoRA included. Shared experts, dense layers and routers stay as they are. Raises ValueError, with nothing
-    changed, for a model without experts modules, for experts that cannot be computed (naming class and flag) and for
-    unsupported checkpoints.
+    `model.save_pretrained` writes a folder that loads as this model, experts and LoRA included. Shared experts, dense
+    layers and routers stay as they are. Raises ValueError, with nothing changed, for a model without experts modules,
+    for experts that cannot be computed (naming class and flag) and for unsupported checkpoints.
     """
     modules = list(experts_modules(model))
     _check_model(model, modules)

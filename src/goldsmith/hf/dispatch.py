@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from ..experts import moe
 from .experts_spec import ExpertsSpec, experts_modules, is_undispatched, name_of, spec_of
 from .model_types import base_of
-from .peft_factors import lora_of, hand_over_factors, weight_and_factors
+from .peft_factors import hand_over_factors, lora_of, weight_and_factors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NAME = "goldsmith"
 ENGINE = "_goldsmith_engine"  # key in an experts module's __dict__: the offload engine that computes it
@@ -49,6 +52,9 @@ def register(model: nn.Module | None = None) -> None:
         if is_undispatched(module):
             call_ours(module)
             continue
+        config = cast("PreTrainedConfig", module.config)
+        if config not in (base.config, base.config.get_text_config()):  # a vision tower's, which is not reached
+            config._experts_implementation = NAME
         implementation = getattr(module.config, "_experts_implementation", None)
         if implementation != NAME:
             raise ValueError(

@@ -145,7 +145,7 @@ class ExpertsSpec:
     def own_layout(
         self, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> dict[str, Tensor]:
-        """The module's parameters by name, from gate_up [E, 2I, H] with all gates before all ups, and down [E, H, I]."""
+        """The module's parameters by name, from gate_up [E, 2I, H] (all gates before all ups) and down [E, H, I]."""
 
         def rows(tensor: Tensor) -> Tensor:
             if not self.gated:
@@ -297,10 +297,11 @@ def _check_gate(module: nn.Module, spec: ExpertsSpec) -> None:
         else:
             actual = (cast("ExpertsModule", module).act_fn(g) * u).double()
         expected = activate(g.double(), u.double(), spec)
+    what = "_apply_gate" if spec.gated and hasattr(module, "_apply_gate") else "activation"
     # a loose tolerance: this distinguishes formulas, it does not judge rounding
     if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
         raise _unsupported(
-            module, f"its activation is not {spec.activation} with limit={spec.limit!r} in this transformers"
+            module, f"its {what} is not {spec.activation} with limit={spec.limit!r} in this transformers"
         )
 
 

@@ -32,10 +32,20 @@ def config_of(folder: Path) -> PreTrainedConfig:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if content.get("auto_map"):
             raise ValueError(
-                f"{path}: model_type {model_type!r} is defined by Python code in the folder (auto_map), which goldsmith "
-                "never runs, and this transformers has no class for it"
+                f"{path}: model_type {model_type!r} is defined by Python code in the folder (auto_map), which "
+                "goldsmith never runs, and this transformers has no class for it"
             ) from error
         raise ValueError(f"{path}: model_type {model_type!r} cannot be read: {_brief(error)}") from error
+
+
+def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the part that reads and writes text, if the whole model has no forward (Qwen3-Omni)."""
+    if "thinker_config" not in (config.sub_configs or {}):
+        return config
+    thinker = config.thinker_config
+    if getattr(config, "quantization_config", None) is not None:
+        thinker.quantization_config = config.quantization_config
+    return thinker
 
 
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -45,6 +55,7 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """
     import transformers
 
+    config = language_config(config)
     for name in getattr(config, "architectures", None) or ():
         named = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
         if isinstance(named, type) and _fits(named, config):
@@ -63,6 +74,7 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model on the meta device, in a dtype."""
     model_class: Any = class_of(config)
+    config = language_config(config)
     text = config.sub_configs.get("text_config")
     if text is not None and model_class.config_class is text and type(config) is not text:
         whole, config = config, config.get_text_config()

@@ -61,11 +61,11 @@ def plain_experts(module: ConvertedExperts, dtype: torch.dtype) -> dict[str, Ten
     """The base of converted experts as the model's own parameters, by name, in `dtype` or in float32."""
     base, spec = module.base, module.spec
     if isinstance(base, PackedExperts):
-        tensors = [*base.unpack(), base.gate_up_bias, base.down_bias]
+        parts = spec.own_layout(*base.unpack(), base.gate_up_bias, base.down_bias)
     else:
-        tensors = [None if t is None else t.detach().cpu().float() for t in base]
-    gate_up, down, gate_up_bias, down_bias = [*tensors, None, None][:4]
-    parts = spec.own_layout(gate_up, down, gate_up_bias, down_bias)
+        plain = [tensor.detach().cpu().float() for tensor in base if tensor is not None]
+        biases = (plain[2], plain[3]) if len(plain) == 4 else (None, None)
+        parts = spec.own_layout(plain[0], plain[1], *biases)
     return {name: _narrowest(tensor, dtype) for name, tensor in parts.items()}
 
 

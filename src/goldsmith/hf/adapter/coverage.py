@@ -39,7 +39,9 @@ def targeted(config: AdapterConfig, where: str, first: str) -> list[str]:
 
 def check_targets(path: Path, config: AdapterConfig, model: nn.Module) -> None:
     """Raises ValueError for a target parameter that matches no parameter of the model."""
-    names = [f"{plain_path(where)}.{name}" for where, first in first_parameters(model).items() for name in (first, DOWN)]
+    names = [
+        f"{plain_path(where)}.{name}" for where, first in first_parameters(model).items() for name in (first, DOWN)
+    ]
     for target in config.get("target_parameters") or ():
         if not matches_target(target, names) and not matches_target(target, other_parameters(model)):
             raise ValueError(f"{path}: target_parameters has {target!r}, which matches no parameter of this model")

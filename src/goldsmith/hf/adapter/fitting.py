@@ -13,6 +13,7 @@ from .coverage import check_peft_layers, check_targets, refuse_missing, saved_mo
 from .files import CONFIG, ROOT, AdapterConfig, plain_path
 from .layout import PeftFactors
 from .peft_layers import remove_peft_layers
+from .peft_names import by_names_in_model
 from .reading import factors_in_file, read_adapter
 
 
@@ -42,6 +43,7 @@ def fitted(model: nn.Module, experts: Mapping[str, ExpertsSpec], folder: Path, o
     experts: the specs of the model's experts modules, by path.
     """
     config, tensors, ranks = read_adapter(folder, op)
+    tensors = by_names_in_model(model, tensors, ROOT)
     check_targets(folder / CONFIG, config, model)
     used, missing = set[str](), list[str]()
     factors: dict[str, dict[str, PeftFactors]] = {}

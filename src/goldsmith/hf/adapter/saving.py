@@ -33,6 +33,7 @@ from .files import (
     serialised,
 )
 from .layout import PeftFactors
+from .peft_names import names_in_file
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -69,6 +70,8 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
     peft_tensors, config = _peft_part(model)
     tensors |= peft_tensors | _whole_modules(model, config)
     config = _config(config, by_parameter, len(converted_modules(model)), alone=not peft_tensors)
+    names = names_in_file(model, tensors)
+    tensors = {names[name]: tensor for name, tensor in tensors.items()}
     folder = Path(directory)
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)

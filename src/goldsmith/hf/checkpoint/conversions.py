@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint make which tensors of a model: transformers' renamings and converters, evaluated lazily.
+"""Which tensors of a checkpoint make which tensors of a model: transformers' renamings and converters, run lazily.
 
 The plan is the one that transformers makes in `convert_and_load_state_dict_in_model`: every key of the files is
 renamed, a key that is right already is left alone, and keys that a converter merges or splits form a group.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Group:
+class ConversionGroup:
     """Keys of the files from which one converter makes one or more tensors of the model; `first` names the first."""
 
     converter: WeightConverter
@@ -76,7 +76,7 @@ class ConversionPlan:
         self._model, self._state = model, model.state_dict()
         self._prefix = f"{model.base_model_prefix}."
         self._top = {f"{name.partition('.')[0]}." for name, _ in model.named_children()}
-        self.sources: dict[str, str | Group] = {}
+        self.sources: dict[str, str | ConversionGroup] = {}
         self.unknown: dict[str, str] = {}
         for key in sorted(keys, key=dot_natural_key):
             if coded(key):
@@ -89,8 +89,8 @@ class ConversionPlan:
                 self.sources[name] = key
             else:
                 group = self.sources.get(name)
-                if not isinstance(group, Group):
-                    group = Group(by_pattern[pattern], name)
+                if not isinstance(group, ConversionGroup):
+                    group = ConversionGroup(by_pattern[pattern], name)
                 for target in group.targets:
                     self.sources[target] = group
                 group.keys.setdefault(pattern, []).append(key)

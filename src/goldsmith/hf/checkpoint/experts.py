@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
 from ..experts_spec import ExpertsSpec
-from .conversions import Group
+from .conversions import ConversionGroup
 from .per_expert import Part, PerExpertTensor
 from .reader import ModelCheckpoint
 
@@ -138,18 +138,18 @@ def _whole(part: Part) -> Tensor:
 def plain_parts(source: ModelCheckpoint, path: str, spec: ExpertsSpec) -> dict[str, Part]:
     """The experts' plain weights in the model's layout, by the model's names; read one by one where possible.
 
-    Raises ValueError for a missing or unknown tensor, an expert that the files lack, and shapes other than the config's.
+    Raises ValueError for a missing or unknown tensor, a missing expert, and shapes other than the config's.
     """
     names = source.below(path)
     wanted = spec.parameter_shapes()
     check_all_known(source, path, names, set(wanted))
     parts: dict[str, Part] = {}
     for name, shape in wanted.items():
-        full = f"{path}.{name}"
-        if name not in names:
+        full = source.stored_name(f"{path}.{name}")
+        if full not in source.names:
             raise ValueError(f"{source.folder}: none of its files has {full}")
         made_by = source.names[full]
-        if isinstance(made_by, Group):
+        if isinstance(made_by, ConversionGroup):
             _check_experts(source, full, made_by, spec)
         part: Part | None = source.per_expert(full, spec.num_experts)
         part = source.get(full) if part is None else part
@@ -159,7 +159,7 @@ def plain_parts(source: ModelCheckpoint, path: str, spec: ExpertsSpec) -> dict[s
     return parts
 
 
-def _check_experts(source: ModelCheckpoint, full: str, group: Group, spec: ExpertsSpec) -> None:
+def _check_experts(source: ModelCheckpoint, full: str, group: ConversionGroup, spec: ExpertsSpec) -> None:
     """Raises ValueError if a converter that stacks experts would stack others than 0..E-1, or lacks a projection."""
     if type(group.converter.operations[0]).__name__ != "MergeModulelist":
         return

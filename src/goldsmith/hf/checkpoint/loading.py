@@ -50,6 +50,13 @@ def load_other_weights(
             _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
         elif not _is_transient(model, name):
             missing.add(name)
+    experts = (*skipped, *(f"{path}." for path in converted_modules(model)))
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    model.all_tied_weights_keys = {
+        target: origin
+        for target, origin in tied.items()
+        if not target.startswith(experts) and not origin.startswith(experts)
+    }
     # with the missing names transformers ties no two tensors that the files hold with different values
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     if missing:
@@ -118,13 +125,22 @@ def fill_transient_buffers(model: PreTrainedModel) -> None:
         marks = {name: float("nan") if buffer.is_floating_point() else -1 for name, buffer in empty.items()}
         module._buffers |= {n: torch.full(b.shape, marks[n], dtype=b.dtype, device="cpu") for n, b in empty.items()}
         with torch.no_grad(), torch.device("cpu"):  # transformers computes on torch's default device
-            model._init_weights(module)
+            _owner(model, path)._init_weights(module)
         lost = [n for n, mark in marks.items() if not _written(module._buffers[n], mark)]
         if lost:
             raise ValueError(
                 f"goldsmith.hf.convert: {path}.{lost[0]} is a buffer that no file holds, and {type(model).__name__} "
                 "does not recompute it. Load the model with from_pretrained and convert it in memory"
             )
+
+
+def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
+    """The innermost model of transformers around a module (a vision tower has its own class), which initialises it."""
+    from transformers import PreTrainedModel
+
+    parts = path.split(".")
+    around = (model.get_submodule(".".join(parts[:k])) for k in range(len(parts), 0, -1))
+    return next((module for module in around if isinstance(module, PreTrainedModel)), model)
 
 
 def _written(buffer: Tensor | None, mark: float) -> bool:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from . import quantisation
-from .conversions import ConversionPlan, Group
+from .conversions import ConversionGroup, ConversionPlan
 from .files import keys_of, weight_files
 from .per_expert import PerExpertTensor
 
@@ -25,9 +25,9 @@ Progress = Callable[[int, int | None, str], None]
 class ModelCheckpoint:
     """The tensors of a checkpoint folder by the model's own names, each read when it is requested.
 
-    The files are those that `from_pretrained` reads, and `names` maps the model's names to keys in them by transformers'
-    own renamings and converters. Raises ValueError for a folder whose weights are ambiguous or incomplete, for a damaged
-    file, a pickle, and an unsupported quantisation.
+    The files are those that `from_pretrained` reads, and `names` maps the model's names to keys in them by
+    transformers' own renamings and converters. Raises ValueError for a folder whose weights are ambiguous or
+    incomplete, for a damaged file, a pickle, and an unsupported quantisation.
     """
 
     def __init__(self, folder: Path, model: nn.Module) -> None:
@@ -47,7 +47,7 @@ class ModelCheckpoint:
         self.method: str | None = self.quantisation.get("quant_method")
         self._check_quantisation()
         plan = ConversionPlan(self._model, self._file_of, self._coded)
-        self.names: dict[str, str | Group] = {**plan.unknown, **plan.sources}
+        self.names: dict[str, str | ConversionGroup] = {**plan.unknown, **plan.sources}
 
     def check_format(self, format: str) -> None:
         stored = METHODS.get(self.method or "")
@@ -60,6 +60,14 @@ class ModelCheckpoint:
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
+
+    def stored_name(self, name: str) -> str:
+        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
+        if name in self.names:
+            return name
+        tied = getattr(self._model, "all_tied_weights_keys", None) or {}
+        alike = [other for pair in tied.items() if name in pair for other in pair if other in self.names]
+        return alike[0] if alike else name
 
     def get(self, name: str) -> Tensor:
         """The tensor with this name in the model, converted as transformers converts it."""

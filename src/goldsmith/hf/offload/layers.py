@@ -50,7 +50,10 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
         except ValueError as error:
             raise UnsupportedModel(_reason(error)) from error
         index = _number(path, kind)
-        if index in layers:
+        if index in layers and (plain := _of_images(path, layers[index].path)) is not None:
+            if plain == path:
+                continue
+        elif index in layers:
             raise UnsupportedModel(
                 f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine "
                 "supports one for each layer"
@@ -60,6 +63,12 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
             _check_eager_forward(module, spec)
             tried[type(module), spec] = None
     return [layers[index] for index in sorted(layers)]
+
+
+def _of_images(*paths: str) -> str | None:
+    """The path of a layer's second experts, for images (ernie4_5_vl_moe); text never visits them: they stay plain."""
+    images = [path for path in paths if "vision" in path]
+    return images[0] if len(images) == 1 else None
 
 
 def _check_untouched(model: nn.Module, kind: str) -> None:
@@ -118,7 +127,7 @@ def _check_eager_forward(module: Any, spec: ExpertsSpec) -> None:
     base = spec.base(*(getattr(small, name) for name in spec.names))
     forward = type(module).forward
     eager = forward if is_undispatched(module) else getattr(forward, "__wrapped__", None)
-    arguments = (x, ids, weights)
+    arguments: tuple[Tensor, ...] = (x, ids, weights)
     if spec.calling == "rows":
         routes = torch.nn.functional.one_hot(ids.squeeze(1), PAIR).T
         arguments = ((x * routes.unsqueeze(2)).flatten(0, 1),)

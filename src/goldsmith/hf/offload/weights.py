@@ -20,7 +20,6 @@ from ..checkpoint.reader import ModelCheckpoint
 from ..experts_spec import ExpertsSpec
 from .layers import ExpertsLayer
 
-
 Weights = dict[str, Part | tuple[Part, Part]]  # by name, in the layout above; gate_up may be a pair
 
 

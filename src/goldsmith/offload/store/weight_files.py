@@ -17,8 +17,8 @@ def weight_files(folder: Path) -> list[Path]:
     """The files, in transformers' order. Raises ValueError that names them if they are ambiguous or incomplete."""
     if (folder / ADAPTER).is_file():
         raise ValueError(
-            f"{_OP}: {folder} holds an adapter ({ADAPTER}), whose weights are not a model's: move its files (adapter_*) "
-            "to a folder of their own"
+            f"{_OP}: {folder} holds an adapter ({ADAPTER}), whose weights are not a model's: move its files "
+            "(adapter_*) to a folder of their own"
         )
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
