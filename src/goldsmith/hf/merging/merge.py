@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..adapter.files import DOWN
 from ..adapter.fitting import FittedAdapter, fitted
 from ..checkpoint import quantisation
-from ..checkpoint.conversions import Group
+from ..checkpoint.conversions import ConversionGroup
 from ..checkpoint.experts import PROJECTIONS
 from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.reader import METHODS, ModelCheckpoint
@@ -159,12 +159,12 @@ class MergeWork:
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
-    def _items(self) -> list[tuple[str, str | Group | list[str]]]:
+    def _items(self) -> list[tuple[str, str | ConversionGroup | list[str]]]:
         """(name in the model, key, group, or the keys of one coded weight), in natural order."""
-        items: dict[str, str | Group | list[str]] = {}
+        items: dict[str, str | ConversionGroup | list[str]] = {}
         seen: set[int] = set()
         for name, source in self.checkpoint.names.items():
-            if isinstance(source, Group):
+            if isinstance(source, ConversionGroup):
                 if id(source) not in seen:
                     seen.add(id(source))
                     items[name] = source
@@ -180,7 +180,7 @@ class MergeWork:
     def _is_coded(self, stem: str) -> bool:
         return any(f"{stem}.{part}" in self.checkpoint.names for part in quantisation.CODED_PARTS)
 
-    def _piece(self, name: str, source: str | Group | list[str]) -> dict[str, Tensor]:
+    def _piece(self, name: str, source: str | ConversionGroup | list[str]) -> dict[str, Tensor]:
         experts = self._experts_of(name)
         if isinstance(source, list):
             return self._coded_weight(name, source, experts)
@@ -242,10 +242,10 @@ class MergeWork:
             self._deltas = path, parts
         return self._deltas[1].get(projection)
 
-    def _expert_weight(self, name: str, source: str | Group, path: str) -> dict[str, Tensor]:
+    def _expert_weight(self, name: str, source: str | ConversionGroup, path: str) -> dict[str, Tensor]:
         """The tensors of one key or group that belongs to experts, merged."""
         spec = self.specs[path]
-        if isinstance(source, Group):
+        if isinstance(source, ConversionGroup):
             if len(source.targets) == 1 and source.by_expert(spec.num_experts):
                 keys = [(key, e) for listed in source.keys.values() for e, key in enumerate(listed)]
                 if all(_expert_of(key) is not None for key, _ in keys):
@@ -361,7 +361,7 @@ class MergeWork:
         """Raises ValueError if the adapter covers a weight that the files do not hold under a name of its own."""
         there: set[str] = set()
         for name, source in self._items():
-            there |= set(source.targets) if isinstance(source, Group) else {name}
+            there |= set(source.targets) if isinstance(source, ConversionGroup) else {name}
         covered = self._other.names | set(self.adapter.whole)
         for path, by_parameter in self.adapter.experts.items():
             if not any(re.match(rf"{re.escape(path)}\.\d+\.", name) for name in there):
