@@ -13,7 +13,7 @@ from hf import models
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.hf.merging import codes, shards
-from goldsmith.hf.merging.merge import merge
+from goldsmith.hf.merging.merged_model import merge
 from goldsmith.hf.merging.shards import ShardWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")

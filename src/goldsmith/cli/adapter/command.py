@@ -60,7 +60,7 @@ def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     announce(f"Loading torch and transformers, then {Path(model).name}")
     try:
         with exit_on_signals():
-            from ...hf.adapter_check.models import export_adapter
+            from ...hf.adapter.exporting import export_adapter
     except ImportError as error:
         raise _missing(error) from error
     _quiet()
