@@ -141,7 +141,6 @@ class ExpertsSpec:
         """down [E, H, I] or [E, I, H] as [E, H, I]; a view."""
         return weight.transpose(1, 2) if self.transposed else weight
 
-
     def own_layout(
         self, gate_up: Tensor, down: Tensor, gate_up_bias: Tensor | None, down_bias: Tensor | None
     ) -> dict[str, Tensor]:

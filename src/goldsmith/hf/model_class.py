@@ -21,7 +21,9 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{folder} has no config.json: it is not the folder of a transformers model{_contents(folder)}")
+        raise ValueError(
+            f"{folder} has no config.json: it is not the folder of a transformers model{_contents(folder)}"
+        )
     try:
         content = json.loads(path.read_text())
         model_type = content.get("model_type")
