@@ -7,11 +7,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from benchmarks import tiny_models
 from hf import models
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
+from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.hf.merging import codes, shards
-from goldsmith.hf.merging.merge import merge
+from goldsmith.hf.merging.merged_model import merge
 from goldsmith.hf.merging.shards import ShardWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
@@ -60,6 +62,30 @@ def test_an_adapter_of_ours_on_several_ranks_and_a_router_is_merged_as_peft_merg
     merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "out")
     wanted = by_peft(tmp_path / "base", tmp_path / "adapter")
     assert not differences(loaded(tmp_path / "out").state_dict(), wanted)
+
+
+@pytest.mark.parametrize("model_type", ["nemotron_h", "llama4_text", "ernie4_5_vl_moe"])
+def test_experts_without_a_gate_transposed_or_two_modules_of_one_converter_are_merged(model_type, tmp_path):
+    """nemotron_h, Llama 4, and ERNIE, whose files number the experts of text and vision in one row."""
+    plain = tiny_models.tiny_model(model_type)
+    plain.save_pretrained(tmp_path / "base")
+    specs = {path: spec_of(module) for path, module in experts_modules(plain)}
+    targets = [f"{path}.{name}" for path, spec in specs.items() for name in (spec.first, "down_proj")]
+    theirs = models.with_peft(plain, targets=targets, rank=3)
+    theirs.save_pretrained(tmp_path / "adapter")
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "out")
+    ours = type(plain).from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert not differences(ours.state_dict(), theirs.merge_and_unload().state_dict())
+
+
+def test_a_weight_that_is_tied_to_another_is_refused(tmp_path):
+    plain = models.model("qwen3_moe", tie_word_embeddings=True)
+    plain.save_pretrained(tmp_path / "base")
+    theirs = models.with_peft(plain, rank=3, target_modules=["lm_head"])
+    theirs.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    with pytest.raises(ValueError, match="covers lm_head.weight, which .* it is tied to another weight"):
+        merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_modules_that_the_adapter_replaces_whole_are_written_whole(tmp_path):

@@ -4,6 +4,7 @@ README.md in this folder has the mathematics. Each operator is a folder with its
 backends and its test cases; `packed` holds the formats of quantised weights.
 """
 
+from ._factors import LayerLora
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
@@ -14,6 +15,7 @@ from .slots.op import slots
 
 __all__ = [
     "Experts",
+    "LayerLora",
     "LoRA",
     "PackedExperts",
     "from_awq",

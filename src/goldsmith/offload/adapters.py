@@ -94,7 +94,9 @@ class EngineAdapters:
         return 4 * (2 * self._store.intermediate_size + self._rank) if self.nbytes else 0
 
     def allocate(self, device: torch.device, rows: int) -> None:
-        """Takes the memory of `nbytes` and of `rows` routes on the GPU."""
+        """Takes the memory of `nbytes` and of `rows` routes on the GPU, if there are adapters."""
+        if not self.nbytes:
+            return
         with torch.inference_mode(False):
             self._memory = (
                 torch.empty(self.nbytes, dtype=torch.uint8, device=device),
@@ -155,6 +157,8 @@ class EngineAdapters:
                 size = kernels.nbytes_of(lora)
                 panels[layer] = kernels.PanelFactors(lora, memory[at : at + size], low, extra)
                 at += size
+        if memory.is_cuda:  # calls may come on other streams than these copies
+            torch.cuda.current_stream(memory.device).synchronize()
         return panels
 
     def _name(self, name: object) -> str:

@@ -263,7 +263,7 @@ class Engine:
         except BaseException:
             self._after_failure(cache, assignment)
             raise
-        self._count(call)
+        call.count()
         if self._adapting is not None:
             copies = (tally.bytes_h2d - before[2]) // self.spending.slot_bytes
             expected = assignment.times.get("cpu", 0.0) if not assignment.streamed else 0.0
@@ -272,14 +272,6 @@ class Engine:
         if self.settings.guard != "off" and not self._deferred:
             self._guard.look(call, outcome)
         return outcome.out
-
-    def _count(self, call: Call) -> None:
-        tally, given = call.tally, call.assignment
-        tally.experts_cpu += len(given.cpu)
-        tally.experts_copied += len(given.copied)
-        tally.experts_cached += len(given.cached)
-        if given.predicted is not None:
-            tally.expect(given.predicted, given.limiting or "none")
 
     def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
         later = [each for each in self.store.layers if each > layer]
@@ -397,10 +389,9 @@ class Engine:
         self._arenas, self._caches = memory.arenas, memory.caches
         of_all = (self.threads, self.settings.lanes == "auto", self._faults, self._trace, self._tallies.__getitem__)
         machine = self._machine()
-        if machine is not None and self.adapters.nbytes:
-            self.adapters.allocate(self.device, self.spending.rows)
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
+        self.adapters.allocate(self.device, self.spending.rows)
         look = None if self.settings.guard == "off" else self._guard.look
         options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
         return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)

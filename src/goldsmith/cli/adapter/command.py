@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..signals import terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, console, write_json, write_stdout
+from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.adapter_check.check import AdapterCheck
@@ -20,9 +20,11 @@ def run_check(
     model: str, adapter: str, names: list[str] | None, text: Path | None, merged: Path | None, *, as_json: bool
 ) -> int:
     """Check, print the findings, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
     try:
-        from ...hf.adapter_check.check import check
-        from ...hf.adapter_check.runtimes import RUNTIMES
+        with exit_on_signals():
+            from ...hf.adapter_check.check import check
+            from ...hf.adapter_check.runtimes import RUNTIMES
     except ImportError as error:
         raise _missing(error) from error
     _quiet()
@@ -55,8 +57,10 @@ def run_check(
 
 def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     """Export, say what was written, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
     try:
-        from ...hf.adapter_check.models import export_adapter
+        with exit_on_signals():
+            from ...hf.adapter.exporting import export_adapter
     except ImportError as error:
         raise _missing(error) from error
     _quiet()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..generate.options import joined
+from ..help_text import grouped
 from ..terminal import in_a_paragraph
 
 Model = Annotated[
@@ -15,6 +16,10 @@ Model = Annotated[
     typer.Argument(metavar="MODEL", help="The base model: a folder, or a hub name that this machine has a copy of."),
 ]
 Adapter = Annotated[str, typer.Argument(metavar="ADAPTER", help="The folder of a peft adapter for it.")]
+
+
+CHECK = {"What to check": ("model", "adapter", "runtime", "text", "merged"), "Output": ("json",)}
+EXPORT = {"What to write": ("model", "adapter"), "Output": ("output", "json")}
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +30,8 @@ def register(app: typer.Typer) -> None:
         help="Check that an adapter arrives in other runtimes, or write it in the layout that they read.",
         no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
-    group.command("check", help=joined(check.__doc__ or ""))(in_a_paragraph(check))
-    group.command("export", help=joined(export.__doc__ or ""))(in_a_paragraph(export))
+    group.command("check", cls=grouped(CHECK), help=joined(check.__doc__ or ""))(in_a_paragraph(check))
+    group.command("export", cls=grouped(EXPORT), help=joined(export.__doc__ or ""))(in_a_paragraph(export))
     app.add_typer(group, name="adapter")
 
 

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..signals import terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, console, write_json, write_stdout
+from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
 
 if TYPE_CHECKING:
-    from ...hf.merging.merge import MergeReport
+    from ...hf.merging.merged_model import MergeReport
 
 
 def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -> int:
     """Merge, report, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
     try:
-        from ...hf.merging.codes import LEAST
-        from ...hf.merging.merge import merge
+        with exit_on_signals():
+            from ...hf.merging.codes import LEAST
+            from ...hf.merging.merged_model import merge
     except ImportError as error:
         if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
             raise

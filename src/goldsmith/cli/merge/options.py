@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..generate.options import joined
+from ..help_text import grouped
 from ..terminal import in_a_paragraph
 
 
@@ -21,10 +22,13 @@ class MergedFormat(StrEnum):
     fp8_block = "fp8_block"
 
 
+GROUPS = {"What to merge": ("model", "adapter"), "Output": ("output", "format", "json")}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "merge" for command in app.registered_commands):
-        app.command("merge", help=joined(merge.__doc__ or ""))(in_a_paragraph(merge))
+        app.command("merge", cls=grouped(GROUPS), help=joined(merge.__doc__ or ""))(in_a_paragraph(merge))
 
 
 def merge(

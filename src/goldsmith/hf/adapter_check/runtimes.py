@@ -23,7 +23,7 @@ from ..adapter.files import CONFIG
 from ..adapter.loading import load_adapter
 from ..checkpoint.files import default_dtype, weight_files
 from ..convert import convert
-from ..merging.merge import merge
+from ..merging.merged_model import merge
 from ..model_class import class_of, config_of, empty_model
 
 Rows = Sequence[Sequence[int]]

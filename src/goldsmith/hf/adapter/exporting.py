@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..adapter.per_expert import export
 from ..checkpoint.files import default_dtype, weight_files
 from ..experts_spec import experts_modules, spec_of
 from ..model_class import config_of, empty_model
-from ..offload.adapters import adapter_folder
-from ..offload.loading import folder
+from .per_expert import export
 
 
 def export_adapter(model: str | Path, adapter: str | Path, output: str | Path) -> int:
-    """Writes the adapter with one pair of factors per expert and projection; returns how many tensors it has."""
+    """Writes a peft adapter with one pair of factors per expert and projection, as vLLM and SGLang read it
+
+    model     the folder of the base model, or the name of a cached hub model
+    Returns the number of tensors. All pairs get one rank and the scaling 1. Raises ValueError, with nothing written,
+    for an adapter that does not fit or that replaces whole modules.
+    """
+    from ..offload.adapters import adapter_folder
+    from ..offload.loading import folder
+
     source = folder(model)
     config = config_of(source)
     empty = empty_model(config, default_dtype(weight_files(source, config), config))

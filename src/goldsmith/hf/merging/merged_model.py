@@ -253,26 +253,38 @@ class MergeWork:
         return self._deltas[1].get(projection)
 
     def _expert_weight(self, name: str, source: str | ConversionGroup, path: str) -> dict[str, Tensor]:
-        keys = [source] if isinstance(source, str) else source.all_keys()
-        places = [_expert_of(key) for key in keys]
+        """The tensors of one key or group that belongs to experts, merged."""
         spec = self.specs[path]
-        if all(place is not None and place[0] < spec.num_experts for place in places):
-            tensors: dict[str, Tensor] = {}
-            for key, place in zip(keys, places):
-                expert, projection = cast("tuple[int, str]", place)
-                value = self.checkpoint.read(key)
-                if key.endswith(".weight"):
-                    tensors |= self._projection(path, projection, expert, value, key.removesuffix(".weight"))
-                else:
-                    tensors[key] = self._as_written(value)
-            return tensors
-        value, key = self.checkpoint.get(name), source if isinstance(source, str) else name
-        parameter = name.rpartition(".")[2]
-        if parameter not in (spec.first, DOWN):
-            return {key: self._as_written(value)}
+        if isinstance(source, ConversionGroup):
+            if len(source.targets) == 1 and source.by_expert(spec.num_experts):
+                keys = [(key, e) for listed in source.keys.values() for e, key in enumerate(listed)]
+                if all(_expert_of(key) is not None for key, _ in keys):
+                    return self._each_expert(path, keys)
+            parts = [self._whole_stack(target, target, self.checkpoint.get(target)) for target in source.targets]
+            return {key: tensor for part in parts for key, tensor in part.items()}
+        place = _expert_of(name)
+        if place is not None and source.endswith(".weight"):
+            value = self.checkpoint.read(source)
+            return self._projection(path, place[1], place[0], value, source.removesuffix(".weight"))
+        return self._whole_stack(name, source, self.checkpoint.read(source))
+
+    def _each_expert(self, path: str, keys: list[tuple[str, int]]) -> dict[str, Tensor]:
+        """Projections that the files hold apart: their keys, and the number of each one's expert."""
+        tensors: dict[str, Tensor] = {}
+        for key, expert in keys:
+            _, projection = cast("tuple[int, str]", _expert_of(key))
+            value = self.checkpoint.read(key)
+            tensors |= self._projection(path, projection, expert, value, key.removesuffix(".weight"))
+        return tensors
+
+    def _whole_stack(self, name: str, key: str, value: Tensor) -> dict[str, Tensor]:
+        """A parameter of all experts in one tensor, under `key`; as codes, each expert's projections apart."""
+        path, parameter = self._experts_of(name), name.rpartition(".")[2]
+        if path is None or parameter not in (self.specs[path].first, DOWN):
+            return {key: self._outside(name, value)}
         if not self.coded:
             return {key: self._stacked(path, parameter, value)}
-        tensors = {}
+        tensors, spec = dict[str, Tensor](), self.specs[path]
         for projection, stack in by_projection(parameter, self._turned(value, spec, parameter), spec).items():
             for e in range(spec.num_experts):
                 tensors |= self._projection(path, projection, e, stack[e], f"{path}.{e}.{projection}_proj")
@@ -344,26 +356,38 @@ class MergeWork:
         return weights_of(scheme, parts, f"{self.checkpoint.label}: {stem}")
 
     def _check(self) -> None:
-        """Raises ValueError for a merge that the format does not allow, before anything is written."""
+        """Raises ValueError for a merge that is not possible, before anything is written."""
+        self._check_names()
         method = self.checkpoint.method
-        if method is None:
-            return
         if method == "mxfp4":
             raise ValueError(
                 f"{OP}: {self.checkpoint.folder} holds mxfp4 codes, which this command does not merge into: keep the "
                 "adapter apart, or dequantise the model with transformers first"
             )
-        if self.coded:
-            coded = sorted(
-                name
-                for name in self._other.names | set(self.adapter.whole)
-                if self._is_coded(name.removesuffix(".weight"))
-            )
+        if method is not None and self.coded:
+            names = self._other.names | set(self.adapter.whole)
+            coded = sorted(name for name in names if self._is_coded(name.removesuffix(".weight")))
             if coded:
                 raise ValueError(
                     f"{OP}: the adapter changes {coded[0]}, which {self.checkpoint.folder} holds as codes, and only "
                     "experts are written as codes: give format= bf16, or keep the adapter apart"
                 )
+
+    def _check_names(self) -> None:
+        """Raises ValueError if the adapter covers a weight that the files do not hold under a name of its own."""
+        there: set[str] = set()
+        for name, source in self._items():
+            there |= set(source.targets) if isinstance(source, ConversionGroup) else {name}
+        covered = self._other.names | set(self.adapter.whole)
+        for path, by_parameter in self.adapter.experts.items():
+            if not any(re.match(rf"{re.escape(path)}\.\d+\.", name) for name in there):
+                covered |= {f"{path}.{parameter}" for parameter in by_parameter}
+        missing = sorted(covered - there)
+        if missing:
+            raise ValueError(
+                f"{OP}: the adapter covers {missing[0]}, which {self.checkpoint.folder} does not hold as a tensor of "
+                "its own: it is tied to another weight, which the merge would change too. Keep the adapter apart"
+            )
 
 
 def _expert_of(name: str) -> tuple[int, str] | None:
