@@ -8,7 +8,7 @@ from hf import checkpoints, gguf_files, models
 from hf.test_merging import by_peft, differences, loaded
 
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
-from goldsmith.hf.merging.merge import merge
+from goldsmith.hf.merging.merged_model import merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 

@@ -16,7 +16,6 @@ from ..adapter.files import DOWN
 from ..adapter.fitting import FittedAdapter, fitted
 from ..checkpoint.conversions import ConversionGroup
 from ..checkpoint.files import default_dtype, weight_files
-from ..checkpoint.formats.layer import PROJECTIONS
 from ..checkpoint.formats.linear import weights_of
 from ..checkpoint.gguf.files import gguf_file
 from ..checkpoint.reader import ModelCheckpoint
@@ -24,11 +23,11 @@ from ..experts_spec import ExpertsSpec, experts_modules, spec_of
 from ..model_class import config_of, empty_model
 from .codes import CODES, FLOATS, Survival, Writer, copied_format
 from .deltas import OtherLayers, by_projection, experts_delta
+from .names import expert_of, layer_of, natural_key
 from .shards import ShardWriter, check_output
 
 OP = "goldsmith.hf.merge"
 Progress = Callable[[int, int, str], None]
-_EXPERT = re.compile(r"(?:^|\.)(\d+)\.(\w+)\.(\w+)$")
 
 
 @dataclass(frozen=True)
@@ -143,10 +142,10 @@ class MergeWork:
         for done, (name, source) in enumerate(items, 1):
             tensors = self._piece(name, source)
             self.written += len(tensors)
-            following = _layer(items[done][0]) if done < len(items) else None
+            following = layer_of(items[done][0]) if done < len(items) else None
             if progress is not None:
                 progress(done, len(items), name)
-            yield tensors, following != _layer(name)
+            yield tensors, following != layer_of(name)
 
     def config(self, content: dict[str, Any]) -> dict[str, Any]:
         """config.json of the output."""
@@ -185,7 +184,7 @@ class MergeWork:
                 cast("list[str]", keys).append(source)
             else:
                 items[name] = source
-        return sorted(items.items(), key=lambda item: _natural(item[0]))
+        return sorted(items.items(), key=lambda item: natural_key(item[0]))
 
     def _is_coded(self, stem: str) -> bool:
         return self.checkpoint.scheme(stem) is not None
@@ -217,7 +216,7 @@ class MergeWork:
         wide = self._working(value)
         delta = self._other.merged(name, torch.zeros_like(value, dtype=torch.float32))
         merged = self._as_written(self._other.merged(name, wide))
-        self.survival.add(_layer(name), delta, self._as_written(wide), merged)
+        self.survival.add(layer_of(name), delta, self._as_written(wide), merged)
         return merged
 
     def _as_written(self, value: Tensor) -> Tensor:
@@ -258,11 +257,11 @@ class MergeWork:
         if isinstance(source, ConversionGroup):
             if len(source.targets) == 1 and source.by_expert(spec.num_experts):
                 keys = [(key, e) for listed in source.keys.values() for e, key in enumerate(listed)]
-                if all(_expert_of(key) is not None for key, _ in keys):
+                if all(expert_of(key) is not None for key, _ in keys):
                     return self._each_expert(path, keys)
             parts = [self._whole_stack(target, target, self.checkpoint.get(target)) for target in source.targets]
             return {key: tensor for part in parts for key, tensor in part.items()}
-        place = _expert_of(name)
+        place = expert_of(name)
         if place is not None and source.endswith(".weight"):
             value = self.checkpoint.read(source)
             return self._projection(path, place[1], place[0], value, source.removesuffix(".weight"))
@@ -272,7 +271,7 @@ class MergeWork:
         """Projections that the files hold apart: their keys, and the number of each one's expert."""
         tensors: dict[str, Tensor] = {}
         for key, expert in keys:
-            _, projection = cast("tuple[int, str]", _expert_of(key))
+            _, projection = cast("tuple[int, str]", expert_of(key))
             value = self.checkpoint.read(key)
             tensors |= self._projection(path, projection, expert, value, key.removesuffix(".weight"))
         return tensors
@@ -337,7 +336,7 @@ class MergeWork:
     def _coded_weight(self, name: str, keys: list[str], path: str | None) -> dict[str, Tensor]:
         """A weight that the base holds as codes: decoded where the output needs its numbers, otherwise copied."""
         parts = {key.rpartition(".")[2]: self.checkpoint.read(key) for key in keys}
-        place = _expert_of(name)
+        place = expert_of(name)
         if path is not None and place is not None:
             untouched = self._delta(path, place[1]) is None
             if not (untouched and self.format == self._copied):
@@ -388,20 +387,3 @@ class MergeWork:
                 f"{OP}: the adapter covers {missing[0]}, which {self.checkpoint.folder} does not hold as a tensor of "
                 "its own: it is tied to another weight, which the merge would change too. Keep the adapter apart"
             )
-
-
-def _expert_of(name: str) -> tuple[int, str] | None:
-    """(expert, "gate", "up" or "down") of a tensor of one expert, by its name; None for other tensors."""
-    match = _EXPERT.search(name)
-    projection = PROJECTIONS.get(match[2]) if match else None
-    return None if match is None or projection is None else (int(match[1]), projection)
-
-
-def _layer(name: str) -> str:
-    """The part of a name up to the number of its layer; the whole name without one."""
-    match = re.match(r"(.*?\.\d+)\.", name)
-    return match[1] if match else name
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
