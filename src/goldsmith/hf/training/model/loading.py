@@ -100,11 +100,11 @@ def check(options: Options) -> None:
         place = folder(options.model)
         config = config_of(place)
         bare = empty_model(config, torch.float32)
+        extra_targets.check(bare, options)
         if not _pickled(place, config):
             open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
-    extra_targets.check(bare, options)
 
 
 def load(options: Options, progress: Progress | None = None) -> LoadedModel:
