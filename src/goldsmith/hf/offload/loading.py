@@ -23,7 +23,7 @@ from ..checkpoint.loading import load_other_weights
 from ..checkpoint.opening import open_checkpoint
 from ..checkpoint.source import stored_format, warn_decoded
 from ..dispatch import ENGINE
-from ..model_class import config_of, empty_model, load_whole
+from ..model_class import config_of, empty_model, load_whole, no_model
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
@@ -98,10 +98,7 @@ def load(
     files = None if gguf_file(model_folder) else weight_files(model_folder, config)
     wanted = dtype or default_dtype(files, config)
     if wanted not in EXACT:
-        raise ValueError(
-            f"offload: {model_folder} holds {str(wanted).removeprefix('torch.')}, which experts are not computed in: "
-            "give dtype=, one of " + ", ".join(map(str, EXACT))
-        )
+        wanted = torch.float32  # float64, which no lane computes in
     if files is not None and files.pickled:
         return attach(
             load_whole(model_folder, config, wanted),
@@ -218,7 +215,7 @@ def folder(name: str | Path) -> Path:
         return Path(name)
     if str(name) and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file() and gguf_file(name) is None:
-            raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
+            raise ValueError(f"offload: {no_model(Path(name))}")
         return Path(name)
     model_name = str(name)
     if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:

@@ -18,7 +18,7 @@ from ...checkpoint.files import weight_files
 from ...checkpoint.gguf.files import SUFFIX, gguf_file, tokenizer_arguments
 from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
-from ...model_class import config_of, empty_model, load_whole
+from ...model_class import class_of, config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -94,11 +94,13 @@ def tokenizer(name: str) -> Tokenizer:
 def check(options: Options) -> None:
     """Raises TrainingError, before anything is written, for what a run could not use; reads no weights.
 
-    A kind of quantisation that is not supported, or --lora-modules or --train-router that match nothing in the model.
+    A folder without a model, a kind of quantisation that is not supported, or --lora-modules or --train-router that
+    match nothing in the model.
     """
     try:
         place = folder(options.model)
-        config = config_of(place)
+        config = config_of(place)  # before the tokenizer: an adapter's folder has one too
+        class_of(config)
         bare = empty_model(config, torch.float32)
         extra_targets.check(bare, options)
         if not _pickled(place, config):
