@@ -65,6 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument("--third", type=int, choices=range(THIRDS), help="only every third type, from this one on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that try models at the same time")
     parser.add_argument(
         "--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}, for the table in the docs"
     )

@@ -248,6 +248,9 @@ class FinetuneRun:
 
         with self.show.doing("loading the model") as progress:
             loaded = load(self.options, progress)
+        name = type(loaded.model).__name__
+        if not name.endswith("ForCausalLM"):
+            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
