@@ -22,7 +22,9 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from goldsmith.assay.declare.case import Case  # noqa: E402
 COLUMNS = ("dispatch", "convert", "finetune", "generate")
 RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
 THIRDS = 3
-TOKENS = (2, 9)
+TOKENS = (1, 6)
 
 
 class Refused(Exception):
@@ -63,11 +65,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("types", nargs="*", help="model types; default: all")
     parser.add_argument("--third", type=int, choices=range(THIRDS), help="only every third type, from this one on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that try models at the same time")
     parser.add_argument(
         "--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}, for the table in the docs"
     )
     arguments = parser.parse_args()
-    rows = coverage(arguments.types, arguments.third, report=lambda row: print(line(row), flush=True))
+    rows = coverage(arguments.types, arguments.third, arguments.jobs, lambda row: print(line(row), flush=True))
     equal = sum(all(row[column] == "equal" for column in COLUMNS) for row in rows.values())
     print(f"{equal} of {len(rows)} are equal in all four columns.")
     if arguments.write:
@@ -79,6 +82,7 @@ def main() -> int:
 def coverage(
     types: list[str] | None = None,
     third: int | None = None,
+    jobs: int = 1,
     report: Callable[[dict[str, str]], None] = lambda row: None,
 ) -> dict[str, dict[str, str]]:
     """{model type: {"class", and for each column "equal", "refused", "wrong" or "crash"; why}}."""
@@ -88,10 +92,11 @@ def coverage(
         raise SystemExit(f"{unknown[0]} is no model type with experts; known are {', '.join(known)}")
     chosen = [name for number, name in enumerate(known) if third is None or number % THIRDS == third]
     rows = {}
-    for name in types or chosen:
-        rows[name] = examine(name)
-        report(rows[name])
-        gc.collect()
+    with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext() as pool:
+        for row in (map if pool is None else pool.map)(examine, types or chosen):
+            rows[row["type"]] = row
+            report(row)
+            gc.collect()
     return rows
 
 
@@ -236,7 +241,7 @@ class Trial:
             name=type(self.plain).__name__,
             backward=None,
         )
-        assay.check(target, probes=["values", "ensemble"])
+        assay.check(target, probes=["values"])
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ import finetune
 import kernelfault
 import language_model
 import liger
+import model_coverage
 import offload_rows
 import router_peers
 import speed_cpu
@@ -281,6 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_peers": lambda: router_peers.beside_peers(table, "cuda"),
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
+    "models": model_coverage.rendered,
     "watch_cost": lambda: watch_cost.by_size(table),
 }
 

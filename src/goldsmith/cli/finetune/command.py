@@ -249,6 +249,9 @@ class FinetuneRun:
 
         with self.show.doing("loading the model") as progress, warnings_as_notes(self.show.note):
             loaded = load(self.options, progress)
+        name = type(loaded.model).__name__
+        if not name.endswith("ForCausalLM"):
+            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(

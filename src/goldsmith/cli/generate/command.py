@@ -226,6 +226,9 @@ class GenerateRun:
                 f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
                 "the plain model's."
             )
+        name = type(offloaded.model).__name__
+        if not name.endswith("ForCausalLM"):
+            self.show.note(f"The model is loaded as {name}, and gets text alone.")
         most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
