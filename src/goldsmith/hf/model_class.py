@@ -21,9 +21,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
 
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(
-            f"{folder} has no config.json: it is not the folder of a transformers model{_contents(folder)}"
-        )
+        raise ValueError(no_model(folder))
     try:
         content = json.loads(path.read_text())
         model_type = content.get("model_type")
@@ -106,12 +104,13 @@ def _fits(named: type, config: PreTrainedConfig) -> bool:
     )
 
 
-def _contents(folder: Path) -> str:
-    """What a folder without config.json seems to hold, for a message."""
+def no_model(folder: Path) -> str:
+    """The message about a folder without config.json; it says what the folder seems to hold."""
+    text = f"{folder} has no config.json: it is not the folder of a transformers model"
     if (folder / "adapter_config.json").is_file():
-        return ", but that of an adapter (adapter_config.json): give its base model"
+        return f"{text}, but that of an adapter (adapter_config.json): give its base model"
     gguf = sorted(folder.glob("*.gguf"))
-    return f", but it has {gguf[0].name}" if gguf else ""
+    return f"{text}, but it has {gguf[0].name}" if gguf else text
 
 
 def _brief(error: BaseException) -> str:

@@ -104,7 +104,7 @@ class FinetuneRun:
                 loaded, record, _ = self._load_model(facts, training, stream)
                 callbacks.begun = lambda: self._mark_running(record)
                 callbacks.saved = lambda rows: self._page(record, rows)
-                row_masks = masks(loaded.model) if self.options.pack else no_masks
+                row_masks = masks(loaded.model, self.options.seq_len) if self.options.pack else no_masks
                 trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
                 done = start.step if start else 0
                 record.facts["steps"] = max(training.steps, done)

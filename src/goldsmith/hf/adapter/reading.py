@@ -34,7 +34,7 @@ def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor
             raise ValueError(f"{op}: {folder} has no {name}, so it is not the folder of a peft adapter")
     try:
         config = json.loads((folder / CONFIG).read_text())
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / CONFIG}: not JSON: {error}") from error
     _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":

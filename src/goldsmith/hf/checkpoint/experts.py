@@ -45,7 +45,8 @@ def packed_from(
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _mxfp4(source, path, spec, names, group_size, partitions)
     if source.method is None or {spec.first, "down_proj"} <= names:
-        return pack_parts(plain_parts(source, path, spec), spec, packing)
+        parts_by_name = {name: _no_double(part) for name, part in plain_parts(source, path, spec).items()}
+        return pack_parts(parts_by_name, spec, packing)
     if not spec.gated:
         raise ValueError(f"{source.folder}: {path} has codes of experts without a gate, which goldsmith does not read")
     tensor_names = names_by_expert(source, path, spec, names)
@@ -129,6 +130,13 @@ def pack_parts(parts: Mapping[str, Part], spec: ExpertsSpec, packing: Packing) -
         interleaved=spec.interleaved,
         **packing,
     )
+
+
+def _no_double(part: Part) -> Part:
+    """float64 as float32, in which a model is trained; experts are not packed in float64."""
+    if part.dtype != torch.float64:
+        return part
+    return PerExpertTensor(lambda e: part[e].float(), tuple(part.shape), torch.float32)
 
 
 def _whole(part: Part) -> Tensor:

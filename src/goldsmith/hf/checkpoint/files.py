@@ -62,7 +62,7 @@ def weight_files(folder: Path, config: PreTrainedConfig) -> WeightFiles:
             f"{folder}: no file with weights under a name that transformers reads (model.safetensors, "
             f"model.safetensors.index.json with its shards){_others(folder)}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{_index_of(folder) or folder}: not an index of shards: {_brief(error)}") from error
     paths = [Path(name) for name in names or []]
     for name in getattr(type(config), "extra_files", ()):  # weights that a class keeps in files of their own

@@ -21,7 +21,7 @@ from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.loading import load_other_weights
 from ..checkpoint.reader import ModelCheckpoint
 from ..dispatch import ENGINE
-from ..model_class import config_of, empty_model, load_whole
+from ..model_class import config_of, empty_model, load_whole, no_model
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
@@ -96,10 +96,7 @@ def load(
     files = weight_files(model_folder, config)
     wanted = dtype or default_dtype(files, config)
     if wanted not in EXACT:
-        raise ValueError(
-            f"offload: {model_folder} holds {str(wanted).removeprefix('torch.')}, which experts are not computed in: "
-            "give dtype=, one of " + ", ".join(map(str, EXACT))
-        )
+        wanted = torch.float32  # float64, which no lane computes in
     if files.pickled:
         return attach(
             load_whole(model_folder, config, wanted),
@@ -208,7 +205,7 @@ def folder(name: str | Path) -> Path:
         raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
     if str(name) and Path(name).is_dir():
         if not (Path(name) / "config.json").is_file():
-            raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
+            raise ValueError(f"offload: {no_model(Path(name))}")
         return Path(name)
     model_name = str(name)
     if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:

@@ -16,7 +16,7 @@ from torch import nn
 from ....experts.packed.files import mode_for
 from ...checkpoint.files import weight_files
 from ...converted_experts import ConvertedExperts
-from ...model_class import config_of, empty_model, load_whole
+from ...model_class import class_of, config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -84,11 +84,16 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def check(options: Options) -> None:
-    """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
-    if not options.lora_modules and not options.train_router:
-        return
+    """Raises TrainingError for a folder without a model, and if --lora-modules or --train-router matches nothing.
+
+    Reads no weights.
+    """
     try:
-        bare = empty_model(config_of(folder(options.model)), torch.float32)
+        config = config_of(folder(options.model))  # before the tokenizer: an adapter's folder has one too
+        class_of(config)
+        if not options.lora_modules and not options.train_router:
+            return
+        bare = empty_model(config, torch.float32)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
     extra_targets.check(bare, options)
