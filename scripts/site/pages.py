@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("goldsmith", "assay", "core", "mhc", "router", "experts", "hf", "offload")
+PACKAGES = ("goldsmith", "assay", "core", "mhc", "router", "experts", "distributed", "hf", "offload")
 FROM_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
