@@ -43,7 +43,7 @@ def variants(adapter: FittedAdapter, layers: Mapping[int, tuple[str, ExpertsSpec
     uniform = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
 
     def changed(change: str) -> Layers:
-        made: Layers = {}
+        loras: Layers = {}
         for index, (path, spec) in layers.items():
             by_parameter = {
                 name: _with(change, factors, uniform) for name, factors in adapter.experts.get(path, {}).items()
@@ -55,8 +55,8 @@ def variants(adapter: FittedAdapter, layers: Mapping[int, tuple[str, ExpertsSpec
             factors, scaling, _ = split_factors(wrong if change == "interleaving" else spec, by_parameter, ranks)
             if change == "gate_up_swapped" and {"gate", "up"} <= set(factors):
                 factors = {**factors, "gate": factors["up"], "up": factors["gate"]}
-            made[index] = LayerLora(factors, scaling)
-        return made
+            loras[index] = LayerLora(factors, scaling)
+        return loras
 
     result: dict[str, tuple[Layers, bool]] = {}
     both = bool(adapter.experts) and bool(adapter.peft or adapter.whole)
