@@ -26,6 +26,7 @@ import finetune
 import kernelfault
 import language_model
 import liger
+import model_coverage
 import offload_rows
 import router_peers
 import speed_cpu
@@ -182,10 +183,13 @@ def conditions(rows: list[dict], machine: str) -> Iterator[str]:
 def commands() -> str:
     """Every command with its arguments and options, from the signatures that make its --help."""
     text = ""
-    shown = [command for command in app.registered_commands if not command.hidden]
-    for command in [*shown, *bench.registered_commands, *offload.registered_commands]:
-        name = command.name or command.callback.__name__
-        program = "goldsmith" if command in shown else "python -m"
+    own = [("", command) for command in app.registered_commands if not command.hidden]
+    for group in app.registered_groups:
+        own += [(f"{group.name} ", command) for command in group.typer_instance.registered_commands]
+    others = [("", command) for command in (*bench.registered_commands, *offload.registered_commands)]
+    for prefix, command in [*own, *others]:
+        name = prefix + (command.name or command.callback.__name__)
+        program = "goldsmith" if (prefix, command) in own else "python -m"
         hints = get_type_hints(command.callback, include_extras=True)
         arguments, options, usage = [], [], [program, name]
         for parameter in signature(command.callback).parameters.values():
@@ -278,6 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_peers": lambda: router_peers.beside_peers(table, "cuda"),
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
+    "models": model_coverage.rendered,
     "watch_cost": lambda: watch_cost.by_size(table),
 }
 

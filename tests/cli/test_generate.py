@@ -301,11 +301,11 @@ def test_the_length_of_a_prompt_is_checked_before_it_runs(model):
     assert stretched(SimpleNamespace(rope_parameters={"rope_type": "yarn", "factor": 4.0}))
     assert not stretched(AutoConfig.from_pretrained(model))
     output = []
-    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], SimpleNamespace(note=output.append))
+    command = GenerateRun(SimpleNamespace(max_new_tokens=most), [], {}, SimpleNamespace(note=output.append))
     shape = SimpleNamespace(config=AutoConfig.from_pretrained(model))
     offloaded = SimpleNamespace(model=shape, engine=SimpleNamespace(store=SimpleNamespace(exact=True)))
     command._warn_about_differences(offloaded, 1)
-    assert output[0].startswith("A prompt has 1 token: ")
+    assert output[-1].startswith("A prompt has 1 token: ")
 
 
 def test_a_folder_that_cannot_be_used_is_one_paragraph_and_exit_2(model, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from hf import models
+from hf import layouts, models
 
 GROUP = 16
 NIBBLES = torch.arange(0, 32, 4)
@@ -75,7 +75,8 @@ def mxfp4(experts, out, inputs, generator):
     return blocks, exponents.to(torch.uint8), numbers.flatten(2)
 
 
-KINDS = {"k2": k2, "awq": awq, "fp8": fp8}
+KINDS = {"k2": k2, "awq": awq, "fp8": fp8} | layouts.KINDS
+SETTINGS |= layouts.SETTINGS
 
 
 def write(folder, config, tensors, shards=2):
@@ -94,10 +95,10 @@ def write(folder, config, tensors, shards=2):
     return folder
 
 
-def quantised(folder, kind, family="deepseek_v3"):
+def quantised(folder, kind, family="deepseek_v3", **options):
     """A checkpoint of this kind in `folder`, and the eager float32 model that it represents."""
     changes = {"intermediate_size": 32} if kind == "mxfp4" else {"moe_intermediate_size": 32, "intermediate_size": 48}
-    plain = models.model(family, **changes)
+    plain = models.model(family, **(changes | options))
     generator = torch.Generator().manual_seed(5)
     tensors = {}
     with torch.no_grad():
@@ -106,7 +107,7 @@ def quantised(folder, kind, family="deepseek_v3"):
             linear = weight.dim() == 2 and stem.endswith("proj") and kind in KINDS
             if ".experts." in name and weight.dim() == 3:
                 (_stacked if kind == "mxfp4" else _by_expert)(tensors, name, weight, kind, generator)
-            elif linear and not any(size % GROUP for size in weight.shape):
+            elif linear and not any(size % layouts.STEPS.get(kind, GROUP) for size in weight.shape):
                 parts, value = KINDS[kind](*weight.shape, generator)
                 weight.copy_(value)
                 tensors |= {f"{stem}.{part}": tensor for part, tensor in parts.items()}
@@ -130,3 +131,12 @@ def _stacked(tensors, name, weight, kind, generator):
     blocks, scales, value = mxfp4(weight.shape[0], weight.shape[2], weight.shape[1], generator)
     weight.copy_(value.mT)
     tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+
+
+def add(folder, name, tensor):
+    """Adds a tensor in a file of its own."""
+    path = Path(folder) / "model.safetensors.index.json"
+    save_file({name: tensor}, Path(folder) / "added.safetensors", {"format": "pt"})
+    index = json.loads(path.read_text())
+    index["weight_map"][name] = "added.safetensors"
+    path.write_text(json.dumps(index))

@@ -48,16 +48,6 @@ def test_bfloat16_is_the_default_and_the_model_may_be_cast():
     assert torch.equal(ours(models.tokens()).logits, never_wider(models.tokens()).logits)
 
 
-def test_save_pretrained_keeps_the_lora_and_everything_but_the_experts(tmp_path):
-    ours = made()
-    ours.save_pretrained(tmp_path)
-    from safetensors.torch import load_file
-
-    saved = load_file(tmp_path / "model.safetensors")
-    assert set(saved) == set(ours.state_dict())
-    assert all(torch.equal(saved[name], value) for name, value in ours.state_dict().items())
-
-
 def test_a_copy_shares_the_packed_base_and_has_its_own_lora():
     ours = made()
     other = copy.deepcopy(ours)

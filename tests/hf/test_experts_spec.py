@@ -101,7 +101,7 @@ def strange():
 @pytest.mark.parametrize(
     "module, message",
     [
-        (lambda: experts(has_gate=False), "MixtralExperts.*has_gate=False"),
+        (lambda: experts(has_gate=False), "MixtralExperts.*up_proj is none"),
         (lambda: experts(has_post_expert_norm=True), "MixtralExperts.*has_post_expert_norm=True"),
         (lambda: experts(act_fn=nn.Mish()), "MixtralExperts.*act_fn is Mish; known are SiLU"),
         (
@@ -139,13 +139,19 @@ def test_a_changed_activation_is_refused_too():
         experts_spec.spec_of(experts(act_fn=SiLU()))
 
 
-@pytest.mark.parametrize("name, folder", [("Step3p7Experts", "step3p7"), ("Inkling2Experts", "inkling2")])
-def test_a_gate_that_experts_moe_lacks_is_refused(name, folder):
+@pytest.mark.parametrize(
+    "name, folder, options, reason",
+    [
+        ("Step3p7Experts", "step3p7", {"swiglu_limit": 7.0}, "it clamps after the activation, at 7.0"),
+        ("Inkling2Experts", "inkling2", {}, "_apply_gate is overridden by .*Inkling2Experts"),
+    ],
+)
+def test_a_gate_that_experts_moe_lacks_is_refused(name, folder, options, reason):
     """Step clamps after the activation, Inkling caps with a tanh: both are close to the default gate."""
     place = f"transformers.models.{folder}.modeling_{folder}"
-    module = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)(Settings(**SETTINGS))
-    with pytest.raises(ValueError, match=f"{name} cannot be computed here: _apply_gate is overridden by .*{name}"):
-        experts_spec.spec_of(module)
+    made = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)
+    with pytest.raises(ValueError, match=f"{name} cannot be computed here: {reason}"):
+        experts_spec.spec_of(made(Settings(**SETTINGS), **options))
 
 
 @pytest.mark.parametrize("missing", ["transformers", "peft"])

@@ -99,7 +99,7 @@ def test_another_class_with_the_same_interface_is_accepted_after_a_trial():
     "cls, text",
     [
         (ScaledExperts, "ScaledExperts does not compute a weighted sum of silu"),
-        (UngatedExperts, "UngatedExperts cannot be computed here: has_gate=False"),
+        (UngatedExperts, "UngatedExperts cannot be computed here: up_proj is none"),
         (PreActivated, "PreActivated cannot be computed here: _apply_gate is overridden"),
     ],
 )

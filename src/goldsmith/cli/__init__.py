@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | diagnose | new | bench | finetune | generate | doctor`.
+"""The command line: `goldsmith verify | diagnose | new | bench | finetune | generate | merge | adapter | doctor`.
 
 Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
 here, which needs torch but none of these.
@@ -21,13 +21,15 @@ def __getattr__(name: str) -> Program:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        from .adapter import options as adapter
         from .bench import moved
         from .bench import options as bench
         from .finetune import options as finetune
         from .generate import options as generate
         from .main import app
+        from .merge import options as merge
 
-        for each in (bench, finetune, generate, moved):
+        for each in (bench, finetune, generate, merge, adapter, moved):
             each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -4,19 +4,22 @@ README.md in this folder has the mathematics. Each operator is a folder with its
 backends and its test cases; `packed` holds the formats of quantised weights.
 """
 
+from ._factors import LayerLora
 from .lora import LoRA
 from .modules import Experts
 from .moe.op import moe
 from .packed.experts import PackedExperts
-from .packed.importers import from_awq, from_fp8_block, from_k2, from_mxfp4
+from .packed.importers import from_awq, from_codes, from_fp8_block, from_k2, from_mxfp4
 from .packed.packing import pack
 from .slots.op import slots
 
 __all__ = [
     "Experts",
+    "LayerLora",
     "LoRA",
     "PackedExperts",
     "from_awq",
+    "from_codes",
     "from_fp8_block",
     "from_k2",
     "from_mxfp4",

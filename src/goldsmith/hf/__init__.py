@@ -12,12 +12,14 @@ if _missing := [name for name in ("transformers", "peft") if find_spec(name) is 
         "pip install 'transformers>=5' peft"
     )
 
+from .adapter.exporting import export_adapter
 from .adapter.loading import load_adapter
 from .adapter.saving import save_adapter
 from .convert import convert
 from .dispatch import register
+from .merging.merged_model import merge
 from .parameter_counts import trainable_report
 
 register()
 
-__all__ = ["convert", "load_adapter", "register", "save_adapter", "trainable_report"]
+__all__ = ["convert", "export_adapter", "load_adapter", "merge", "register", "save_adapter", "trainable_report"]

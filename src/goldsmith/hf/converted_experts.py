@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..experts import Experts, LoRA, PackedExperts
-from .dispatch import weights_like, without_sentinels
+from .dispatch import routed, weights_like, without_sentinels
 from .experts_spec import ExpertsSpec
 
 
 class ConvertedExperts(Experts):
     """`experts.Experts` with the signature of transformers' experts modules: y = moe(x) over packed weights.
 
-    forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in hidden_states' dtype. Only the
+    forward(hidden_states [T, H], top_k_index [T, k], top_k_weights [T, k]) -> [T, H] in hidden_states' dtype (Llama 4:
+    as `dispatch.routed` says). Only the
     LoRA's tensors are parameters. `spec` describes the layout of the model's own weights, which peft's files use.
     """
 
@@ -40,7 +41,10 @@ class ConvertedExperts(Experts):
             base = (base.gate_up, base.down, base.gate_up_bias, base.down_bias)
         return [tensor for tensor in base if tensor is not None]
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def forward(self, *arguments: Tensor) -> Tensor:
+        return routed(self.spec, arguments, self._run)
+
+    def _run(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         ids = without_sentinels(top_k_index, self.num_experts, self._is_expert_parallel)
         return super().forward(hidden_states, ids, weights_like(top_k_weights, hidden_states))
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Any, cast
+
 import torch
 from torch import Tensor, nn
 
 from ..experts import moe
-from .experts_spec import experts_modules, name_of, spec_of
+from .experts_spec import ExpertsSpec, experts_modules, is_undispatched, name_of, spec_of
 from .model_types import base_of
-from .peft_factors import lora_of, skip_trials, weight_and_factors
+from .peft_factors import hand_over_factors, lora_of, weight_and_factors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 NAME = "goldsmith"
 ENGINE = "_goldsmith_engine"  # key in an experts module's __dict__: the offload engine that computes it
@@ -22,8 +29,8 @@ def register(model: nn.Module | None = None) -> None:
     nothing if the source file of the model's class has no `@use_experts_implementation`; `register(model)` raises
     ValueError in that case, and for experts that goldsmith cannot compute, naming class and flag.
 
-    On a model with stock peft adapters (`target_parameters`), call it after peft: its wrappers then skip a trial
-    evaluation of W + BA at every forward.
+    On a model with stock peft adapters (`target_parameters`), call it after peft: its wrappers then give A and B to the
+    experts, and W + BA is never computed.
     """
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
@@ -39,8 +46,15 @@ def register(model: nn.Module | None = None) -> None:
     for _, module in modules:
         spec_of(module)
     base = base_of(model)
-    base.set_experts_implementation(NAME)
+    if any(not is_undispatched(module) for _, module in modules):
+        base.set_experts_implementation(NAME)
     for path, module in modules:
+        if is_undispatched(module):
+            call_ours(module)
+            continue
+        config = cast("PreTrainedConfig", module.config)
+        if config not in (base.config, base.config.get_text_config()):  # a vision tower's, which is not reached
+            config._experts_implementation = NAME
         implementation = getattr(module.config, "_experts_implementation", None)
         if implementation != NAME:
             raise ValueError(
@@ -49,7 +63,7 @@ def register(model: nn.Module | None = None) -> None:
                 f"{type(base).__name__} ({type(base).__module__}) has no @use_experts_implementation. "
                 f"Give experts_implementation={NAME!r} when the model is made, or use goldsmith.hf.convert"
             )
-    skip_trials(model)
+    hand_over_factors(model)
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -59,24 +73,58 @@ def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tenso
     """
     engine = module.__dict__.get(ENGINE)
     if engine is not None:
+        if getattr(module, "parametrizations", None):
+            raise ValueError(
+                f"goldsmith.offload: peft has wrapped the parameters of {name_of(module)}, but an engine computes "
+                "these experts from their store and would not see the adapter: give it to offload(adapter=...) or to "
+                "load_adapter of what offload() returned"
+            )
         return engine(hidden_states, top_k_index, top_k_weights)
     spec = spec_of(module)
-    gate_up, gate_up_factors = weight_and_factors(module, "gate_up_proj")
+    first, first_factors = weight_and_factors(module, spec.first)
     down, down_factors = weight_and_factors(module, "down_proj")
-    base: tuple[Tensor, ...] = (spec.canonical_gate_up(gate_up), spec.canonical_down(down))
-    if spec.biased:
-        gate_up_bias = weight_and_factors(module, "gate_up_proj_bias")[0]
-        base = (*base, spec.canonical_gate_up(gate_up_bias), weight_and_factors(module, "down_proj_bias")[0])
-    lora, scaling = lora_of(spec, gate_up_factors, down_factors)
+    biases = [weight_and_factors(module, name)[0] for name in spec.names[2:]]
+    lora, scaling = lora_of(spec, first_factors, down_factors)
     return moe(
         hidden_states,
         without_sentinels(top_k_index, spec.num_experts, is_parallel(module)),
         weights_like(top_k_weights, hidden_states),
-        base,
+        spec.base(first, down, *biases),
         lora=lora or None,
         lora_scaling=scaling or 1.0,
         **spec.options(),
     )
+
+
+def call_ours(module: nn.Module) -> None:
+    """Makes an experts module that transformers does not dispatch compute with `experts_forward`.
+
+    Sets an attribute on the module; `del module.forward` undoes it.
+    """
+    cast("Any", module).forward = MethodType(_undispatched_forward, module)
+
+
+def _undispatched_forward(module: nn.Module, *arguments: Tensor) -> Tensor:
+    spec = module.__dict__.get("_goldsmith_spec") or spec_of(module)
+
+    def run(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        return experts_forward(module, x, ids, weights)
+
+    return routed(spec, arguments, run)
+
+
+def routed(spec: ExpertsSpec, arguments: tuple[Tensor, ...], run: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """run(x, ids, weights) for the arguments of the module's own forward.
+
+    "rows" (Llama 4): x [E T, H] holds T rows for each expert, already multiplied by the router's score, and zeros for
+    tokens that do not visit it. An expert without biases maps zeros to zeros, so these rows are skipped.
+    """
+    if spec.calling == "routed":
+        return run(*arguments)
+    rows = arguments[0].reshape(-1, spec.hidden_size)
+    experts = torch.arange(spec.num_experts, device=rows.device).repeat_interleave(rows.shape[0] // spec.num_experts)
+    ids = torch.where((rows != 0).any(-1), experts, -1)
+    return run(rows, ids.unsqueeze(1), rows.new_ones(rows.shape[0], 1))
 
 
 def is_parallel(module: nn.Module) -> bool:

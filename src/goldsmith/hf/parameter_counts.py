@@ -32,7 +32,8 @@ def trainable_report(model: nn.Module) -> dict[str, dict[str, int]]:
         path = next((p for p in modules if name.startswith(p + ".")), None)
         if path is not None:
             groups["expert_lora"] += parameter.numel()
-            by_target[name.rpartition(".")[2].partition("_")[0]] += parameter.numel()
+            target = name.rpartition(".")[2].partition("_")[0]
+            by_target["up" if target == "gate" and not modules[path].spec.gated else target] += parameter.numel()
         elif name.startswith(router_prefixes):
             groups["router"] += parameter.numel()
         elif "lora_" in name:

@@ -1,8 +1,10 @@
 """The low-rank factors that stock peft puts on an experts module, read without computing W + BA.
 
 While a module runs, peft's ParamWrapper puts a parametrisation on its parameter. Evaluating it computes W + BA of
-every expert. With one adapter, the parametrisation holds both factors, and W is its `original` (peft 0.21). torch also
-evaluates a parametrisation once when it is registered, to check dtype and shape; `skip_trials` avoids that.
+every expert. With one adapter, the parametrisation holds both factors, and W is its `original` (peft 0.21). torch
+evaluates a parametrisation once when it is registered, and writes to W when it is registered and removed, so that a
+backward finds another version of W if a second forward ran in between. `hand_over_factors` avoids both: the wrappers
+give their factors to the experts module, and nothing is registered.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from .experts_spec import ExpertsSpec, is_experts, name_of
+from .experts_spec import ExpertsSpec, is_experts, is_undispatched, name_of
 
 Factors = tuple[Tensor, Tensor, float]  # lhs, rhs, scaling: W + scaling * lhs @ rhs in the parameter's own layout
 _PROXY = "_LoraFactorsProxy"
+_HANDED_OVER = "_goldsmith_factors"  # key in an experts module's __dict__ while it runs: {parameter's name: Factors}
 _warned: set[str] = set()
 
 
@@ -30,10 +32,12 @@ def weight_and_factors(module: nn.Module, name: str) -> tuple[Tensor, Factors | 
     """
     parametrizations: Any = getattr(module, "parametrizations", {})
     if name not in parametrizations:
-        return getattr(module, name), None
+        return getattr(module, name), module.__dict__.get(_HANDED_OVER, {}).get(name)
     parametrization = parametrizations[name]
     if len(parametrization) == 1 and type(parametrization[0]).__name__ == _PROXY:
-        return parametrization.original, (
+        original = parametrization.original
+        # torch writes the same numbers to W when peft removes the parametrisation: `data` has a version of its own
+        return original if original.requires_grad else original.data, (
             parametrization[0].lhs,
             parametrization[0].rhs,
             float(parametrization[0].scaling),
@@ -53,7 +57,9 @@ def lora_of(
     """The `lora` and `lora_scaling` arguments of `experts.moe` from peft's factors; gate and up share one A."""
     lora: dict[str, tuple[Tensor, Tensor]] = {}
     scaling: dict[str, float] = {}
-    if gate_up is not None:
+    if gate_up is not None and not spec.gated:
+        lora["gate"], scaling["gate"] = _upright(spec, gate_up), gate_up[2]
+    elif gate_up is not None:
         a, b = _upright(spec, gate_up)
         half = spec.intermediate_size
         gate, up = (b[:, 0::2], b[:, 1::2]) if spec.interleaved else (b[:, :half], b[:, half:])
@@ -64,8 +70,8 @@ def lora_of(
     return lora, scaling
 
 
-def skip_trials(model: nn.Module) -> None:
-    """Makes peft's wrappers of experts in this model register parametrisations without torch's trial evaluation.
+def hand_over_factors(model: nn.Module) -> None:
+    """Makes peft's wrappers of experts in this model give their factors to the experts instead of parametrising W.
 
     Sets an attribute on each wrapper and patches nothing in peft; `del wrapper._activate_lora` undoes it.
     """
@@ -78,24 +84,26 @@ def skip_trials(model: nn.Module) -> None:
 
 @contextmanager
 def _activate_lora(self: Any, active_adapters: list[str]) -> Iterator[None]:
-    """peft's method, but with `unsafe=True`, which skips the trial; calls peft's unless one adapter is active."""
-    from peft.tuners.lora import layer
-
+    """Hands over the factors of one active adapter; calls peft's own method in every other case."""
     adapters = [name for name in active_adapters if name in self.lora_A]
-    param = self.get_param()
-    if len(adapters) != 1 or self.num_experts == 1 or param.element_size() < 2 or not hasattr(layer, _PROXY):
+    param, base = self.get_param(), self.get_base_layer()
+    implementation = getattr(getattr(base, "config", None), "_experts_implementation", None)
+    ours = implementation == "goldsmith" or is_undispatched(base) and "forward" in base.__dict__
+    if not ours or len(adapters) != 1 or self.num_experts == 1 or param.element_size() < 2:
         with type(self)._activate_lora(self, active_adapters):
             yield
         return
-    base, trained = self.get_base_layer(), param.requires_grad
-    proxy = getattr(layer, _PROXY)(*self.get_delta_factors(adapters[0]))
-    parametrize.register_parametrization(base, self.parameter_name, proxy, unsafe=True)
-    base.parametrizations[self.parameter_name].original.requires_grad_(trained)
+    lhs, rhs, scaling = self.get_delta_factors(adapters[0])
+    handed_over = base.__dict__.setdefault(_HANDED_OVER, {})
+    before = handed_over.get(self.parameter_name)
+    handed_over[self.parameter_name] = (lhs, rhs, float(scaling))
     try:
-        with parametrize.cached():
-            yield
+        yield
     finally:
-        self._remove_parametrizations()
+        if before is None:
+            handed_over.pop(self.parameter_name, None)
+        else:
+            handed_over[self.parameter_name] = before
 
 
 def _upright(spec: ExpertsSpec, factors: Factors) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from .converted_experts import ConvertedExperts
-from .experts_spec import is_experts
+from .experts_spec import is_experts, spec_of
 
 NAMES = ("gate", "router")
 
@@ -13,6 +13,12 @@ NAMES = ("gate", "router")
 def experts_paths(model: nn.Module) -> list[str]:
     """Paths of all experts modules, converted or not."""
     return [path for path, m in model.named_modules() if is_experts(m) or isinstance(m, ConvertedExperts)]
+
+
+def first_parameters(model: nn.Module) -> dict[str, str]:
+    """{path of an experts module: the name of its first projection's parameter}."""
+    modules = {path: model.get_submodule(path) for path in experts_paths(model)}
+    return {path: (m.spec if isinstance(m, ConvertedExperts) else spec_of(m)).first for path, m in modules.items()}
 
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -19,6 +19,7 @@ from .store.expert_store import ExpertStore
 
 ADAPTER = "goldsmith.hf.offload"  # imported by name on first use, because this floor must not import transformers
 Progress = Callable[[int, int | None, str], None]
+AdapterFolders = str | Path | Mapping[str, str | Path] | Sequence[str | Path]
 
 
 class Offloaded:
@@ -57,6 +58,29 @@ class Offloaded:
 
     def profile(self, *args: object, **options: object) -> dict[str, dict[str, list[int]]]:
         return self.engine.profile(*args, **options)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that `set_adapter` can select."""
+        return self._attached.adapters.names
+
+    @property
+    def active_adapters(self) -> tuple[str, ...]:
+        return self._attached.adapters.active
+
+    def set_adapter(self, names: str | Sequence[str] | None) -> None:
+        """Selects what the model computes with: an adapter by name, the sum of several, or None, the plain model.
+
+        Raises ValueError for an unknown name, with nothing changed.
+        """
+        self._attached.use_adapter(names)
+
+    def load_adapter(self, adapter: AdapterFolders) -> tuple[str, ...]:
+        """Adds adapters as `offload(adapter=...)` takes them, and returns their names; select them with `set_adapter`.
+
+        On a GPU the memory for factors is reserved at the start, so give large adapters to `offload`.
+        """
+        return self._attached.load_adapter(adapter)
 
     def detach(self) -> Any:
         """The plain model: its experts' parameters read from the store, everything on its former device.
@@ -104,6 +128,7 @@ def offload(
     model: Any,
     *,
     store: ExpertStore | str | Path | None = None,
+    adapter: AdapterFolders | None = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -117,6 +142,8 @@ def offload(
     store       an ExpertStore, or a path: opened if it exists, otherwise built there. Default: the cache folder, under
                 a key of every byte of the weights; an existing store is reused. A given store is compared with a model
                 in memory, byte by byte if the store is exact, otherwise by a sample
+    adapter     the folder of a peft adapter, several, or {name: folder}. The first is active; `set_adapter` selects.
+                LoRA on experts is computed beside their packed weights, which do not change
     cpu_format  "auto": the narrowest format that holds the weights exactly. Or a format of `experts.pack`; a lossy one
                 needs exact=False
     batch, max_length   with gpu_budget="auto": rows, and tokens per row, whose keys and values must fit on the GPU
@@ -131,7 +158,8 @@ def offload(
     requires a gradient any more. Raises UnsupportedModel with the class and the property, StoreMismatch for a store of
     other weights, ValueError for arguments, ImportError if transformers is not installed.
     """
-    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    arguments: dict[str, Any] = {"store": store, "adapter": adapter, "cpu_format": cpu_format, "batch": batch}
+    arguments["max_length"] = max_length
     return Offloaded(_adapter().attach(model, **arguments, progress=progress, **options))
 
 
@@ -140,6 +168,7 @@ def from_pretrained(
     *,
     store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
+    adapter: AdapterFolders | None = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -154,7 +183,8 @@ def from_pretrained(
     from the checkpoint's files to the store one at a time; codes of a quantised checkpoint are kept bit for bit.
     `progress` reports both. Other keywords and errors as in `offload`.
     """
-    arguments: dict[str, Any] = {"store": store, "cpu_format": cpu_format, "batch": batch, "max_length": max_length}
+    arguments: dict[str, Any] = {"store": store, "adapter": adapter, "cpu_format": cpu_format, "batch": batch}
+    arguments["max_length"] = max_length
     return Offloaded(_adapter().load(path, dtype=dtype, **arguments, progress=progress, **options))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.autograd import as_stored
+from .adapters import EngineAdapters, Layers
 from .calibration.calibration import Calibration
 from .engine_inputs import calibration_for, static_experts
 from .engine_lock import EngineLock
@@ -58,6 +59,7 @@ class Engine:
     profile       the result of Engine.profile(), or its file, for cache="static"
     adaptive      True: timings of the running program correct the calibrated costs, so the same calls may give
                   different bits. False: the plan depends only on the calls and the calibration
+    adapters      {name: {layer: LayerLora}}: LoRA that `set_adapter` selects by name; the first one is active
 
     `engine(layer, x, top_k_index, top_k_weights)` computes one call. For inference only; calls from several threads run
     one at a time. A context manager; `close()` ends its threads and frees its memory. On a GPU a call may return before
@@ -80,6 +82,7 @@ class Engine:
         calibration: Calibration | str | Path | None = None,
         profile: Mapping[str, object] | str | Path | None = None,
         adaptive: bool = False,
+        adapters: Mapping[str, Layers] | None = None,
     ) -> None:
         self.settings = settings(
             device=device, gpu_budget=gpu_budget, cache=cache, prefill=prefill, guard=guard, lanes=lanes,
@@ -90,7 +93,8 @@ class Engine:
         self.device = self.settings.device
         self.threads = self.settings.threads
         chosen = static_experts(store, self.settings, profile)
-        self.spending = divided_budget(store, self.settings, self._row_bytes())
+        self.adapters = EngineAdapters(store, adapters, self.device)
+        self.spending = divided_budget(store, self.settings, self._row_bytes(), self.adapters.nbytes)
         self.calibration, locked = calibration_for(store, self.settings, self.spending, calibration, Engine)
         self._costs = getattr(self.calibration, "costs", None)
         self._adapting = AdaptiveCosts(self._costs) if self._costs is not None and self.settings.adaptive else None
@@ -109,6 +113,8 @@ class Engine:
         )  # no memory on the GPU, so x is copied to the host
         self._lanes = self._allocate(chosen)
         self._transport, self._runs_ahead = self._lanes.transport, self._lanes.runs_ahead
+        if self.adapters.names:
+            self.set_adapter(self.adapters.names[0])
         del locked  # the machine holds the page lock that the calibration took
 
     # -- a call -------------------------------------------------------------------------------------------------------
@@ -177,6 +183,16 @@ class Engine:
         if self._trace.on:
             self._trace.span("call", f"layer {layer}", begin, end, layer=layer, tokens=tokens)
         return out
+
+    def set_adapter(self, names: str | Sequence[str] | None) -> None:
+        """From the next call on, the experts use these adapters: one, the sum of several, or none."""
+        self._check()
+        self._lock.take(self._use, names)
+
+    def _use(self, names: str | Sequence[str] | None) -> None:
+        self._lanes.flush()  # what was computed with other adapters is also judged with them
+        lora = self._faults.lora = self.adapters.choose(names)
+        self._lanes.use(lora)
 
     def begin_forward(self, batch: int, positions: int) -> None:
         """Begins a model's forward: until its end, tokens are batch x positions, and reports name both."""
@@ -247,7 +263,7 @@ class Engine:
         except BaseException:
             self._after_failure(cache, assignment)
             raise
-        self._count(call)
+        call.count()
         if self._adapting is not None:
             copies = (tally.bytes_h2d - before[2]) // self.spending.slot_bytes
             expected = assignment.times.get("cpu", 0.0) if not assignment.streamed else 0.0
@@ -256,14 +272,6 @@ class Engine:
         if self.settings.guard != "off" and not self._deferred:
             self._guard.look(call, outcome)
         return outcome.out
-
-    def _count(self, call: Call) -> None:
-        tally, given = call.tally, call.assignment
-        tally.experts_cpu += len(given.cpu)
-        tally.experts_copied += len(given.copied)
-        tally.experts_cached += len(given.cached)
-        if given.predicted is not None:
-            tally.expect(given.predicted, given.limiting or "none")
 
     def _following(self, layer: int) -> tuple[int, tuple[int, ...]] | None:
         later = [each for each in self.store.layers if each > layer]
@@ -355,6 +363,7 @@ class Engine:
             self._lanes.close()
         finally:
             del self._lanes  # the lanes still refer to the arenas
+            self.adapters.close()
             self._memory.close()
 
     def __enter__(self) -> Engine:
@@ -370,10 +379,10 @@ class Engine:
         return f"Engine({self.store!r}, device={str(self.device)!r}, lanes={self.settings.lanes!r})"
 
     def _row_bytes(self) -> int:
-        """Bytes of a route in a GPU's workspace: its row, h, and its entries in lists."""
+        """Bytes of a route in a GPU's workspace: its row, h, its entries in lists, and what adapters need."""
         if self.device.type != "cuda":
             return 0
-        return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24
+        return 4 * (self.store.hidden_size + self.store.intermediate_size) + 24 + self.adapters.row_bytes
 
     def _allocate(self, chosen: Mapping[int, list[int]]) -> HostLanes | DeviceLanes:
         memory = self._memory = SlotMemory(self.store, self.settings, self.spending, chosen)
@@ -382,6 +391,7 @@ class Engine:
         machine = self._machine()
         if machine is None:
             return HostLanes(self.store, memory.ring, memory.streaming, *of_all)
+        self.adapters.allocate(self.device, self.spending.rows)
         look = None if self.settings.guard == "off" else self._guard.look
         options = look, not self.settings.adaptive  # adaptive costs learn from the times at a call's end
         return DeviceLanes(self.store, machine, self.spending, memory.ring, memory.streaming, *of_all, *options)

@@ -108,6 +108,8 @@ def _budget(engine: ExplainedEngine) -> list[str]:
         parts.append(f"{spending.arenas} arenas of {_size(spending.arena)} for prompts")
     if spending.rows:
         parts.append(f"{_size(spending.rows * spending.row_bytes)} for {spending.rows} routes at a time")
+    if spending.adapters:
+        parts.append(f"{_size(spending.adapters)} for adapters")
     of = f"{_size(spending.total)} of {_size(spending.budget)} on {engine.device}"
     return [f"device    {of}: {', '.join(parts)}, each slot {_size(spending.slot_bytes)}"]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, handle_signals
 from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
@@ -104,7 +105,7 @@ class FinetuneRun:
                 loaded, record, _ = self._load_model(facts, training, stream)
                 callbacks.begun = lambda: self._mark_running(record)
                 callbacks.saved = lambda rows: self._page(record, rows)
-                row_masks = masks(loaded.model) if self.options.pack else no_masks
+                row_masks = masks(loaded.model, self.options.seq_len) if self.options.pack else no_masks
                 trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
                 done = start.step if start else 0
                 record.facts["steps"] = max(training.steps, done)
@@ -246,8 +247,11 @@ class FinetuneRun:
         from ...hf.training.model.accounting import account
         from ...hf.training.model.loading import load
 
-        with self.show.doing("loading the model") as progress:
+        with self.show.doing("loading the model") as progress, warnings_as_notes(self.show.note):
             loaded = load(self.options, progress)
+        name = type(loaded.model).__name__
+        if not name.endswith("ForCausalLM"):
+            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(

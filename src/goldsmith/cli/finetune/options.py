@@ -70,7 +70,8 @@ def finetune(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A model folder in the transformers layout, or a name on the Hugging Face hub."
+            metavar="MODEL",
+            help="A model folder in the transformers layout, a GGUF file, or a name on the Hugging Face hub.",
         ),
     ],
     data: Annotated[

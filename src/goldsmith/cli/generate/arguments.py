@@ -21,6 +21,7 @@ class GenerateArguments:
     """One field for each option of `goldsmith generate`, with its meaning there."""
 
     model: str
+    adapter: list[str] | None
     prompt: list[str] | None
     prompt_file: str | None
     chat: bool
@@ -43,6 +44,21 @@ class GenerateArguments:
     trace: Path | None
     guard: str
     json: bool
+
+
+def adapters(arguments: GenerateArguments) -> dict[str, str]:
+    """{name: folder} of each --adapter, which is FOLDER or NAME=FOLDER. Raise Problem for a name given twice."""
+    folders: dict[str, str] = {}
+    for text in arguments.adapter or []:
+        name, equals, folder = text.partition("=")
+        if not equals or Path(text).exists():
+            name, folder = Path(text).resolve().name, text
+        if not name or not folder:
+            raise Problem(f"--adapter {text!r} is not an adapter: give FOLDER or NAME=FOLDER.")
+        if name in folders:
+            raise Problem(f"Two adapters are called {name}: give one of them as --adapter OTHER={folder}.")
+        folders[name] = folder
+    return folders
 
 
 def prompts(arguments: GenerateArguments) -> list[str]:

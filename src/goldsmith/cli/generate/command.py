@@ -8,11 +8,12 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
+from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, terminate_like_ctrl_c
 from ..terminal import Problem, announce, console, write_json
-from .arguments import GenerateArguments, check, prompts, stretched
+from .arguments import GenerateArguments, adapters, check, prompts, stretched
 from .display import GenerateDisplay
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
-_KEYWORD = re.compile(r"\b(budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
+_KEYWORD = re.compile(r"\b(adapter|budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
 _FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
 
 
@@ -31,9 +32,10 @@ def run(arguments: GenerateArguments) -> int:
     """Run the command and return its exit status."""
     texts = prompts(arguments)
     check(arguments)
+    folders = adapters(arguments)
     announce(f"Loading torch and transformers, then {Path(arguments.model).name}")
     show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
-    command = GenerateRun(arguments, texts, show)
+    command = GenerateRun(arguments, texts, folders, show)
     status, problems = 0, list[Problem]()
     try:
         with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
@@ -55,10 +57,14 @@ def run(arguments: GenerateArguments) -> int:
 class GenerateRun:
     """One run: the model and its engine, the text, the statistics."""
 
-    def __init__(self, arguments: GenerateArguments, texts: list[str], show: GenerateDisplay):
-        self.arguments, self.prompts, self.show = arguments, texts, show
+    def __init__(
+        self, arguments: GenerateArguments, texts: list[str], folders: dict[str, str], show: GenerateDisplay
+    ) -> None:
+        self.arguments, self.prompts, self.adapters, self.show = arguments, texts, folders, show
         self.offloaded: Offloaded | None = None
         self.made: Generation | None = None
+        self._finished: list[JsonObject] = []  # outputs of the adapters before the current one
+        self._adapter: str | None = next(iter(folders), None)  # the one that computes now
         self.error: JsonObject | None = None
         self._stats: JsonObject = {}
         self._explain: JsonObject = {}
@@ -101,6 +107,7 @@ class GenerateRun:
                 self.offloaded = from_pretrained(
                     place,
                     store=arguments.store,
+                    adapter=self.adapters or None,
                     progress=report_progress,
                     batch=rows,
                     max_length=width + arguments.max_new_tokens,
@@ -117,14 +124,18 @@ class GenerateRun:
             if arguments.verify_store:
                 self._verify(self.offloaded)
             self._warn_about_differences(self.offloaded, width)
-            self.made = text.Generation([])
-            with self._trace(self.offloaded), self.show.text(self.prompts) as written:
-                text.generate(
-                    self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs,
-                    on_piece=written,
-                    max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, top_p=arguments.top_p,
-                    top_k=arguments.top_k, seed=arguments.seed,
-                )  # fmt: skip
+            with self._trace(self.offloaded):
+                for name in self.adapters or [None]:
+                    self._begin_adapter(self.offloaded, name)
+                    self.made = text.Generation([])
+                    heading = name if len(self.adapters) > 1 else None
+                    with self.show.text(self.prompts, heading) as written:
+                        text.generate(
+                            self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs,
+                            on_piece=written, max_new_tokens=arguments.max_new_tokens,
+                            temperature=arguments.temperature, top_p=arguments.top_p, top_k=arguments.top_k,
+                            seed=arguments.seed,
+                        )  # fmt: skip
         except NumericsError as error:
             self.error = error.report.to_dict()
             self.show.failed(str(error))
@@ -184,12 +195,23 @@ class GenerateRun:
         offloaded.close()
         return problems
 
-    def result(self) -> JsonObject:
-        """The object that --json prints."""
-        outputs = [
-            {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason}
+    def _begin_adapter(self, offloaded: Offloaded, name: str | None) -> None:
+        if name is not None and name != self._adapter:
+            self._finished += self._outputs()
+            self._adapter = name
+            offloaded.set_adapter(name)
+
+    def _outputs(self) -> list[JsonObject]:
+        """The texts so far of the current adapter; without one they have no entry "adapter"."""
+        own: JsonObject = {} if self._adapter is None else {"adapter": self._adapter}
+        return [
+            {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason, **own}
             for o in (self.made.outputs if self.made else [])
         ]
+
+    def result(self) -> JsonObject:
+        """The object that --json prints."""
+        outputs = [*self._finished, *self._outputs()]
         times = {
             "time_to_first_token": self.made.first_token if self.made else None,
             "tokens_per_s": self.made.tokens_per_s if self.made else None,
@@ -204,6 +226,9 @@ class GenerateRun:
                 f"--format {arguments.format} rounds the experts' weights (exact=False), so the text may differ from "
                 "the plain model's."
             )
+        name = type(offloaded.model).__name__
+        if not name.endswith("ForCausalLM"):
+            self.show.note(f"The model is loaded as {name}, and gets text alone.")
         most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
@@ -217,6 +242,9 @@ class GenerateRun:
         text, store = _sentence(error), self.arguments.store
         if text.startswith("--"):
             return text
+        for folder in self.adapters.values():
+            if folder in text:
+                return f"--adapter {folder}: {text.removeprefix(folder).removeprefix('/').removeprefix(': ')}"
         file = getattr(error, "filename", None)
         if store is not None and file in (str(store), str(store.parent)):
             return f"--store {store}: {text}"
@@ -264,19 +292,7 @@ class GenerateRun:
 @contextlib.contextmanager
 def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
     """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
-    with warnings.catch_warnings():
-        original = warnings.showwarning
-
-        def show_warning(
-            message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:  # fmt: skip
-            if category.__module__.startswith("goldsmith") or str(message).startswith("offload."):
-                show.note(_as_options(str(message)))
-            else:
-                original(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show_warning
+    with warnings_as_notes(lambda text: show.note(_as_options(text))):
         warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
         yield
 
@@ -290,12 +306,9 @@ def _quiet() -> None:
 
 
 def _config(place: Path) -> PreTrainedConfig:
-    from transformers import AutoConfig
+    from ...hf.model_class import config_of
 
-    try:
-        return AutoConfig.from_pretrained(place).get_text_config()
-    except OSError as error:
-        raise ValueError(f"its config.json cannot be read: {error}") from error
+    return config_of(place).get_text_config()
 
 
 def _sentence(error: BaseException) -> str:

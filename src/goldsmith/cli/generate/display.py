@@ -55,11 +55,16 @@ class GenerateDisplay:
             yield update
 
     @contextmanager
-    def text(self, prompts: Sequence[str]) -> Iterator[Callable[[int, str], None]]:
-        """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order."""
+    def text(self, prompts: Sequence[str], adapter: str | None = None) -> Iterator[Callable[[int, str], None]]:
+        """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order.
+
+        adapter: the name to print above, if there are several.
+        """
         if self.as_json:
             yield lambda row, piece: None
             return
+        if adapter is not None:
+            write_stdout(f"=== {adapter}\n")
         page = BatchText(len(prompts), live=self.stream)
         try:
             yield page.add

@@ -30,7 +30,7 @@ class GuardOption(StrEnum):
 
 
 GROUPS = {
-    "Model and prompts": ("model", "prompt", "prompt_file", "chat"),
+    "Model and prompts": ("model", "adapter", "prompt", "prompt_file", "chat"),
     "The text": ("max_new_tokens", "temperature", "top_p", "top_k", "seed"),
     "Where experts are and run": (
         "budget", "format", "cache", "prefill", "device", "threads", "store", "verify_store", "profile",
@@ -42,10 +42,10 @@ GROUPS = {
 def register(app: typer.Typer) -> None:
     """Add the command to the program, once."""
     if not any(command.name == "generate" for command in app.registered_commands):
-        app.command("generate", cls=grouped(GROUPS), help=_joined(generate.__doc__ or ""))(in_a_paragraph(generate))
+        app.command("generate", cls=grouped(GROUPS), help=joined(generate.__doc__ or ""))(in_a_paragraph(generate))
 
 
-def _joined(text: str) -> str:
+def joined(text: str) -> str:
     """Each paragraph in one line, because rich keeps line ends and also breaks lines at the terminal's width."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
 
@@ -55,9 +55,17 @@ def generate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A model folder in the transformers layout, or a hub name that this machine has a copy of.",
+            help="A model folder in the transformers layout, a GGUF file, or a hub name that this machine has a copy "
+            "of.",
         ),
     ],
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A peft adapter, as FOLDER or NAME=FOLDER. Several: each prompt is answered with each of them.",
+            metavar="[NAME=]DIR",
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Beginning of the text; several prompts make a batch.", metavar="TEXT")
     ] = None,
@@ -138,6 +146,8 @@ def generate(
 ) -> None:
     """Generate text with a mixture-of-experts model whose experts need not fit on the GPU.
 
+    An adapter's LoRA is computed beside the experts, whose weights do not change: the text equals peft's.
+
     The first run writes the experts to a file, the store. Some experts are computed on the CPU, the others on the GPU.
     The text equals the plain model's, except where two logits or router scores tie in 16 bits. Ctrl-C keeps the text so
     far.
@@ -150,6 +160,7 @@ def generate(
 
     arguments = GenerateArguments(
         model=model,
+        adapter=adapter,
         prompt=prompt,
         prompt_file=prompt_file,
         chat=chat,

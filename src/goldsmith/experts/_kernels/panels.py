@@ -20,6 +20,7 @@ from ..packed.layout import Layout
 from . import vectors
 from .activation import activated
 from .codes import constants, scale_of, spread, zero_of
+from .low_rank import PanelFactors
 
 _NAMES = ("PER", "FORMAT", "SCALE", "GROUP", "SCALES", "ZEROS")
 
@@ -69,13 +70,13 @@ def _times(x_ptr, x_rows, x_good, K, panel_ptr, PANEL, out, N, BM: tl.constexpr,
 
 
 @triton.jit
-def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stride_x, stride_bias, TILES, H, I,
-                   STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
+def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, h_ptr, stride_x, stride_bias, TILES,
+                   H, I, STRIDE, UP, PANEL, alpha, limit, BM: tl.constexpr, BN: tl.constexpr, KC: tl.constexpr,
                    PARTS: tl.constexpr, OPERAND: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr,
                    SCALE: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr,
-                   BIAS: tl.constexpr, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr,
+                   BIAS: tl.constexpr, EXTRA: tl.constexpr, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr,
                    ROUND: tl.constexpr):  # fmt: skip
-    """h[p] = act(Wg x + bg, Wu x + bu) for the rows of a tile"""
+    """h[p] = act(Wg x + bg + eg, Wu x + bu + eu) for the rows of a tile; EXTRA: extra [P, 2 I] holds eg and eu"""
     tile = tl.program_id(0)
     block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -92,6 +93,10 @@ def _hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stri
     if BIAS:
         g += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0)[None, :].to(tl.float32)
         u += tl.load(bias_ptr + block * stride_bias + I + out, inside, 0.0)[None, :].to(tl.float32)
+    if EXTRA:
+        more = extra_ptr + (first + row).to(tl.int64)[:, None] * (2 * I) + out[None, :]
+        g += tl.load(more, good[:, None] & inside[None, :], 0.0)
+        u += tl.load(more + I, good[:, None] & inside[None, :], 0.0)
     if ROUND:
         g, u = g.to(tl.bfloat16).to(tl.float32), u.to(tl.bfloat16).to(tl.float32)
     h = activated(g, u, alpha, limit, ACTIVATION, LIMITED)
@@ -145,26 +150,30 @@ def pick(most: int) -> Config:
 
 def panels_forward(
     x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, config: Config, *,
-    activation: str, alpha: float, limit: float | None,
+    activation: str, alpha: float, limit: float | None, lora: PanelFactors | None = None,
 ) -> None:  # fmt: skip
     """y[p] = the output of sorted row p's expert for x[tokens[p]]
 
     x [T, H] with contiguous rows, float32, bfloat16 or float16; tokens int32 [P]; tiles int32 [3, n]: expert of the
     base, first row, rows (at most config.rows) of each tile. base: in blocks. Writes the rows of the tiles in h [P, I],
-    which is bfloat16 if x is, else float32, and in y [P, H] float32.
+    which is bfloat16 if x is, else float32, and in y [P, H] float32. lora: is added; tiles then has a fourth row, the
+    number of the expert among the factors.
     """
     options = {"activation": activation, "alpha": alpha, "limit": limit}
     if not tiles.shape[1]:
         return
+    extra = None if lora is None else lora.extra_of(x, tokens, tiles, config.rows)
     if config in (_SHORT, _LONG):
-        _prompt(x, tokens, tiles, base, h, y, config, **options)
+        _prompt(x, tokens, tiles, base, extra, h, y, config, **options)
     else:
-        vectors.forward(x, tokens, tiles, base, h, y, config.rows, **options)
+        vectors.forward(x, tokens, tiles, base, extra, h, y, config.rows, **options)
+    if lora is not None:
+        lora.add_to(h, tiles, y, base.layout.intermediate_size, config.rows)
 
 
 def _prompt(
-    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, config: Config, *,
-    activation: str, alpha: float, limit: float | None,
+    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, extra: Tensor | None, h: Tensor, y: Tensor,
+    config: Config, *, activation: str, alpha: float, limit: float | None,
 ) -> None:  # fmt: skip
     layout = base.layout
     H, I, count = layout.hidden_size, layout.intermediate_size, tiles.shape[1]
@@ -174,11 +183,11 @@ def _prompt(
     outputs = config.outputs
     shared = {"BM": config.rows, "BN": outputs, "num_warps": _WARPS}
     _hidden_kernel[(count, triton.cdiv(I, outputs))](
-        x, tokens, tiles, blob, blob if first is None else first, h, x.stride(0),
+        x, tokens, tiles, blob, blob if first is None else first, h if extra is None else extra, h, x.stride(0),
         0 if first is None else first.stride(0), count, H, I, layout.block_bytes, up, wide.panel, float(alpha),
         0.0 if limit is None else float(limit), BIAS=first is not None, ACTIVATION=ACTIVATIONS.index(activation),
-        LIMITED=limit is not None, ROUND=x.dtype == torch.bfloat16, **dict(zip(_NAMES, wide.of_format)),
-        **_product(layout, x.dtype), **shared,
+        LIMITED=limit is not None, EXTRA=extra is not None, ROUND=x.dtype == torch.bfloat16,
+        **dict(zip(_NAMES, wide.of_format)), **_product(layout, x.dtype), **shared,
     )  # fmt: skip
     _down_kernel[(count, triton.cdiv(H, outputs))](
         h, tiles, blob, blob if last is None else last, y, 0 if last is None else last.stride(0), count, H, I,

@@ -97,16 +97,25 @@ def _products(rows, K, panel_ptr, OTHER, MATRICES: tl.constexpr, ROWS: tl.conste
     return sums
 
 
-_FREE = ["x_ptr", "tokens_ptr", "tiles_ptr", "bias_ptr", "h_ptr", "y_ptr"]  # pointers with varying alignment
+_FREE = [
+    "x_ptr",
+    "tokens_ptr",
+    "tiles_ptr",
+    "bias_ptr",
+    "extra_ptr",
+    "h_ptr",
+    "y_ptr",
+]  # pointers with varying alignment
 
 
 @triton.jit(do_not_specialize=["stride_x", "TILES"], do_not_specialize_on_alignment=_FREE)
-def hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, stride_x, TILES, stride_bias, H, I,
-                  STRIDE, UP, PANEL, alpha, limit, ROWS: tl.constexpr, BW: tl.constexpr, AHEAD: tl.constexpr,
+def hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, extra_ptr, h_ptr, stride_x, TILES, stride_bias,
+                  H, I, STRIDE, UP, PANEL, alpha, limit, ROWS: tl.constexpr, BW: tl.constexpr, AHEAD: tl.constexpr,
                   EVEN: tl.constexpr, PER: tl.constexpr, FORMAT: tl.constexpr, SCALE: tl.constexpr,
                   GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
-                  ACTIVATION: tl.constexpr, LIMITED: tl.constexpr, ROUND: tl.constexpr):  # fmt: skip
-    """h[p] = act(Wg x + bg, Wu x + bu) for the rows of a tile"""
+                  EXTRA: tl.constexpr, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr,
+                  ROUND: tl.constexpr):  # fmt: skip
+    """h[p] = act(Wg x + bg + eg, Wu x + bu + eu) for the rows of a tile; EXTRA: extra [P, 2 I] holds eg and eu"""
     panel, tile = tl.program_id(0), tl.program_id(1)
     block = tl.load(tiles_ptr + tile).to(tl.int64)
     first, count = tl.load(tiles_ptr + TILES + tile).to(tl.int64), tl.load(tiles_ptr + 2 * TILES + tile)
@@ -123,6 +132,10 @@ def hidden_kernel(x_ptr, tokens_ptr, tiles_ptr, blob_ptr, bias_ptr, h_ptr, strid
         if BIAS:
             g += tl.load(bias_ptr + block * stride_bias + out, inside, 0.0).to(tl.float32)
             u += tl.load(bias_ptr + block * stride_bias + I + out, inside, 0.0).to(tl.float32)
+        if EXTRA:
+            more = extra_ptr + (first + tl.minimum(m, count - 1)) * (2 * I) + out
+            g += tl.load(more, inside, 0.0)
+            u += tl.load(more + I, inside, 0.0)
         if ROUND:
             g, u = g.to(tl.bfloat16).to(tl.float32), u.to(tl.bfloat16).to(tl.float32)
         h = activated(g, u, alpha, limit, ACTIVATION, LIMITED)
@@ -153,15 +166,17 @@ def down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, TILES, stride_bias,
 
 
 def forward(
-    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, h: Tensor, y: Tensor, rows: int, *, activation: str,
-    alpha: float, limit: float | None,
+    x: Tensor, tokens: Tensor, tiles: Tensor, base: PackedExperts, extra: Tensor | None, h: Tensor, y: Tensor,
+    rows: int, *, activation: str, alpha: float, limit: float | None,
 ) -> None:  # fmt: skip
-    """Like panels.panels_forward, with tiles of at most `rows` rows."""
+    """Like panels.panels_forward, with tiles of at most `rows` rows; `extra` [P, 2 I] is added to g and u."""
     layout, device, count = base.layout, x.device, tiles.shape[1]
     blob, first, last = base.gate_up, base.gate_up_bias, base.down_bias
     strides = (0 if first is None else first.stride(0), 0 if last is None else last.stride(0))
-    hidden, down = _launches(layout.text, x.dtype, rows, strides, activation, alpha, limit, device)
-    arguments = (tokens, tiles, blob, blob if first is None else first, h, x.stride(0), count)
+    more = extra is not None
+    hidden, down = _launches(layout.text, x.dtype, rows, strides, activation, alpha, limit, more, device)
+    added = h if extra is None else extra
+    arguments = (tokens, tiles, blob, blob if first is None else first, added, h, x.stride(0), count)
     hidden((-(-layout.intermediate_size // 16), count, 1), device, x, *arguments)
     down((-(-layout.hidden_size // 16), count, 1), device, h, tiles, blob, blob if last is None else last, y, count)
 
@@ -169,7 +184,7 @@ def forward(
 @lru_cache(maxsize=256)
 def _launches(
     text: str, dtype: torch.dtype, rows: int, strides: tuple[int, int], activation: str, alpha: float,
-    limit: float | None, device: torch.device,
+    limit: float | None, more: bool, device: torch.device,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """The launches of both kernels for a layout; one pair per device, because compiled kernels belong to a device."""
     layout = Layout.parse(text)
@@ -179,7 +194,7 @@ def _launches(
     sizes = (strides[0], H, I, layout.block_bytes, up, wide.panel, float(alpha), 0.0 if limit is None else float(limit))
     words = -(-H // layout.kind.per_word)
     hidden = (
-        *sizes, rows, *_steps(words, H, layout, HIDDEN_WARPS), *wide.of_format, strides[0] > 0,
+        *sizes, rows, *_steps(words, H, layout, HIDDEN_WARPS), *wide.of_format, strides[0] > 0, more,
         ACTIVATIONS.index(activation), limit is not None, dtype == torch.bfloat16,
     )  # fmt: skip
     words = -(-I // layout.kind.per_word)

@@ -22,6 +22,8 @@ def unsupported(tensors: dict, options: dict) -> str | None:
 
 def forward(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> tuple[Tensor]:
     named: dict[str, Any] = dict(zip(NAMES, tensors, strict=True))
+    if not named["topk_ids"].numel():  # the integer kernels divide by the number of slots
+        return (torch.zeros_like(named["x"], memory_format=torch.contiguous_format),)
     layout = Layout.parse(options["layout"])
     group = layout.group_size or max(layout.hidden_size, layout.intermediate_size)
     call = NativeCall(named, options | {"int8": group})

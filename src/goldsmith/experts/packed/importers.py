@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ...core.shapes import ShapeError, kind
+from ...core.shapes import ShapeError, check_choice, kind
 from .assembly import Progress, assemble, check_nodes, cut
 from .experts import PackedExperts
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
@@ -26,6 +26,7 @@ Experts: TypeAlias = Tensor | Iterable[Tensor]
 Parts: TypeAlias = Sequence[Experts]  # the tensors of one projection
 
 _NAMES = ("gate", "up", "down")
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)  # column 8c + j starts at bit 4 * _AWQ_COLUMNS[j] of word c
 _E8M0_NAN = 255
 
@@ -46,8 +47,7 @@ def from_k2(
     Raises ShapeError, TypeError and ValueError with the tensor's name.
     """
     op = "experts.from_k2"
-    scales = (torch.bfloat16, torch.float16, torch.float32)
-    parts = (("weight_packed", "out in/8", (torch.int32,)), ("weight_scale", "out in/group", scales))
+    parts = (("weight_packed", "out in/8", (torch.int32,)), ("weight_scale", "out in/group", _FLOATS))
     hint = "; for (qweight, qzeros, scales), with zeros, use experts.from_awq"
 
     def read(name: str, e: int, packed: Tensor, scale: Tensor) -> Codes:
@@ -97,7 +97,9 @@ def from_awq(
             op, f"{name}'s qzeros of expert {e}", zeros, (inputs // group, rows // 8), value_text, inputs, along=0
         )
         check_finite(op, where, scale)
-        return Codes(nibbles(_awq(packed).t()).contiguous(), scale.t().contiguous(), _awq(zeros).t().contiguous())
+        return Codes(
+            nibbles(awq_columns(packed).t()).contiguous(), scale.t().contiguous(), awq_columns(zeros).t().contiguous()
+        )
 
     stacks = _stacks(op, (gate, up, down), parts, hint)
     return _imported(op, "int4_asym", group_size, stacks, len(parts), read, partitions, progress)
@@ -123,10 +125,7 @@ def from_fp8_block(
         blocks = (-(-weight.shape[0] // FP8_BLOCK), -(-weight.shape[1] // FP8_BLOCK))
         _check_scale(op, where, scale, blocks, f"weight {list(weight.shape)}")
         check_finite(op, where, scale)
-        nan = (weight.view(torch.uint8) & 0x7F) == 0x7F
-        if nan.any():
-            place = nan.nonzero()[0].tolist()
-            raise ValueError(f"{op}: {name}'s weight of expert {e} is nan at {place}; weights must be finite numbers")
+        _check_no_nan(op, f"{name}'s weight of expert {e}", weight)
         return Codes(weight.contiguous(), scale.contiguous())
 
     stacks = _stacks(op, (gate, up, down), parts, "; for unquantised weights use experts.pack")
@@ -164,9 +163,7 @@ def from_mxfp4(
             raise ShapeError(f"{op}: {name}_blocks of expert {e} is {list(blocks.shape)}, wanted 16 bytes at the end")
         where = f"{name}_scales of expert {e}"
         _check_scale(op, where, scale, (blocks.shape[0], blocks.shape[1]), f"{name}_blocks {list(blocks.shape)}")
-        if (scale == _E8M0_NAN).any():
-            place = (scale == _E8M0_NAN).nonzero()[0].tolist()
-            raise ValueError(f"{op}: {where} is 255, the NaN of E8M0, at {place}; scales must be finite numbers")
+        _check_no_e8m0_nan(op, where, scale)
         return Codes(blocks.flatten(1), scale)
 
     def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
@@ -179,6 +176,73 @@ def from_mxfp4(
 
     biases = (gate_up_bias, down_bias, interleaved)
     return _built(op, "mxfp4", 32, stacks, expert, partitions, progress, biases)
+
+
+def from_codes(
+    gate: Parts,
+    up: Parts,
+    down: Parts,
+    *,
+    format: str,
+    group_size: int | None = None,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    partitions: int = 1,
+    progress: Progress | None = None,
+) -> PackedExperts:
+    """w = q * s, or (q - z) * s: imports codes that are in one of our formats already, whatever wrote them
+
+    Each projection is a tuple of tensors, row by row, as `PackedExperts.save` writes them. Four-bit codes are two in a
+    byte, the even input in the low nibble; s are scales in bfloat16, float16 or float32 [E, out, in/group_size].
+
+    int8        (q int8 [E, out, in], s); group_size None: one scale per row
+    int4        (q uint8 [E, out, in/2], s), q in two's complement; group_size None: 32
+    int4_asym   (q uint8 [E, out, in/2], s, z uint8 [E, out, in/group_size] of 0..15); group_size None: 128
+    mxfp4       (E2M1 codes uint8 [E, out, in/2], E8M0 scales uint8 [E, out, in/32])
+    fp8_block   (q float8_e4m3fn [E, out, in], s float32 [E, ceil(out/128), ceil(in/128)])
+
+    Biases, partitions and progress: as in `pack`. Raises ShapeError, TypeError and ValueError with the tensor's name.
+    """
+    op = "experts.from_codes"
+    check_choice(op, "format", format, [name for name, fmt in FORMATS.items() if fmt.scales])
+    fmt = FORMATS[format]
+    group = fmt.group if group_size is None else group_size
+    if fmt.fixed:
+        check_group(op, fmt, group_size, 32, 32)
+    blocks = fmt.name == "fp8_block"
+    parts: tuple[tuple[str, str, Any], ...] = (
+        ("codes", "out in/2" if fmt.per_code == 2 else "out in", (fmt.codes,)),
+        ("scales", "ceil(out/128) ceil(in/128)" if blocks else "out in/group", fmt.scales),
+    )
+    if fmt.zeros:
+        parts += (("zeros", "out in/group", (torch.uint8,)),)
+
+    def read(name: str, e: int, codes: Tensor, scale: Tensor, zeros: Tensor | None = None) -> Codes:
+        rows, inputs = codes.shape[0], codes.shape[1] * fmt.per_code
+        if group is not None and not fmt.fixed:
+            _group(op, format, group, name, rows, inputs)
+        wanted = (rows, inputs // (group or max(inputs, 1)))
+        if blocks:
+            wanted = (-(-rows // FP8_BLOCK), -(-inputs // FP8_BLOCK))
+        where, came = f"{name}'s scales of expert {e}", f"codes {list(codes.shape)}"
+        _check_scale(op, where, scale, wanted, came, 0 if fmt.fixed else inputs)
+        if scale.dtype == torch.uint8:
+            _check_no_e8m0_nan(op, where, scale)
+        else:
+            check_finite(op, where, scale)
+        if blocks:
+            _check_no_nan(op, f"{name}'s codes of expert {e}", codes)
+        if zeros is not None:
+            _check_scale(op, f"{name}'s zeros of expert {e}", zeros, wanted, came)
+            if zeros.numel() and zeros.max() > 15:
+                place = (zeros > 15).nonzero()[0].tolist()
+                came = f"is {int(zeros[tuple(place)])} at {place}"
+                raise ValueError(f"{op}: {name}'s zeros of expert {e} {came}; a zero point is in 0..15")
+        return Codes(codes.contiguous(), scale.contiguous(), None if zeros is None else zeros.contiguous())
+
+    stacks = _stacks(op, (gate, up, down), parts, "; for unquantised weights use experts.pack")
+    biases = (gate_up_bias, down_bias, False)
+    return _imported(op, format, group, stacks, len(parts), read, partitions, progress, biases)
 
 
 # -- shared helpers ---------------------------------------------------------------------------------------------------
@@ -200,36 +264,63 @@ def _stacks(op: str, projections: tuple[Any, ...], parts: tuple[tuple[str, str, 
 def _imported(
     op: str,
     format: str,
-    group: int,
+    group: int | None,
     stacks: list[Stack],
     each: int,
     read: Callable[..., Codes],
     partitions: int,
     progress: Progress | None,
+    biases: tuple[Any, Any, bool] = (None, None, False),
 ) -> PackedExperts:
     """Import experts whose three projections have `each` tensors; `read` converts one matrix at a time."""
 
     def expert(e: int, row: tuple[Tensor, ...]) -> Expert:
         return Expert(*(read(name, e, *row[each * at : each * (at + 1)]) for at, name in enumerate(_NAMES)))
 
-    return _built(op, format, group, stacks, expert, partitions, progress, (None, None, False))
+    return _built(op, format, group, stacks, expert, partitions, progress, biases)
 
 
 def _built(
     op: str,
     format: str,
-    group: int,
+    group: int | None,
     stacks: list[Stack],
     expert: Callable[[int, tuple[Tensor, ...]], Expert],
     partitions: int,
     progress: Progress | None,
     biases: tuple[Any, Any, bool],
 ) -> PackedExperts:
+    count, rows = zip_experts(op, stacks)
+    return imported(op, format, group, count, _converted(rows, expert), partitions, progress, biases)
+
+
+def _converted(
+    rows: Iterator[tuple[Tensor, ...]], expert: Callable[[int, tuple[Tensor, ...]], Expert]
+) -> Iterator[Expert]:
+    e = 0
+    for row in rows:
+        came = expert(e, row)
+        del row  # free it before the next one is made
+        yield came
+        del came
+        e += 1
+
+
+def imported(
+    op: str,
+    format: str,
+    group: int | None,
+    count: int | None,
+    experts: Iterator[Expert],
+    partitions: int,
+    progress: Progress | None = None,
+    biases: tuple[Any, Any, bool] = (None, None, False),
+) -> PackedExperts:
+    """Pack experts whose matrices are in codes of `format` already, one at a time; count None: not known before."""
     check_partitions(op, partitions)
     fmt = FORMATS[format]
-    count, rows = zip_experts(op, stacks)
     with frozen():
-        first = expert(0, next(rows))
+        first = next(experts)
         shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]
         intermediate, hidden = shapes[0]
         if 0 in shapes[0] or shapes != [(intermediate, hidden)] * 2 + [(hidden, intermediate)]:
@@ -245,27 +336,21 @@ def _built(
         gate_up_bias, down_bias, interleaved = biases
         kept = check_biases(op, gate_up_bias, down_bias, count, hidden, intermediate, interleaved)
         layout = Layout(format, count or 1, hidden, intermediate, group, scale, (0, intermediate))
-        experts = _following(first, rows, expert)
+        every = _following(first, experts)
         del first
         nodes = check_nodes(op, partitions, None)
-        weights = assemble(cut(layout, partitions, op), experts, progress, kept, nodes, counted=count is not None)
+        weights = assemble(cut(layout, partitions, op), every, progress, kept, nodes, counted=count is not None)
     if count is None:
         check_biases(op, gate_up_bias, down_bias, weights.layout.num_experts, hidden, intermediate, interleaved)
     return PackedExperts._of(*weights)
 
 
-def _following(
-    first: Expert, rows: Iterator[tuple[Tensor, ...]], expert: Callable[[int, tuple[Tensor, ...]], Expert]
-) -> Iterator[Expert]:
+def _following(first: Expert, experts: Iterator[Expert]) -> Iterator[Expert]:
     yield first
     del first
-    e = 1
-    for row in rows:
-        packed = expert(e, row)
-        del row  # free it before the next one is made
-        yield packed
-        del packed
-        e += 1
+    for expert in experts:
+        yield expert
+        del expert  # free it before the next one is made
 
 
 def _group(op: str, format: str, group_size: Any, name: str, rows: int, inputs: int) -> int:
@@ -294,7 +379,20 @@ def _check_scale(
     raise ShapeError(f"{op}: {name} is {list(tensor.shape)}, but {codes} needs {list(wanted)}{hint}")
 
 
-def _awq(words: Tensor) -> Tensor:
+def _check_no_nan(op: str, where: str, weight: Tensor) -> None:
+    """Raise ValueError with the first index where E4M3 codes are NaN."""
+    nan = (weight.view(torch.uint8) & 0x7F) == 0x7F
+    if nan.any():
+        raise ValueError(f"{op}: {where} is nan at {nan.nonzero()[0].tolist()}; weights must be finite numbers")
+
+
+def _check_no_e8m0_nan(op: str, where: str, scale: Tensor) -> None:
+    if (scale == _E8M0_NAN).any():
+        place = (scale == _E8M0_NAN).nonzero()[0].tolist()
+        raise ValueError(f"{op}: {where} is 255, the NaN of E8M0, at {place}; scales must be finite numbers")
+
+
+def awq_columns(words: Tensor) -> Tensor:
     """AWQ's int32 words [lines, columns / 8] -> uint8 codes [lines, columns], in order"""
     data = words.contiguous().view(torch.uint8)
     in_bits = torch.stack((data & 15, data >> 4), -1).view(words.shape[0], -1, 8)

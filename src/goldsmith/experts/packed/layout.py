@@ -318,6 +318,8 @@ def write_matrix(layout: Layout, place: LayoutSlice, panels: Tensor, matrix: Cod
     """Write the panels [panels, panel_bytes] of a matrix from its codes."""
     fmt, P, T, G = layout.kind, place.panels, place.tiles, place.groups
     codes = matrix.codes.contiguous()
+    if codes.storage_offset() * codes.dtype.itemsize % torch.int32.itemsize:  # a view into another tensor
+        codes = codes.clone()
     codes = codes if codes.dtype.itemsize > 1 else codes.view(torch.uint8)
     width = T * WORDS * fmt.per_word // fmt.per_code
     if codes.shape != (P * ROWS, width):

@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ..converted_experts import converted_modules
-from .files import CONFIG, DOWN, GATE_UP, ROOT, WEIGHTS, AdapterConfig, matches_target, other_parameters, plain_path
+from ..routers import first_parameters
+from .files import (
+    CONFIG,
+    DOWN,
+    ROOT,
+    WEIGHTS,
+    AdapterConfig,
+    matches_target,
+    other_parameters,
+    plain_path,
+)
 from .peft_layers import tensors_of, torch_defaults
 
 if TYPE_CHECKING:
@@ -22,15 +31,17 @@ if TYPE_CHECKING:
 SHOWN = 3  # entries of a long list that a message prints
 
 
-def targeted(config: AdapterConfig, where: str) -> list[str]:
-    """Which of gate_up_proj and down_proj `target_parameters` names for the experts at `where`, by peft's rule."""
+def targeted(config: AdapterConfig, where: str, first: str) -> list[str]:
+    """Which of the experts' parameters at `where` (`first`, down_proj) `target_parameters` names, by peft's rule."""
     targets = config.get("target_parameters") or ()
-    return [name for name in (GATE_UP, DOWN) if any(matches_target(target, [f"{where}.{name}"]) for target in targets)]
+    return [name for name in (first, DOWN) if any(matches_target(target, [f"{where}.{name}"]) for target in targets)]
 
 
 def check_targets(path: Path, config: AdapterConfig, model: nn.Module) -> None:
     """Raises ValueError for a target parameter that matches no parameter of the model."""
-    names = [f"{plain_path(where)}.{name}" for where in converted_modules(model) for name in (GATE_UP, DOWN)]
+    names = [
+        f"{plain_path(where)}.{name}" for where, first in first_parameters(model).items() for name in (first, DOWN)
+    ]
     for target in config.get("target_parameters") or ():
         if not matches_target(target, names) and not matches_target(target, other_parameters(model)):
             raise ValueError(f"{path}: target_parameters has {target!r}, which matches no parameter of this model")
@@ -45,6 +56,7 @@ def saved_modules(
     missing   gets the parameters that the file lacks
     Raises ValueError for a wrong shape and for a module that the model does not have.
     """
+    shared = _shared_tensors(bare)
     names, whole_tensors, matched = tuple(config.get("modules_to_save") or ()), {}, set()
     for name, tensor in tensors_of(bare):
         module = name.rpartition(".")[0]
@@ -55,6 +67,11 @@ def saved_modules(
             continue
         if saved is None:
             missing.append(f"{ROOT}{name}")
+        elif id(tensor) in shared:
+            raise ValueError(
+                f"{path}: modules_to_save replaces {name}, whose tensor the model also uses as {shared[id(tensor)]}: "
+                "that would change both; merge this adapter with peft instead"
+            )
         elif saved.shape != tensor.shape:
             raise ValueError(f"{ROOT}{name} has the shape {list(saved.shape)}, but {list(tensor.shape)} in the model")
         else:
@@ -63,6 +80,16 @@ def saved_modules(
         if module_name not in matched:
             raise ValueError(f"{path}: modules_to_save names {module_name!r}, a module that this model does not have")
     return whole_tensors
+
+
+def _shared_tensors(model: nn.Module) -> dict[int, str]:
+    """The second name of each parameter that has two (tied embeddings), by the parameter's id."""
+    first: dict[int, str] = {}
+    second: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            second.setdefault(id(parameter), name)
+    return second
 
 
 def check_peft_layers(
@@ -91,7 +118,7 @@ def check_peft_layers(
     finally:
         for parameter, flag in trained:
             parameter.requires_grad_(flag)
-    ours = tuple(f"{plain_path(path)}." for path in converted_modules(bare))
+    ours = tuple(f"{plain_path(path)}." for path in first_parameters(bare))
     state = get_peft_model_state_dict(like, save_embedding_layers=False)
     wanted = {f"{ROOT}{plain_path(key)}": t for key, t in state.items() if not plain_path(key).startswith(ours)}
     for name, tensor in tensors.items():
@@ -125,6 +152,7 @@ def shell(module: nn.Module, copies: dict[int, nn.Module] | None = None) -> nn.M
         copy = copies[id(module)] = object.__new__(type(module))
         copy.__dict__.update(module.__dict__)
         copy.__dict__["_parameters"] = dict(module._parameters)
+        copy.__dict__["_state_dict_pre_hooks"] = {}  # an offloaded model refuses state_dict, but its shell has one
         copy.__dict__["_modules"] = {
             name: None if child is None else shell(child, copies) for name, child in module._modules.items()
         }

@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
+from ..experts_spec import experts_modules
 from ..model_types import base_of
 
 AdapterConfig = dict[str, Any]  # adapter_config.json: the fields of peft's LoraConfig
@@ -61,10 +62,15 @@ def plain_path(path: str) -> str:
     return path.removeprefix(ROOT)
 
 
+def experts_paths(model: nn.Module) -> list[str]:
+    """Paths of the model's experts: the converted ones, or those of a plain model, which an engine may compute."""
+    return list(converted_modules(model)) or [path for path, _ in experts_modules(model)]
+
+
 def other_parameters(model: nn.Module) -> list[str]:
     """Names of all parameters outside the experts, as the plain model has them before peft wraps it."""
     base = base_of(model)
-    ours = tuple(f"{path}." for path in converted_modules(base))
+    ours = tuple(f"{path}." for path in experts_paths(base))
     names = (name for name, _ in base.named_parameters(remove_duplicate=False) if ".lora_" not in name)
     return [name.replace(".base_layer.", ".") for name in names if not name.startswith(ours)]
 

@@ -36,6 +36,11 @@ class PeftFactors:
         return self.a.shape[1]
 
 
+def swapped(pair: Pair) -> Pair:
+    """The pair of the transposed product: (B A)^T = A^T B^T. Its own inverse."""
+    return pair[1].transpose(1, 2), pair[0].transpose(1, 2)
+
+
 def to_peft(a: Tensor, b: Tensor) -> Pair:
     """A [E, r, in] and B [E, out, r] -> lora_A.weight [r E, in] and lora_B.weight [out, r E]."""
     experts, rank, _ = a.shape

@@ -18,7 +18,6 @@ from . import layout
 from .files import (
     CONFIG,
     DOWN,
-    GATE_UP,
     RANKS,
     REFUSED,
     ROOT,
@@ -34,6 +33,7 @@ from .files import (
     serialised,
 )
 from .layout import PeftFactors
+from .peft_names import names_in_file
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -62,12 +62,16 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
         where = plain_path(path)
         for name, factors in _factors_to_save(module, ranks, where).items():
             by_parameter[f"{where}.{name}"] = factors
-            both = module.lora is not None and name == GATE_UP and DOWN in _targets(module)
+            both = name == module.spec.first and DOWN in _targets(module)
             stem = f"{ROOT}{where}." + ("base_layer." if both else "")
-            tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = layout.to_peft(factors.a, factors.b)
+            pair = (factors.a, factors.b)
+            pair = layout.swapped(pair) if module.spec.swapped_in_peft else pair
+            tensors[f"{stem}lora_A.weight"], tensors[f"{stem}lora_B.weight"] = layout.to_peft(*pair)
     peft_tensors, config = _peft_part(model)
     tensors |= peft_tensors | _whole_modules(model, config)
     config = _config(config, by_parameter, len(converted_modules(model)), alone=not peft_tensors)
+    names = names_in_file(model, tensors)
+    tensors = {names[name]: tensor for name, tensor in tensors.items()}
     folder = Path(directory)
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file("goldsmith.hf.save_adapter", folder / name)
@@ -81,7 +85,7 @@ def save_adapter(model: nn.Module, directory: str | Path) -> None:
 def _targets(module: ConvertedExperts) -> list[str]:
     """The parameters that this LoRA adapts, by peft's names."""
     factors = {name for name, (a, _) in _lora(module).factors().items() if a.shape[1]}
-    return [name for name, on in ((GATE_UP, factors & {"gate", "up"}), (DOWN, factors & {"down"})) if on]
+    return [name for name, on in ((module.spec.first, factors & {"gate", "up"}), (DOWN, factors & {"down"})) if on]
 
 
 def _lora(module: ConvertedExperts) -> LoRA:
@@ -95,11 +99,17 @@ def _factors_to_save(module: ConvertedExperts, ranks: dict[str, tuple[int, int]]
     lora, spec = _lora(module), module.spec
     factors = {name: (a.detach(), b.detach()) for name, (a, b) in lora.factors().items()}
     by_parameter = {}
+    if not spec.gated:
+        if "gate" in factors and factors["gate"][0].shape[1]:
+            by_parameter[spec.first] = PeftFactors(*factors["gate"], lora.scaling["gate"])
+        if "down" in factors and factors["down"][0].shape[1]:
+            by_parameter[DOWN] = PeftFactors(*factors["down"], lora.scaling["down"])
+        return by_parameter
     joined = layout.join(
         factors, lora.scaling, spec.intermediate_size, interleaved=spec.interleaved, shared=lora.shared_a
     )
     if joined is not None:
-        by_parameter[GATE_UP] = joined
+        by_parameter[spec.first] = joined
         if not lora.shared_a:
             gate, up = (factors[name][0].shape[1] if name in factors else 0 for name in ("gate", "up"))
             ranks[where] = (gate, up)

@@ -1,27 +1,21 @@
-"""Reads a layer's experts from a checkpoint: which tensors are gate, up and down, and which importer packs them."""
+"""Reads a layer's experts from a checkpoint: which tensors are gate, up and down, and how they are packed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 
-from ...experts import PackedExperts, from_awq, from_fp8_block, from_k2, from_mxfp4, pack
+from ...experts import PackedExperts, from_mxfp4, pack
 from ..experts_spec import ExpertsSpec
-from .reader import ModelCheckpoint
+from .conversions import ConversionGroup
+from .formats.layer import packed_layer
+from .per_expert import Part, PerExpertTensor
+from .source import WeightSource
 
-PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
-# quant_method -> the tensors of one projection, in the importer's order
-PARTS = {
-    None: ("weight",),
-    "fp8": ("weight", "weight_scale_inv"),
-    "compressed-tensors": ("weight_packed", "weight_scale"),
-    "awq": ("qweight", "qzeros", "scales"),
-}
-UNREAD = {"weight_shape"}  # tensors that may accompany a projection and are not needed
-STACKED = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
 MXFP4 = ("gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks", "down_proj_scales")
 
 
@@ -34,7 +28,7 @@ class Packing(TypedDict):
 
 
 def packed_from(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
+    source: WeightSource, path: str, spec: ExpertsSpec, format: str, group_size: int | None, partitions: int
 ) -> PackedExperts:
     """The experts at `path`: the checkpoint's own codes, or its floats packed one expert at a time."""
     names = source.below(path)
@@ -42,97 +36,99 @@ def packed_from(
     packing: Packing = {"format": stored, "group_size": group_size, "partitions": partitions}
     if source.method == "mxfp4" and set(MXFP4) <= names:
         return _mxfp4(source, path, spec, names, group_size, partitions)
-    if {"gate_up_proj", "down_proj"} <= names:
-        check_all_known(source, path, names, set(STACKED))
-        return _stacked(source, path, spec, names, packing)
-    tensor_names = names_by_expert(source, path, spec, names)
-    if source.method is None:
-        by_target = {name: _PerExpert(source, tensor_names[name]["weight"]) for name in ("gate", "up", "down")}
-        return pack((by_target["gate"], by_target["up"]), by_target["down"], **packing)
-    parts = PARTS[source.method]
-    gate, up, down = (
-        tuple(_PerExpert(source, tensor_names[name][part]) for part in parts) for name in ("gate", "up", "down")
-    )
-    group = _group_size(source, gate)
-    if group_size not in (None, group):
-        raise ValueError(
-            f"goldsmith.hf.convert: group_size is {group_size}, but the codes of {source.folder} have "
-            f"{group or 'blocks of 128 x 128'}: leave it out"
-        )
-    if group is None:
-        return from_fp8_block(gate, up, down, partitions=partitions)
-    importer = from_awq if source.method == "awq" else from_k2
-    return importer(gate, up, down, group_size=group, partitions=partitions)
+    coded = source.experts(path, spec)
+    if coded is None:
+        parts_by_name = {name: _no_double(part) for name, part in plain_parts(source, path, spec).items()}
+        return pack_parts(parts_by_name, spec, packing)
+    if not spec.gated:
+        raise ValueError(f"{source.label}: {path} has codes of experts without a gate, which goldsmith does not read")
+    return packed_layer(coded, format, group_size, partitions)
 
 
-class _PerExpert:
-    """One projection's tensors of all experts, each read when it is requested, so that packing holds one at a time."""
-
-    def __init__(self, source: ModelCheckpoint, names: list[str]) -> None:
-        self._source, self._names = source, names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self._source.get(name) for name in self._names)
-
-
-def names_by_expert(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str]
-) -> dict[str, dict[str, list[str]]]:
-    """{"gate": {part: names of the tensors of experts 0..E-1}, ...}; ValueError for a missing or unknown name."""
-    parts = PARTS[source.method] if source.method in PARTS else ()
-    tensor_names: dict[str, dict[str, list[str]]] = {
-        t: {part: [""] * spec.num_experts for part in parts} for t in PROJECTIONS.values()
-    }
-    unknown = []
-    for name in sorted(names):
-        match = re.fullmatch(r"(\d+)\.(\w+)\.(\w+)", name)
-        target = PROJECTIONS.get(match[2]) if match else None
-        if match is None or target is None or int(match[1]) >= spec.num_experts:
-            unknown.append(name)
-        elif match[3] in parts:
-            tensor_names[target][match[3]][int(match[1])] = f"{path}.{name}"
-        elif match[3] not in UNREAD:
-            unknown.append(name)
-    kind = source.method or "plain weights"
-    if unknown:
-        raise ValueError(f"{source.folder}: {path}.{unknown[0]} is not known among experts of {kind}")
-    for target, by_part in tensor_names.items():
-        for part, listed in by_part.items():
-            if "" in listed:
-                raise ValueError(
-                    f"{source.folder}: {path}: expert {listed.index('')} has no {target} {part} ({kind}; "
-                    f"the config says {spec.num_experts} experts)"
-                )
-    return tensor_names
-
-
-def _stacked(source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], packing: Packing) -> PackedExperts:
-    gate_up, down = (source.get(f"{path}.{name}") for name in ("gate_up_proj", "down_proj"))
-    upright = (spec.num_experts, 2 * spec.intermediate_size, spec.hidden_size)
-    shape, swapped = tuple(gate_up.shape), (upright[0], upright[2], upright[1])
-    if shape not in (upright, swapped):
-        raise ValueError(f"{source.folder}: {path}.gate_up_proj is {list(shape)}, but the config says {list(upright)}")
-    # files may store the transpose of the model's layout (qwen3_vl_moe); square weights have the model's layout
-    transposed = spec.transposed if upright == swapped else shape == swapped
-    gate_up_bias, down_bias = (
-        source.get(f"{path}.{which}_proj_bias") if spec.biased else None for which in ("gate_up", "down")
-    )
+def pack_parts(parts: Mapping[str, Part], spec: ExpertsSpec, packing: Packing) -> PackedExperts:
+    """`experts.pack` of plain weights in the module's own layout, by its names."""
+    first, down = parts[spec.first], parts["down_proj"]
+    biases: list[Any] = [_whole(parts[name]) for name in spec.names[2:]] or [None, None]
+    gate_up: Any = first
+    if not spec.gated:
+        e, i, h = first.shape
+        gate_up = (first, PerExpertTensor(lambda k: torch.zeros(i, h, dtype=first.dtype), (e, i, h), first.dtype))
+        bias = torch.zeros(e, i, dtype=first.dtype) if biases[0] is None else biases[0]
+        biases = [torch.cat((bias, torch.ones_like(bias)), 1), biases[1]]
+        biases[1] = torch.zeros(e, spec.hidden_size, dtype=first.dtype) if biases[1] is None else biases[1]
     return pack(
         gate_up,
         down,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
-        transposed=transposed,
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+        transposed=spec.transposed,
         interleaved=spec.interleaved,
         **packing,
     )
 
 
+def _no_double(part: Part) -> Part:
+    """float64 as float32, in which a model is trained; experts are not packed in float64."""
+    if part.dtype != torch.float64:
+        return part
+    return PerExpertTensor(lambda e: part[e].float(), tuple(part.shape), torch.float32)
+
+
+def _whole(part: Part) -> Tensor:
+    return part if isinstance(part, Tensor) else torch.stack(list(part))
+
+
+def plain_parts(source: WeightSource, path: str, spec: ExpertsSpec) -> dict[str, Part]:
+    """The experts' plain weights in the model's layout, by the model's names; read one by one where possible.
+
+    Raises ValueError for a missing or unknown tensor, a missing expert, and shapes other than the config's.
+    """
+    names = source.below(path)
+    wanted = spec.parameter_shapes()
+    check_all_known(source, path, names, set(wanted))
+    parts: dict[str, Part] = {}
+    for name, shape in wanted.items():
+        full = source.stored_name(f"{path}.{name}")
+        if full not in source.names:
+            raise ValueError(f"{source.label}: none of its files has {full}")
+        made_by = source.names[full]
+        if isinstance(made_by, ConversionGroup):
+            _check_experts(source, full, made_by, spec)
+        part: Part | None = source.per_expert(full, spec.num_experts)
+        part = source.get(full) if part is None else part
+        if tuple(part.shape) != shape:
+            raise ValueError(f"{source.label}: {full} is {list(part.shape)}, but the config says {list(shape)}")
+        parts[name] = part
+    return parts
+
+
+def _check_experts(source: WeightSource, full: str, group: ConversionGroup, spec: ExpertsSpec) -> None:
+    """Raises ValueError if a converter that stacks experts would stack others than 0..E-1, or lacks a projection."""
+    if type(group.converter.operations[0]).__name__ != "MergeModulelist":
+        return
+    for pattern in group.converter.source_patterns:
+        numbers = [_last_number(key) for key in group.keys.get(pattern, ())]
+        missing = sorted(set(range(spec.num_experts)) - set(numbers))
+        projection = re.sub(r"^.*\*\\?\.|\.?weight\$?$", "", pattern).replace("\\", "") or pattern
+        if missing:
+            raise ValueError(
+                f"{source.label}: {full.rpartition('.')[0]}: expert {missing[0]} has no {projection} weight (plain "
+                f"weights; the config says {spec.num_experts} experts)"
+            )
+        if numbers != list(range(spec.num_experts)):
+            extra = sorted(set(numbers) - set(range(spec.num_experts))) or [n for n in numbers if numbers.count(n) > 1]
+            raise ValueError(
+                f"{source.label}: {full.rpartition('.')[0]} has the expert {extra[0]} more than once or beyond the "
+                f"{spec.num_experts} of the config"
+            )
+
+
+def _last_number(key: str) -> int:
+    return int(next((part for part in reversed(key.split(".")) if part.isdecimal()), "-1"))
+
+
 def _mxfp4(
-    source: ModelCheckpoint, path: str, spec: ExpertsSpec, names: set[str], group_size: int | None, partitions: int
+    source: WeightSource, path: str, spec: ExpertsSpec, names: set[str], group_size: int | None, partitions: int
 ) -> PackedExperts:
     check_all_known(source, path, names, {*MXFP4, "gate_up_proj_bias", "down_proj_bias"})
     if group_size not in (None, 32):
@@ -146,17 +142,9 @@ def _mxfp4(
     )
 
 
-def check_all_known(source: ModelCheckpoint, path: str, names: set[str], known: set[str]) -> None:
+def check_all_known(source: WeightSource, path: str, names: set[str], known: set[str]) -> None:
     unknown = sorted(names - known)
     if unknown:
         raise ValueError(
-            f"{source.folder}: {path}.{unknown[0]} is not known among experts of {source.method or 'plain weights'}"
+            f"{source.label}: {path}.{unknown[0]} is not known among experts of {source.method or 'plain weights'}"
         )
-
-
-def _group_size(source: ModelCheckpoint, parts: tuple[_PerExpert, ...]) -> int | None:
-    """The number of inputs that share a scale, from the first expert's codes; None for blocks."""
-    if source.method == "fp8":
-        return None
-    codes, scale = (next(iter(part)).shape for part in (parts[0], parts[-1]))
-    return codes[0] // scale[0] if source.method == "awq" else codes[1] * 8 // scale[1]

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ..converted_experts import converted_modules
-from . import quantisation
-from .reader import ModelCheckpoint, Progress
+from .formats.linear import check_plain, decoded
+from .source import Progress, WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def load_other_weights(
-    model: PreTrainedModel, source: ModelCheckpoint, *, skip: Sequence[str] = (), progress: Progress | None = None
+    model: PreTrainedModel, source: WeightSource, *, skip: Sequence[str] = (), progress: Progress | None = None
 ) -> None:
     """Loads every weight outside the experts, in the dtype that the model has on the meta device.
 
@@ -31,8 +31,7 @@ def load_other_weights(
     as codes are decoded. Raises ValueError for weights that the files lack.
     """
     skipped = tuple(f"{path}." for path in skip)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    missing: list[str] = []
+    missing: set[str] = set()
     used: set[str] = set()
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     wanted = [(name, tensor) for name, tensor in named if tensor.is_meta and not name.startswith(skipped)]
@@ -45,18 +44,26 @@ def load_other_weights(
             progress(done, total, "reading all but the experts")
         if value is not None and value.shape != tensor.shape:
             raise ValueError(
-                f"{source.folder}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
+                f"{source.label}: {name} is {list(value.shape)}, but the model's config says {list(tensor.shape)}"
             )
         if value is not None:
             _assign(model, name, value.to(dtypes.of(name, tensor.dtype)), tensor)
-        elif name not in tied and not _is_transient(model, name):
-            missing.append(name)
+        elif not _is_transient(model, name):
+            missing.add(name)
+    experts = (*skipped, *(f"{path}." for path in converted_modules(model)))
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    model.all_tied_weights_keys = {
+        target: origin
+        for target, origin in tied.items()
+        if not target.startswith(experts) and not origin.startswith(experts)
+    }
+    # with the missing names transformers ties no two tensors that the files hold with different values
+    model.tie_weights(missing_keys=missing, recompute_mapping=False)
     if missing:
         raise ValueError(
-            f"{source.folder}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
-            f"that transformers renames, first {missing[0]}. Load the model with from_pretrained, then convert it"
+            f"{source.label}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
+            f"that transformers renames, first {min(missing)}. Load the model with from_pretrained, then convert it"
         )
-    model.tie_weights()
     fill_transient_buffers(model)
     _warn_unexpected(model, source, used, skipped)
     for holder in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
@@ -80,16 +87,14 @@ class _Dtypes:
         return next((to for pattern, to in self._plans[dtype] if pattern.search(name)), dtype)
 
 
-def _value(source: ModelCheckpoint, name: str, used: set[str]) -> Tensor | None:
-    stem = name.removesuffix(".weight")
-    parts = {part for part in quantisation.PARTS if f"{stem}.{part}" in source.names}
-    if name.endswith(".weight") and source.method and parts & quantisation.CODED_PARTS:
-        used.update(f"{stem}.{part}" for part in parts)
-        return quantisation.decode(source.method, {part: source.get(f"{stem}.{part}") for part in parts}, name)
+def _value(source: WeightSource, name: str, used: set[str]) -> Tensor | None:
+    value = decoded(source, source.siblings(name), name, used)
+    if value is not None:
+        return value
     if name not in source.names:
         return None
     used.add(name)
-    return source.get(name)
+    return check_plain(source, name, source.get(name)) if source.method else source.get(name)
 
 
 def _assign(model: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
@@ -118,13 +123,22 @@ def fill_transient_buffers(model: PreTrainedModel) -> None:
         marks = {name: float("nan") if buffer.is_floating_point() else -1 for name, buffer in empty.items()}
         module._buffers |= {n: torch.full(b.shape, marks[n], dtype=b.dtype, device="cpu") for n, b in empty.items()}
         with torch.no_grad(), torch.device("cpu"):  # transformers computes on torch's default device
-            model._init_weights(module)
+            _owner(model, path)._init_weights(module)
         lost = [n for n, mark in marks.items() if not _written(module._buffers[n], mark)]
         if lost:
             raise ValueError(
                 f"goldsmith.hf.convert: {path}.{lost[0]} is a buffer that no file holds, and {type(model).__name__} "
                 "does not recompute it. Load the model with from_pretrained and convert it in memory"
             )
+
+
+def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
+    """The innermost model of transformers around a module (a vision tower has its own class), which initialises it."""
+    from transformers import PreTrainedModel
+
+    parts = path.split(".")
+    around = (model.get_submodule(".".join(parts[:k])) for k in range(len(parts), 0, -1))
+    return next((module for module in around if isinstance(module, PreTrainedModel)), model)
 
 
 def _written(buffer: Tensor | None, mark: float) -> bool:
@@ -134,7 +148,7 @@ def _written(buffer: Tensor | None, mark: float) -> bool:
     return not (buffer.isnan() if buffer.is_floating_point() else buffer == mark).any()
 
 
-def _warn_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[str], skipped: tuple[str, ...]) -> None:
+def _warn_unexpected(model: PreTrainedModel, source: WeightSource, used: set[str], skipped: tuple[str, ...]) -> None:
     known = skipped + tuple(path + "." for path in converted_modules(model))
     ignored = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()), r"rotary_emb\.inv_freq"]
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -148,7 +162,7 @@ def _warn_unexpected(model: PreTrainedModel, source: ModelCheckpoint, used: set[
     )
     if unknown:
         warnings.warn(
-            f"{source.folder}: ignored {len(unknown)} tensors that {type(model).__name__} has no place for, "
+            f"{source.label}: ignored {len(unknown)} tensors that {type(model).__name__} has no place for, "
             f"first {unknown[0]}",
             stacklevel=4,
         )

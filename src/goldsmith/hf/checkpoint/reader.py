@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,113 +9,159 @@ from typing import TYPE_CHECKING, Any, cast
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from . import quantisation
+from ..experts_spec import ExpertsSpec
+from .conversions import ConversionGroup, ConversionPlan
+from .files import keys_of, weight_files
+from .formats.layer import CodedLayer, QuantisedLayer
+from .formats.modelopt import settings_beside
+from .formats.registry import Schemes
+from .formats.scheme import Scheme
+from .per_expert import PerExpertTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-# quant_method in config.json -> the format of `experts.pack` that holds its codes
-METHODS = {"compressed-tensors": "int4", "awq": "int4_asym", "fp8": "fp8_block", "mxfp4": "mxfp4"}
-Progress = Callable[[int, int | None, str], None]
 
 
 class ModelCheckpoint:
     """The tensors of a checkpoint folder by the model's own names, each read when it is requested.
 
-    File names are mapped by transformers' renamings for this model (`.block_sparse_moe.` becomes `.mlp.`), with or
-    without the base model's prefix. Raises ValueError for a folder without safetensors files, a damaged file, a missing
-    shard, or an unsupported quantisation.
+    The files are those that `from_pretrained` reads, and `names` maps the model's names to keys in them by
+    transformers' own renamings and converters. Raises ValueError for a folder whose weights are ambiguous or
+    incomplete, for a damaged file, a pickle, and an unsupported quantisation.
     """
 
     def __init__(self, folder: Path, model: nn.Module) -> None:
         self.folder = folder
         self._model = cast("PreTrainedModel", model)
-        self._open: dict[str, safe_open] = {}
-        self._file_of = self._index()
-        self.quantisation = _quantisation(self._model.config)
-        self.method: str | None = self.quantisation.get("quant_method")
-        self._check_quantisation()
-
-    def check_format(self, format: str) -> None:
-        stored = METHODS.get(self.method or "")
-        if stored and format not in ("auto", stored):
+        self.files = weight_files(folder, self._model.config)
+        if self.files.pickled:
             raise ValueError(
-                f"goldsmith.hf.convert: format is {format!r}, but {self.folder} holds {stored} codes ({self.method}), "
-                f'which are never requantised: use format="auto" or {stored!r}'
+                f"{folder}: its weights are in {self.files.paths[0].name}, a pickle, which cannot be streamed: write "
+                "them as safetensors with from_pretrained and save_pretrained"
             )
+        self._open: dict[Path, safe_open] = {}
+        self._made: dict[str, Tensor] = {}  # results of a converter that nobody has asked for yet
+        # a key in two files has the last one's tensor, as in transformers
+        self._file_of = {key: path for path in self.files.paths for key in keys_of(path)}
+        settings = _quantisation(self._model.config) or settings_beside(folder)
+        self._schemes = Schemes(folder, settings) if settings else None
+        self._layers: dict[str, CodedLayer | None] = {}
+        self._marks = {part for scheme in self.schemes for part in scheme.marks}
+        # layers with a mark: the stems of their keys
+        self._coded_stems = {key.rpartition(".")[0] for key in self._file_of if key.rpartition(".")[2] in self._marks}
+        if self._marks and not self._coded_stems:
+            raise ValueError(
+                f"{folder}: its config says {self.method!r}, but no tensor is stored so: none is called "
+                f"{', '.join(sorted(self._marks))}"
+            )
+        plan = ConversionPlan(self._model, self._file_of, self._coded)
+        self.names: dict[str, str | ConversionGroup] = {**plan.unknown, **plan.sources}
+
+    @property
+    def method(self) -> str | None:
+        """The quantisation, by transformers' name; None for plain weights."""
+        return self._schemes.method if self._schemes else None
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """How the quantised linear layers are stored; empty for plain weights and for mxfp4."""
+        return self._schemes.all if self._schemes else []
+
+    @property
+    def label(self) -> str:
+        """What messages call this checkpoint."""
+        return str(self.folder)
+
+    @property
+    def sources(self) -> list[Path]:
+        """The files that determine the weights."""
+        return self.files.sources
+
+    def scheme(self, layer: str) -> Scheme | None:
+        """How the linear layer with this name in the model is stored; None if it is not quantised."""
+        if self._schemes is None:
+            return None
+        keys = (self.names.get(f"{layer}.{part}") for part in self._marks)
+        key = next((key for key in keys if isinstance(key, str)), None)
+        return None if key is None else self._schemes.of(key.rpartition(".")[0])
+
+    def siblings(self, name: str) -> dict[str, str]:
+        """The tensors of the same layer: the last part of each name -> the name."""
+        return self._by_layer.get(name.rpartition(".")[0], {})
+
+    def experts(self, path: str, spec: ExpertsSpec) -> CodedLayer | None:
+        """The experts at this path in codes; None if they are plain weights, or gpt-oss's mxfp4."""
+        if path not in self._layers:
+            coded = bool(self._marks) and any(name.rpartition(".")[2] in self._marks for name in self.below(path))
+            self._layers[path] = QuantisedLayer(self, path, spec) if coded else None
+        return self._layers[path]
 
     @cached_property
-    def names(self) -> dict[str, str]:
-        """The model's name of each tensor -> its name in the files."""
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
-
-        renamings = [t for t in get_model_conversion_mapping(self._model) if isinstance(t, WeightRenaming)]
-        prefix = self._model.base_model_prefix + "."
-        top = {name.partition(".")[0] + "." for name, _ in self._model.named_children()}
-        names: dict[str, str] = {}
-        for key in self._file_of:
-            name = key
-            for renaming in renamings:
-                name, _ = renaming.rename_source_key(name)
-            if name.partition(".")[0] + "." not in top:
-                if prefix in top:  # the files hold the base model
-                    name = prefix + name
-                elif name.startswith(prefix):  # the model is the base model
-                    name = name.removeprefix(prefix)
-            names[name] = key
-        return names
+    def _by_layer(self) -> dict[str, dict[str, str]]:
+        layers: dict[str, dict[str, str]] = {}
+        for name in self.names:
+            layer, _, part = name.rpartition(".")
+            layers.setdefault(layer, {})[part] = name
+        return layers
 
     def below(self, path: str) -> set[str]:
         """Names of the tensors below a module's path, relative to it."""
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
 
+    def stored_name(self, name: str) -> str:
+        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
+        if name in self.names:
+            return name
+        tied = getattr(self._model, "all_tied_weights_keys", None) or {}
+        alike = [other for pair in tied.items() if name in pair for other in pair if other in self.names]
+        return alike[0] if alike else name
+
     def get(self, name: str) -> Tensor:
-        """The tensor with this name in the model."""
-        key = self.names[name]
+        """The tensor with this name in the model, converted as transformers converts it."""
+        source = self.names[name]
+        if isinstance(source, str):
+            return self.read(source)
+        if name not in self._made:
+            try:
+                self._made |= source.convert(self._model, self.read)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                keys = source.all_keys()
+                raise ValueError(
+                    f"{self.folder}: {name} cannot be made of {keys[0]} and {len(keys) - 1} more: {error}"
+                ) from error
+        if name not in self._made:
+            raise ValueError(f"{self.folder}: {source.all_keys()[0]} gives no {name} in this transformers")
+        return self._made.pop(name)
+
+    def per_expert(self, name: str, experts: int) -> PerExpertTensor | None:
+        """The tensor [E, ...], if the files hold each expert by itself, so that they can be read one by one."""
+        group = self.names[name]
+        if isinstance(group, str) or not group.by_expert(experts):
+            return None
+
+        def one(e: int) -> Tensor:
+            (tensor,) = group.convert(self._model, self.read, e).values()
+            return tensor[0]
+
+        first = one(0)
+        return PerExpertTensor(one, (experts, *first.shape), first.dtype)
+
+    def read(self, key: str) -> Tensor:
+        """The tensor with this key in the files."""
+        path = self._file_of[key]
         try:
-            return self._shard(self._file_of[key]).get_tensor(key)
+            if path not in self._open:
+                self._open[path] = safe_open(path, "pt")
+            return self._open[path].get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{self.folder / self._file_of[key]}: {key} cannot be read: {error}") from error
+            raise ValueError(f"{path}: {key} cannot be read: {error}") from error
 
-    def _shard(self, file: str) -> safe_open:
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, "pt")
-        return self._open[file]
-
-    def _index(self) -> dict[str, str]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.exists():
-            try:
-                files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ValueError(f"{index}: not an index with a weight_map: {error}") from error
-            missing = sorted({f for f in files.values() if not (self.folder / f).is_file()})
-            if missing:
-                raise ValueError(f"{self.folder}: {len(missing)} shards of its index are missing, first {missing[0]}")
-            return files
-        files_by_name: dict[str, str] = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
-            if path.name.startswith("adapter_"):
-                continue
-            try:
-                files_by_name |= dict.fromkeys(self._shard(path.name).keys(), path.name)
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
-        if not files_by_name:
-            raise ValueError(f"{self.folder}: no safetensors file with weights here")
-        return files_by_name
-
-    def _check_quantisation(self) -> None:
+    def _coded(self, key: str) -> bool:
+        """Whether a key is part of a quantised weight."""
         if self.method is None:
-            return
-        if self.method not in METHODS:
-            raise ValueError(
-                f"{self.folder}: quantised with {self.method!r}; supported are {', '.join(METHODS)} and plain weights"
-            )
-        reason = quantisation.unsupported_reason(self.method, self.quantisation)
-        if reason:
-            raise ValueError(f"{self.folder}: {reason}")
+            return False
+        stem, _, part = key.rpartition(".")
+        return stem in self._coded_stems and part != "bias" or part.endswith(("_blocks", "_scales"))
 
 
 def _quantisation(config: PreTrainedConfig) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,8 +16,10 @@ from ...offload.engine import Engine
 from ...offload.settings import chosen_device, pickling_error
 from ...offload.store.cache_folder import cached_store
 from ...offload.store.expert_store import ExpertStore
-from ..dispatch import ENGINE, NAME, register
-from ..experts_spec import SharedOptions
+from ..dispatch import ENGINE, NAME, call_ours, register
+from ..experts_spec import SharedOptions, is_undispatched
+from . import adapters as reading
+from .adapters import AdapterArgument, ModelAdapters
 from .budget import automatic
 from .layers import ExpertsLayer
 from .weights import Weights, into_module
@@ -84,6 +86,7 @@ class Attached:
     ) -> None:
         self.model, self.layers, self.store, self.owned, self.home = model, layers, store, owned, home
         self.engine: Engine
+        self.adapters = ModelAdapters(model, {})
         self._configs: dict[int, PreTrainedConfig] = {}
         self._trained: list[str] = []  # names, because releasing an expert's parameter replaces the object
         self._hooks: list[RemovableHandle] = []
@@ -94,29 +97,52 @@ class Attached:
         """Creates the engine and installs it. If creating it fails, the model stays as it was, on its home device."""
         options = dict(options)
         device = chosen_device(options.get("device", "auto"))
+        self._freeze()
         try:
             self.move(device)
             if device.type == "cuda" and options.get("gpu_budget", "auto") == "auto":
                 options["gpu_budget"] = automatic(self.model, device, batch, max_length)
-            self.engine = Engine(self.store, **options)
+            self.engine = Engine(self.store, **options, adapters=self.adapters.for_engine())
+            try:
+                self.adapters.install()
+            except BaseException:
+                self.engine.close()
+                raise
         except BaseException:
+            self.adapters.remove()
+            self._thaw()
             self.move(self.home)
             raise
         self._put_in()
+        if self.adapters.names:
+            self.adapters.use(self.adapters.names[0], self.engine)
+
+    def load_adapter(self, adapter: AdapterArgument) -> tuple[str, ...]:
+        """Adds the adapters of this argument, and returns their names; `use_adapter` selects them."""
+        folders = reading.folders_of(adapter)
+        known = [name for name in folders if name in self.adapters.names]
+        if known:
+            raise ValueError(f"offload: there is already an adapter {known[0]!r}: give {{name: folder}} with another")
+        with torch.no_grad():
+            read = {name: reading.read(self.model, self.layers, folder) for name, folder in folders.items()}
+        for name, one in read.items():
+            self.adapters.add(name, one, self.engine)
+        return tuple(read)
+
+    def use_adapter(self, names: str | Sequence[str] | None) -> None:
+        self.adapters.use(names, self.engine)
 
     def _put_in(self) -> None:
         register()
         released: dict[int, nn.Parameter] = {}
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:  # inference only: the engine's x then needs no gradient, even outside no_grad
-                self._trained.append(name)
-                parameter.requires_grad_(False)
         for layer in self.layers:
             module = layer.module
-            # a copy, so that neither other users of the config nor set_experts_implementation change it
-            self._configs[layer.index] = module.config
-            module.config = copy.copy(module.config)
-            module.config._experts_implementation_internal = NAME
+            if is_undispatched(module):
+                call_ours(module)
+            else:  # a copy, so that neither other users of the config nor set_experts_implementation change it
+                self._configs[layer.index] = module.config
+                module.config = copy.copy(module.config)
+                module.config._experts_implementation_internal = NAME
             module.__dict__[ENGINE] = EngineCall(self.engine, layer.index)
             release(module, released)
             module.__dict__["_apply"] = _KeepsDevice(module)
@@ -131,8 +157,8 @@ class Attached:
         experts = {id(layer.module) for layer in self.layers}
         for module in self.model.modules():  # every module that contains experts
             if any(id(below) in experts for below in module.modules()):
-                self._hooks.append(module.register_state_dict_pre_hook(_no_state))
-                self._hooks.append(module.register_load_state_dict_pre_hook(_no_state))
+                self._hooks.append(module.register_state_dict_pre_hook(self._refuse_state))
+                self._hooks.append(module.register_load_state_dict_pre_hook(self._refuse_state))
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:  # on a GPU with a static cache, `generate` compiles by itself, into CUDA graphs
             self._compile, generation.disable_compile = generation.disable_compile, True
@@ -168,20 +194,43 @@ class Attached:
     def detach(self) -> PreTrainedModel:
         """Returns the plain model: experts restored from the store, everything on its home device."""
         parameters: dict[int, nn.Parameter] = {}
+        self.adapters.remove()
         for layer in self.layers:
             layer.module.__dict__.pop("_apply", None)
             into_module(layer, self.store, self.home, parameters)
             layer.module.__dict__.pop(ENGINE, None)
-            layer.module.config = self._configs[layer.index]
+            if layer.index in self._configs:
+                layer.module.config = self._configs[layer.index]
+            else:
+                del layer.module.forward
         for hook in self._hooks:
             hook.remove()
-        for name in self._trained:
-            self.model.get_parameter(name).requires_grad_(True)
+        self._thaw()
         generation = getattr(self.model, "generation_config", None)
         if generation is not None:
             generation.disable_compile = self._compile
         self.move(self.home)
         return self.model
+
+    def _freeze(self) -> None:
+        """Inference only: without trained parameters the engine's x needs no gradient, even outside no_grad."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                self._trained.append(name)
+                parameter.requires_grad_(False)
+
+    def _thaw(self) -> None:
+        for name in self._trained:
+            self.model.get_parameter(name).requires_grad_(True)
+
+    def _refuse_state(self, *_: object) -> None:
+        """Refuses state_dict and load_state_dict, which would cover only half of the model."""
+        if not self.adapters.injecting:  # peft reads the names of the model that it changes
+            raise RuntimeError(
+                "offload: the experts of this model are in a store, not in its parameters, so state_dict, "
+                "save_pretrained and load_state_dict would miss them: call detach() on what offload() returned to get "
+                "the plain model back first. An adapter goes into load_adapter() of what offload() returned"
+            )
 
     def move(self, device: torch.device) -> None:
         """Moves everything except the experts to the device."""
@@ -198,14 +247,6 @@ def _last(outputs: object) -> Tensor | None:
         if isinstance(states, Tensor) and states.dim() == 3 and states.shape[1]:
             return states[:, -1]
     return None
-
-
-def _no_state(*_: object) -> None:
-    """Refuses state_dict and load_state_dict, which would cover only half of the model."""
-    raise RuntimeError(
-        "offload: the experts of this model are in a store, not in its parameters, so state_dict, save_pretrained and "
-        "load_state_dict would miss them: call detach() on what offload() returned to get the plain model back first"
-    )
 
 
 def release(module: nn.Module, released: dict[int, nn.Parameter]) -> None:

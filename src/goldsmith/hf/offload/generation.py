@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
+from ..checkpoint.gguf.files import tokenizer_arguments
 from ..model_types import Tokenizer
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(folder))
+        place, options = tokenizer_arguments(folder)
+        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
     # transformers creates an empty tokenizer if the files are missing

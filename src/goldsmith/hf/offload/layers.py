@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ...experts import moe
 from ...offload.errors import UnsupportedModel
-from ..experts_spec import ExpertsSpec, experts_modules, name_of, spec_of
+from ..dispatch import routed
+from ..experts_spec import ExpertsSpec, experts_modules, is_undispatched, name_of, spec_of
 
 TOKENS, PAIR = 5, 2  # size of the trial: rows, and number of experts
 
@@ -41,15 +42,18 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
     for path, module in modules:
         if path.endswith("base_layer"):
             raise UnsupportedModel(
-                f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Merge the adapter, or offload "
-                "the plain model"
+                f"{kind}: peft has wrapped the parameters of {path} (target_parameters). Offload the plain model "
+                "and give the adapter's folder: offload(model, adapter=folder)"
             )
         try:
             spec = spec_of(module)
         except ValueError as error:
             raise UnsupportedModel(_reason(error)) from error
         index = _number(path, kind)
-        if index in layers:
+        if index in layers and (plain := _of_images(path, layers[index].path)) is not None:
+            if plain == path:
+                continue
+        elif index in layers:
             raise UnsupportedModel(
                 f"{kind} has two experts modules in layer {index}, {layers[index].path} and {path}: the engine "
                 "supports one for each layer"
@@ -59,6 +63,12 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
             _check_eager_forward(module, spec)
             tried[type(module), spec] = None
     return [layers[index] for index in sorted(layers)]
+
+
+def _of_images(*paths: str) -> str | None:
+    """The path of a layer's second experts, for images (ernie4_5_vl_moe); text never visits them: they stay plain."""
+    images = [path for path in paths if "vision" in path]
+    return images[0] if len(images) == 1 else None
 
 
 def _check_untouched(model: nn.Module, kind: str) -> None:
@@ -113,21 +123,27 @@ def _check_eager_forward(module: Any, spec: ExpertsSpec) -> None:
     small.num_experts = PAIR
     x, weights = draw(TOKENS, spec.hidden_size), draw(TOKENS, 1).abs() + 0.5
     ids = torch.arange(TOKENS, device="cpu").remainder(PAIR).unsqueeze(1)
-    base = [spec.canonical_gate_up(small.gate_up_proj), spec.canonical_down(small.down_proj)]
-    if spec.biased:
-        base += [spec.canonical_gate_up(small.gate_up_proj_bias), small.down_proj_bias]
-    eager = getattr(type(module).forward, "__wrapped__", None)
+    spec = replace(spec, num_experts=PAIR)
+    base = spec.base(*(getattr(small, name) for name in spec.names))
+    forward = type(module).forward
+    eager = forward if is_undispatched(module) else getattr(forward, "__wrapped__", None)
+    arguments: tuple[Tensor, ...] = (x, ids, weights)
+    if spec.calling == "rows":
+        routes = torch.nn.functional.one_hot(ids.squeeze(1), PAIR).T
+        arguments = ((x * routes.unsqueeze(2)).flatten(0, 1),)
     if eager is None:
         raise UnsupportedModel(f"{name_of(module)} has no eager forward to compare with")
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         try:
-            actual = eager(small, x, ids, weights)
+            actual = eager(small, *arguments)
         except (RuntimeError, TypeError, AttributeError, IndexError) as error:
             raise UnsupportedModel(
                 f"{name_of(module)} cannot be tried: its eager forward on {PAIR} experts raised "
                 f"{type(error).__name__}: {error}"
             ) from error
-        expected = moe(x, ids, weights, tuple(base), backend="reference", **spec.options())
+        expected = routed(
+            spec, arguments, lambda x, ids, w: moe(x, ids, w, base, backend="reference", **spec.options())
+        )
     # a loose tolerance: this distinguishes formulas, it does not judge rounding
     if actual.shape != expected.shape or not torch.allclose(
         actual, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())

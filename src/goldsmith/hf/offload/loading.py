@@ -16,15 +16,20 @@ from ...experts.packed.formats import FORMATS
 from ...offload.engine import Engine
 from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
-from ...offload.store.source_key import files_of
 from ..checkpoint.experts import packed_from
+from ..checkpoint.files import default_dtype, weight_files
+from ..checkpoint.gguf.files import SUFFIX, gguf_file
 from ..checkpoint.loading import load_other_weights
-from ..checkpoint.reader import ModelCheckpoint
+from ..checkpoint.opening import open_checkpoint
+from ..checkpoint.source import stored_format, warn_decoded
 from ..dispatch import ENGINE
+from ..model_class import config_of, empty_model, load_whole, no_model
+from . import adapters as reading
+from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
 from .budget import check_fits
 from .layers import ExpertsLayer, layers_of
-from .weights import Weights, from_checkpoint, from_module
+from .weights import Weights, decoded_experts, from_checkpoint, from_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +41,7 @@ def attach(
     model: PreTrainedModel,
     *,
     store: ExpertStore | str | Path | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -60,8 +66,9 @@ def attach(
         )
     home = next(layers[0].module.parameters()).device
     with torch.no_grad():
+        adapters = _read_adapters(model, layers, adapter)
         source = LayerSource(layers, from_module)
-        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+        return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
 
 
 def load(
@@ -69,6 +76,7 @@ def load(
     *,
     store: ExpertStore | str | Path | None = None,
     dtype: torch.dtype | None = None,
+    adapter: AdapterArgument = None,
     cpu_format: str = "auto",
     batch: int = 1,
     max_length: int | None = None,
@@ -76,7 +84,7 @@ def load(
     **options: Any,
 ) -> Attached:
     """Loads a model from its folder, with an engine in place of its experts."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     _check_room(cpu_format, batch, max_length)
     _check_store(store)
@@ -86,21 +94,31 @@ def load(
         )
     _checked(options)
     model_folder = folder(path)
-    config = AutoConfig.from_pretrained(model_folder)
-    wanted = dtype or getattr(config.get_text_config(), "dtype", None) or torch.float32
-    if not any(model_folder.glob("*.safetensors")):
+    config = config_of(model_folder)
+    files = None if gguf_file(model_folder) else weight_files(model_folder, config)
+    wanted = dtype or default_dtype(files, config)
+    if wanted not in EXACT:
+        wanted = torch.float32  # float64, which no lane computes in
+    if files is not None and files.pickled:
         return attach(
-            AutoModelForCausalLM.from_pretrained(model_folder, dtype=wanted).eval(),
-            store=store, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress, **options,
+            load_whole(model_folder, config, wanted),
+            store=store, adapter=adapter, cpu_format=cpu_format, batch=batch, max_length=max_length, progress=progress,
+            **options,
         )  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=wanted)
+    model = empty_model(config, wanted)
     model.config._name_or_path = str(path)
     layers = layers_of(model)
-    checkpoint = ModelCheckpoint(model_folder, model)
+    adapters = _read_adapters(model, layers, adapter)
+    checkpoint = open_checkpoint(model_folder, model)
+    specs = {layer.path: layer.spec for layer in layers}
+    stored_format(checkpoint, specs, alike=True)
+    warn_decoded(checkpoint, cpu_format, specs)
 
     def read(layer: ExpertsLayer) -> Weights | PackedExperts:
-        if checkpoint.method is not None:
+        coded = checkpoint.experts(layer.path, layer.spec)
+        if coded is not None and isinstance(coded.target, str):
+            return decoded_experts(coded, wanted)
+        if coded is not None or checkpoint.method == "mxfp4":
             return packed_from(checkpoint, layer.path, layer.spec, "auto", None, 1)
         return from_checkpoint(checkpoint, layer, wanted)
 
@@ -109,8 +127,15 @@ def load(
     if (model_folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
-    source = LayerSource(layers, read, files_of(model_folder))
-    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length))
+    source = LayerSource(layers, read, checkpoint.sources)
+    return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
+
+
+def _read_adapters(
+    model: PreTrainedModel, layers: list[ExpertsLayer], adapter: AdapterArgument
+) -> dict[str, OffloadedAdapter]:
+    """The adapters of this argument by name, read and checked before a store is built."""
+    return {name: reading.read(model, layers, path) for name, path in reading.folders_of(adapter).items()}
 
 
 def _begin(
@@ -123,6 +148,7 @@ def _begin(
     progress: Progress | None,
     options: dict[str, Any],
     text_room: tuple[int, int | None],
+    adapters: dict[str, OffloadedAdapter],
 ) -> Attached:
     exact = options.get("exact", True)
     check_fits(model, _checked(options))
@@ -130,6 +156,7 @@ def _begin(
         check_exact(source[layers[0].index], cpu_format)
     expert_store, owned = open_store(source, store, layers, cpu_format, exact, progress)
     attached = Attached(model, layers, expert_store, owned, home)
+    attached.adapters = ModelAdapters(model, adapters)
     try:
         attached.begin(options, *text_room)
     except BaseException:
@@ -141,7 +168,7 @@ def _begin(
 
 def _checked(options: dict[str, Any]) -> torch.device:
     """The device, after a check of all keywords: building a store first may take minutes."""
-    known = list(inspect.signature(Engine).parameters)[1:]
+    known = [name for name in list(inspect.signature(Engine).parameters)[1:] if name != "adapters"]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the keywords of Engine are {', '.join(known)}")
@@ -181,12 +208,14 @@ def check_exact(weights: Weights | PackedExperts, cpu_format: str) -> None:
 
 
 def folder(name: str | Path) -> Path:
-    """The model's folder, or this machine's copy of a model from the hub; raises ValueError if there is neither."""
+    """The model's folder or GGUF file, or this machine's copy of a model from the hub; ValueError if there is none."""
     if not isinstance(name, (str, os.PathLike)):
         raise TypeError(f"offload: path is {kind(name)}, wanted a model's folder, or its name on the hub")
+    if str(name) and Path(name).is_file() and Path(name).suffix == SUFFIX:
+        return Path(name)
     if str(name) and Path(name).is_dir():
-        if not (Path(name) / "config.json").is_file():
-            raise ValueError(f"offload: {name} has no config.json: it is not the folder of a transformers model")
+        if not (Path(name) / "config.json").is_file() and gguf_file(name) is None:
+            raise ValueError(f"offload: {no_model(Path(name))}")
         return Path(name)
     model_name = str(name)
     if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from ..adapters import NO_ADAPTER, ActiveLora
 from ..planning.call import UNWRITTEN, Call, Outcome
 from ..store.expert_store import ExpertStore
 from .replay import Hook, stages
@@ -40,6 +41,7 @@ class Faults:
     def __init__(self, store: ExpertStore) -> None:
         self._store = store
         self._faults: list[Fault] = []
+        self.lora: ActiveLora = NO_ADAPTER
 
     @property
     def on(self) -> bool:
@@ -105,9 +107,7 @@ class Faults:
                 rows[routes == route] = fault.value
         else:
             x = call.x[route // call.ids.shape[1]][None].cpu()
-            *_, (_, recomputed) = stages(
-                x, self.weights(call.layer, expert, call.number), self._store.options, self.hook(call, expert)
-            )
+            *_, (_, recomputed) = self.replay(call, expert, x, self.weights(call.layer, expert, call.number))
             row.copy_(recomputed[0])
             if outcome.host is not None:
                 rows, routes = outcome.from_host()
@@ -123,6 +123,11 @@ class Faults:
             if call in fault.calls:
                 weights["gate_up"][0, 0] = fault.value
         return weights
+
+    def replay(self, call: Call, expert: int, x: Tensor, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """`replay.stages` with the planted faults and the active adapter."""
+        deltas = self.lora.deltas(call.layer, expert)
+        return stages(x, weights, self._store.options, self.hook(call, expert), deltas)
 
     def hook(self, call: Call, expert: int) -> Hook | None:
         """A hook for `replay.stages` that plants the faults of the arithmetic; None without faults."""

@@ -18,7 +18,6 @@ from ..planning.call import UNWRITTEN, Call, Outcome
 from ..store.expert_store import ExpertStore
 from .faults import Faults
 from .finiteness import finite
-from .replay import stages
 from .report import MOST_ROWS, NumericsError, NumericsReport, NumericsWarning
 
 _ADVICE = {
@@ -173,7 +172,7 @@ class Guard:
             return transfer
         x = call.x[tokens.to(call.x.device)].cpu()
         before = f"max |x| = {_largest(x):.3g}, max |gate_up| = {_largest(weights['gate_up']):.3g}"
-        for stage, value in stages(x, weights, self.store.options, self.faults.hook(call, e)):
+        for stage, value in self.faults.replay(call, e, x, weights):
             if not bool(torch.isfinite(value).all()):
                 evidence = f"{before}, all finite, and a replay reproduces it; the checksum of expert {e} matches."
                 return NonFiniteFinding(stage, "overflow", value, tokens, (e,), (evidence,))

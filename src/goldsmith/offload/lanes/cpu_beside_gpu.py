@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapters import NO_ADAPTER, ActiveLora
 from ..memory.machine import CudaMachine
 from ..memory.pinned_buffers import PinnedBuffers
 from ..memory.streams import CudaStream
@@ -36,6 +37,7 @@ class CpuBesideGpu:
         self.store, self.machine = store, machine
         with torch.inference_mode(False):
             self._word = machine.host(4).view(torch.int32).zero_()
+        self.lora: ActiveLora = NO_ADAPTER
         self.lane = CpuLane(store.options, threads, self._word if machine.waits_for_words else None)
         self.ids, self.x, self.made = (PinnedBuffers(machine.host) for _ in range(3))
         self._tokens = PinnedBuffers(machine.host)
@@ -123,7 +125,7 @@ class CpuBesideGpu:
 
     def _begin(self, layer: int, x: Tensor, ids: Tensor, flags: Tensor, n: int) -> Tensor:
         rows = self.made.take((n, self.store.hidden_size), torch.float32)
-        self.lane.begin(x, ids, self.store.experts(layer), rows, flags)
+        self.lane.begin(x, ids, self.store.experts(layer), rows, flags, self.lora.on_cpu(layer))
         return rows
 
     def _of_size(self, n: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from ...core import native
 from ...experts import PackedExperts
 from ..memory.streams import Worker
 from ..store.header import ActivationOptions
-from .kernels import Kernels
+from .kernels import HostFactors, Kernels
 
 
 class CpuLane:
@@ -48,15 +48,17 @@ class CpuLane:
         if self._native is not None:
             native.library().gs_lane_ready(self._native, self._threads)
 
-    def begin(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
+    def begin(
+        self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
+    ) -> None:
         """Begins Kernels.rows; the arguments must stay unchanged until `end`."""
         self.abandon()
         self.number += 1
         if self._worker is not None:
-            self._worker.run(lambda: self._timed(x, ids, base, rows, flags))
+            self._worker.run(lambda: self._timed(x, ids, base, rows, flags, lora))
             self._busy = self._worker.record()
             return
-        call = self._kernels.call(x, ids, base, rows, flags)
+        call = self._kernels.call(x, ids, base, rows, flags, lora)
         word = None if self._word is None else self._word.data_ptr()
         self._busy = call, x, ids, base, rows, flags  # keeps alive what the library's thread reads
         status = native.library().gs_lane_begin(self._native, byref(call.args), word, self.number & 0xFFFFFFFF)
@@ -97,9 +99,16 @@ class CpuLane:
         except (ValueError, RuntimeError, MemoryError):
             pass
 
-    def _timed(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
+    def forget(self) -> None:
+        """Forgets the arguments of earlier calls, before another adapter is used."""
+        self.abandon()
+        self._kernels.forget()
+
+    def _timed(
+        self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None
+    ) -> None:
         self._times[0] = time.perf_counter()
-        self._kernels.rows(x, ids, base, rows, flags)
+        self._kernels.rows(x, ids, base, rows, flags, lora)
         self._times[1] = time.perf_counter()
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapters import NO_ADAPTER, ActiveLora
 from ..guard.faults import Faults
 from ..memory.budget import Spending
 from ..memory.machine import CudaMachine
@@ -65,7 +66,7 @@ class DeviceLanes:
             self.rows = torch.empty(rows, store.hidden_size, dtype=torch.float32, **on)
             self.h = torch.empty(rows * store.intermediate_size, dtype=torch.float32, **on)
             self.lists = torch.empty(3 * rows, dtype=torch.int32, **on)  # rewritten behind its readers, in stream order
-            self.tiles = torch.empty(3 * (rows // 4 + 1024), dtype=torch.int32, **on)
+            self.tiles = torch.empty(4 * (rows // 4 + 1024), dtype=torch.int32, **on)
             self.dirty = machine.host(4).view(torch.int32)
         self.h_narrow = self.h.view(torch.bfloat16)
         self._dirty = self.dirty.numpy()  # the same word, without the overhead of a torch operation
@@ -82,8 +83,14 @@ class DeviceLanes:
         self._now: Any = None  # the compute stream of this call
         self._done: torch.cuda.Event | None = None  # the event after the last wave of this call
         self._wanted = False  # whether the last call used the CPU lane
+        self.lora: ActiveLora = NO_ADAPTER
         self._pending: tuple[Call, Outcome] | None = None
         self._marks: list[tuple[Counts, str, torch.cuda.Event, torch.cuda.Event, dict[str, object] | None]] = []
+
+    def use(self, lora: ActiveLora) -> None:
+        """Calls from now on add this LoRA to the experts; all earlier work must be done."""
+        self.lora = self.cpu.lora = lora
+        self.cpu.lane.forget()
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -225,7 +232,7 @@ class DeviceLanes:
                 config, tiles = self._tiles(call, where, wave)
             tokens = [route // k for route in where.order]
             parts = self.heads.send((where.place, tokens, tiles), self.machine.move, stream)
-            return parts[0], parts[1], None if config is None else (config, parts[2].view(3, -1))
+            return parts[0], parts[1], None if config is None else (config, self._as_tiles(call, parts[2]))
         routes, rows = call.routes, len(where.order)
         host = self.large.take((routes + rows,), torch.int32)
         there = host.numpy()
@@ -237,13 +244,21 @@ class DeviceLanes:
         return device[:routes], device[routes:], None
 
     def _tiles(self, call: Call, where: SortedRoutes, wave: Wave) -> tuple[Config, list[int]]:
-        """The kernels' configuration, and the tiles of a wave: its slots, first rows and row counts, concatenated."""
+        """The kernels' configuration, and the tiles of a wave, concatenated: slots, first rows, row counts, and with
+        LoRA the experts.
+        """
         panels = kernel_module("experts._kernels.panels")
         counts = [call.counts[e] for e, _ in wave]
         config = panels.pick(max(counts))
         starts = [where.start[e] for e, _ in wave]
-        slots, first, rows = panels.tiles_of([slot.index for _, slot in wave], counts, starts, config.rows)
-        return config, [*slots, *first, *rows]
+        if self.lora.on_device(call.layer) is None:
+            slots, first, rows = panels.tiles_of([slot.index for _, slot in wave], counts, starts, config.rows)
+            return config, [*slots, *first, *rows]
+        which, first, rows = panels.tiles_of(list(range(len(wave))), counts, starts, config.rows)
+        return config, [*(wave[i][1].index for i in which), *first, *rows, *(wave[i][0] for i in which)]
+
+    def _as_tiles(self, call: Call, listed: Tensor) -> Tensor:
+        return listed.view(3 if self.lora.on_device(call.layer) is None else 4, -1)
 
     def _send_tiles(self, call: Call, where: SortedRoutes, wave: Wave, stream: CudaStream) -> tuple[Config, Tensor]:
         """`_tiles` sent to the device."""
@@ -257,7 +272,7 @@ class DeviceLanes:
             tiles = self.tiles[: len(listed)]
             self.machine.move(host, tiles, stream)
             self.large.release(stream.record())
-        return config, tiles.view(3, -1)
+        return config, self._as_tiles(call, tiles)
 
     def _send_cpu_rows(self, call: Call, cpu_rows: Tensor, stream: CudaStream) -> tuple[float, float] | None:
         """Sends the CPU's rows to the device, unless the merge reads them from host memory; returns the lane's begin
@@ -326,7 +341,8 @@ class DeviceLanes:
         h = self.h_narrow if call.x.dtype == torch.bfloat16 else self.h
         forward, base = kernel_module("experts._kernels.panels").panels_forward, slots[0].arena.base
         begin_reading(slots, stream)
-        forward(call.x, tokens, tiles, base, h, self.rows, config, **self.store.options)
+        lora = self.lora.on_device(call.layer)
+        forward(call.x, tokens, tiles, base, h, self.rows, config, lora=lora, **self.store.options)
         self._done = self.machine.mark(stream)
         end_reading(slots, stream, self._done)
         for expert, slot in wave:

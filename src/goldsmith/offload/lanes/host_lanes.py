@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapters import NO_ADAPTER, ActiveLora
 from ..guard.faults import Faults
 from ..memory.slots import SlotRing, begin_reading, end_reading
 from ..memory.streams import Inline, Worker
@@ -41,12 +42,17 @@ class HostLanes:
     ) -> None:  # fmt: skip
         self.store, self.ring, self.streaming = store, ring, streaming
         self.keep, self.faults, self.trace, self.tally = keep, faults, trace, tally
-        self._kernels = Kernels(store.options, threads)
+        self._kernels, self.lora = Kernels(store.options, threads), NO_ADAPTER
         self.transport = ("memory", "the device is the CPU: bytes are copied from memory to memory")
         self.copies, self.compute = Worker("goldsmith copies"), Inline()
         self.most_rows = max(1, MOST_ROWS // (4 * store.hidden_size))
         self._rows = [torch.empty(0, store.hidden_size, **_ROWS) for _ in range(2)]
         self._flags = [torch.empty(0, **_FLAGS) for _ in range(2)]
+
+    def use(self, lora: ActiveLora) -> None:
+        """Calls from now on add this LoRA to the experts."""
+        self.lora = lora
+        self._kernels.forget()
 
     # -- a call -------------------------------------------------------------------------------------------------------
 
@@ -109,7 +115,7 @@ class HostLanes:
     def _cpu(self, call: Call, ids: Tensor, rows: Tensor, flags: Tensor) -> None:
         begin = time.perf_counter()
         base = self.store.experts(call.layer)
-        self._kernels.rows(call.x, ids, base, rows, flags)
+        self._kernels.rows(call.x, ids, base, rows, flags, self.lora.on_cpu(call.layer))
         end = time.perf_counter()
         experts = len(call.assignment.cpu)
         read = experts * self.store.expert_nbytes(call.layer)
@@ -125,7 +131,8 @@ class HostLanes:
         begin = time.perf_counter()
         ids = _only(call.ids, [e for e, _ in wave], len(call.counts), [slot.index for slot in slots])
         rows, flags = self._buffers(1, call.routes)
-        self._kernels.rows(call.x, ids, arena.base, rows, flags)
+        lora = self.lora.in_slots(call.layer, [(e, slot.index) for e, slot in wave], len(arena))
+        self._kernels.rows(call.x, ids, arena.base, rows, flags, lora)
         end_reading(slots, self.compute)
         for expert, slot in wave:
             outcome.slots[expert] = (slot, slot.generation)

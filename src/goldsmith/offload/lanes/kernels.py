@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ...core import native
 from ...experts import PackedExperts, slots
-from ...experts._conventions import FACTORS
+from ...experts._conventions import TARGETS
 from ..store.header import ActivationOptions
 from .call_checks import FEW
 
@@ -21,7 +22,38 @@ if TYPE_CHECKING:
     from ...experts._native_abi import NativeCall
 
 _KEPT = 128  # most calls whose arguments are kept
-NO_LORA: dict[str, None] = dict.fromkeys(FACTORS)
+
+
+@dataclass(frozen=True, eq=False)
+class HostFactors:
+    """The LoRA of a layer as the CPU's kernels take it: six factors (None: no LoRA there) and three scales, by name.
+
+    kept   the object lives as long as its adapter is active, so a call's arguments may be kept for it
+    """
+
+    tensors: Mapping[str, Tensor | None]
+    scales: Mapping[str, float]
+    kept: bool = True
+
+    @classmethod
+    def of(
+        cls, factors: Mapping[str, tuple[Tensor, Tensor]], scaling: Mapping[str, float], *, kept: bool = True
+    ) -> HostFactors:
+        tensors = {
+            f"{target}_{which}": factors[target][i] if target in factors else None
+            for target in TARGETS
+            for i, which in enumerate("ab")
+        }
+        return cls(tensors, {f"{target}_scale": float(scaling.get(target, 1.0)) for target in TARGETS}, kept)
+
+    def arguments(self) -> dict[str, Any]:
+        """`lora` and `lora_scaling` of `experts.slots`."""
+        pairs = {t: (self.tensors[f"{t}_a"], self.tensors[f"{t}_b"]) for t in TARGETS}
+        given = {target: pair for target, pair in pairs.items() if pair[0] is not None}
+        return {"lora": given, "lora_scaling": {target: self.scales[f"{target}_scale"] for target in given}}
+
+
+NO_LORA = HostFactors.of({}, {})
 
 
 class Kernels:
@@ -34,31 +66,41 @@ class Kernels:
         self._options, self._threads = options, threads
         self._calls: dict[tuple[object, ...], tuple[NativeCall, tuple[Any, ...]]] = {}
 
-    def rows(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> None:
+    def rows(
+        self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
+    ) -> None:
         """rows[t k + j] = output of expert ids[t, j] of `base` for x[t]; flags[t k + j] = 1 if it has NaN or Inf
 
         x [T, H] contiguous, float32 or bfloat16; ids [T, k], -1 to skip (row and flag become 0). rows [T k, H] float32
         and flags [T k] uint8 are fully written. Uses the native kernels if the CPU has them, otherwise `experts.slots`.
+        lora: added to the experts; it has a row for each expert of `base`.
         """
         if x.is_cpu and native.reason() is None:
-            self.call(x, ids, base, rows, flags).run("forward", "offload.Engine", ids)
+            self.call(x, ids, base, rows, flags, lora).run("forward", "offload.Engine", ids)
             return
         T, k = ids.shape
-        slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options)
+        more = {} if lora is None else lora.arguments()
+        slots(x, ids, base, out=rows.view(T, k, -1), flags=flags.view(T, k), **self._options, **more)
 
-    def call(self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor) -> NativeCall:
+    def forget(self) -> None:
+        """Forgets the arguments of earlier calls; after it their LoRA may change."""
+        self._calls.clear()
+
+    def call(
+        self, x: Tensor, ids: Tensor, base: PackedExperts, rows: Tensor, flags: Tensor, lora: HostFactors | None = None
+    ) -> NativeCall:
         """The arguments of the native library's call for `rows`, valid until the next request
 
         The caller keeps them and the tensors alive until the call is done.
         """
-        if ids.numel() > FEW or not x.is_contiguous():
-            return self._build_call((x, ids, rows, flags), base)
+        if ids.numel() > FEW or not x.is_contiguous() or not (lora is None or lora.kept):
+            return self._build_call((x, ids, rows, flags), base, lora)
         key = (base.gate_up.data_ptr(), x.shape, x.dtype, ids.shape, ids.stride(), ids.dtype)
         entry = self._calls.get(key)
         if entry is None:
             if len(self._calls) >= _KEPT:
                 self._calls.clear()
-            call = self._build_call([_like(t) for t in (x, ids, rows, flags)], base)
+            call = self._build_call([_like(t) for t in (x, ids, rows, flags)], base, lora)
             args = call.args
             entry = self._calls[key] = call, (args.x, args.ids, args.rows, args.flags)
         call, (x_at, ids_at, rows_at, flags_at) = entry
@@ -67,15 +109,16 @@ class Kernels:
         )  # fmt: skip
         return call
 
-    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts) -> NativeCall:
+    def _build_call(self, tensors: Sequence[Tensor], base: PackedExperts, lora: HostFactors | None) -> NativeCall:
         from ...experts._native_abi import NativeCall, busy
 
         x, ids, rows, flags = tensors
         named = {
             "x": x, "topk_ids": ids, "gate_up": base.gate_up, "down": base.down, "gate_up_bias": base.gate_up_bias,
-            "down_bias": base.down_bias, **NO_LORA,
+            "down_bias": base.down_bias, **(lora or NO_LORA).tensors,
         }  # fmt: skip
-        call = NativeCall(named, {**self._options, "layout": base.layout.text})
+        scales = NO_LORA.scales if lora is None else lora.scales
+        call = NativeCall(named, {**self._options, **scales, "layout": base.layout.text})
         call.keep("rows", rows)
         call.keep("flags", flags)
         if self._threads:

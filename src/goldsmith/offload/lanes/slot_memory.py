@@ -60,12 +60,12 @@ class SlotMemory:
         return SlotArena(data, self._store.blocks.base(data))
 
 
-def divided_budget(store: ExpertStore, settings: EngineSettings, row_bytes: int) -> Spending:
-    """The division of the budget. Raises ValueError if a forced lane has no room."""
+def divided_budget(store: ExpertStore, settings: EngineSettings, row_bytes: int, adapters: int = 0) -> Spending:
+    """The division of the budget, with `adapters` bytes for factors. Raises ValueError if a forced lane has no room."""
     experts = {layer: store.num_experts(layer) for layer in store.layers}
     block = max(store.expert_nbytes(layer) for layer in store.layers)
     budget = free_memory(settings.device) if settings.gpu_budget is None else settings.gpu_budget
-    spending = spend(budget, settings, block, experts, row_bytes)
+    spending = spend(budget, settings, block, experts, row_bytes, adapters)
     if settings.lanes in ("copied", "cached", "mixed") and not spending.device_lane:
         raise ValueError(f"{OP}: lanes={settings.lanes!r} cannot run: {spending.why_off}; raise gpu_budget")
     return spending

@@ -20,6 +20,7 @@ class Spending:
     cache     slots of each layer
     arenas    2 when whole layers are streamed while the next one is copied, otherwise 0; `arena` bytes each
     rows      most routes (token, slot) of a call at a time, each `row_bytes`; 0: no limit, not on the device
+    adapters  bytes for the factors of adapters
     """
 
     budget: int
@@ -30,13 +31,14 @@ class Spending:
     arena: int = 0
     rows: int = 0
     row_bytes: int = 0
+    adapters: int = 0
     why_off: str = ""
 
     @property
     def total(self) -> int:
         slots = self.staging + sum(self.cache.values())
         spare = SPARE if self.rows else 0
-        return slots * self.slot_bytes + self.arenas * self.arena + self.rows * self.row_bytes + spare
+        return slots * self.slot_bytes + self.arenas * self.arena + self.rows * self.row_bytes + spare + self.adapters
 
     @property
     def device_lane(self) -> bool:
@@ -48,27 +50,28 @@ class Spending:
 
 
 def spend(
-    budget: int, settings: EngineSettings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0
-) -> Spending:
-    """Divides the budget: staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill, and the
-    cache.
+    budget: int, settings: EngineSettings, slot_bytes: int, experts: Mapping[int, int], row_bytes: int = 0,
+    adapters: int = 0,
+) -> Spending:  # fmt: skip
+    """Divides the budget: adapters and staging first, then the workspace (row_bytes > 0: a GPU), the arenas of prefill,
+    and the cache.
 
     Fewer than two slots count as none. Arenas get at most half of what remains, unless prefill="stream" demands them.
     """
     off = {layer: 0 for layer in experts}
     most = max(experts.values())
     rows = 0
-    left = budget
+    left = budget - adapters
     if row_bytes:
-        rows_with_two_slots = (
-            budget - SPARE - 2 * slot_bytes
-        ) // row_bytes  # so that a budget of exactly the minimum suffices
-        rows = max(_ROWS[1], min(_ROWS[0], budget // 4 // row_bytes, rows_with_two_slots))
+        # so that a budget of exactly the minimum suffices
+        rows_with_two_slots = (left - SPARE - 2 * slot_bytes) // row_bytes
+        rows = max(_ROWS[1], min(_ROWS[0], left // 4 // row_bytes, rows_with_two_slots))
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
-        need = 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
+        need = adapters + 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
         what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
-        why = f"{what}: everything is computed on the CPU (two slots need {need} bytes)"
+        beside = " beside the adapters" if adapters else ""
+        why = f"{what}: everything is computed on the CPU (two slots{beside} need {need} bytes)"
         if budget == 0 and settings.gpu_budget is None:
             why = "no GPU is used, and gpu_budget='auto' takes no memory without one: everything is computed on the CPU"
         return Spending(budget, slot_bytes, 0, off, why_off=why)
@@ -84,7 +87,7 @@ def spend(
         cache = _share_slots(slots, experts)
     if settings.lanes in ("cached", "mixed"):
         cache = _at_least_one(cache, slots, staging)
-    return Spending(budget, slot_bytes, staging, cache, arenas, arena * bool(arenas), rows, row_bytes)
+    return Spending(budget, slot_bytes, staging, cache, arenas, arena * bool(arenas), rows, row_bytes, adapters)
 
 
 def _share_slots(slots: int, experts: Mapping[int, int]) -> dict[int, int]:

@@ -37,6 +37,15 @@ class Call:
     positions: int = 0  # positions per sequence in the caller's tokens, if known; otherwise 0
     following: tuple[int, tuple[int, ...]] | None = None  # the next layer, and its experts that are not in its cache
 
+    def count(self) -> None:
+        """Adds the call's experts and its prediction to its tally."""
+        tally, given = self.tally, self.assignment
+        tally.experts_cpu += len(given.cpu)
+        tally.experts_copied += len(given.copied)
+        tally.experts_cached += len(given.cached)
+        if given.predicted is not None:
+            tally.expect(given.predicted, given.limiting or "none")
+
     @property
     def routes(self) -> int:
         return self.ids.numel()

@@ -9,7 +9,6 @@ Tensors are read on demand, one expert at a time. goldsmith.hf converts other fo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .source_key import files_of
+from .weight_files import files_of, weight_files
 
 _OP = "ExpertStore.build"
 _PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up", "down_proj": "down", "w2": "down"}
@@ -110,22 +109,9 @@ class CheckpointSource(Mapping[int, dict[str, Any]]):
         return self._open[file]
 
     def _index(self) -> dict[str, str]:
-        index = self.folder / "model.safetensors.index.json"
-        if index.exists():
-            try:
-                files: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{_OP}: {index}: not an index of shards: {error}") from error
-            missing = sorted({file for file in files.values() if not (self.folder / file).is_file()})
-            if missing:
-                raise ValueError(f"{_OP}: {self.folder}: the shard {missing[0]}, which its index names, is missing")
-            return files
-        file_of: dict[str, str] = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
-            file_of |= dict.fromkeys(self._shard(path.name).keys(), path.name)
-        if not file_of:
-            raise ValueError(f"{_OP}: {self.folder} has no safetensors file")
-        return file_of
+        """Name of a tensor -> its file; a name in two shards has the last one's tensor, as in transformers."""
+        names = [path.name for path in weight_files(self.folder)]
+        return {key: name for name in names for key in self._shard(name).keys()}
 
     def _sorted(self) -> dict[int, dict[Any, str]]:
         """Layer -> ((projection, expert) or the fused tensor's name -> name in the files)."""

@@ -80,12 +80,6 @@ def state_of(files: Iterable[Path], key: str) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of a checkpoint that determine its weights."""
-    names = ("config.json", "model.safetensors.index.json")
-    return [*folder.glob("*.safetensors"), *(folder / name for name in names if (folder / name).is_file())]
-
-
 def _pieces(tensor: Tensor) -> list[memoryview]:
     data = memoryview(bytes_of(tensor))
     return [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]

@@ -22,6 +22,11 @@ def chosen(options: Options) -> torch.device:
         raise TrainingError(f"--device is {options.device}; expected cpu, cuda, or one of several as cuda:1.")
     if device.type == "cpu":
         return device
+    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+        raise TrainingError(
+            f"--device {options.device}: torch sees {torch.cuda.device_count()} CUDA devices here; on a CPU leave "
+            "--device out."
+        )
     for refused, reason in (
         (options.train_router, "--train-router trains in float32: leave --train-router or --device out"),
         (options.dtype != "bf16", f"--dtype is {options.dtype}: give --dtype bf16 with it"),
@@ -30,11 +35,6 @@ def chosen(options: Options) -> torch.device:
     ):
         if refused:
             raise TrainingError(f"--device {options.device} computes everything in bfloat16, and {reason}.")
-    if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-        raise TrainingError(
-            f"--device {options.device}: torch sees {torch.cuda.device_count()} CUDA devices here; on a CPU leave "
-            "--device out."
-        )
     return device
 
 

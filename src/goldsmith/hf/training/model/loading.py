@@ -14,7 +14,11 @@ import torch
 from torch import nn
 
 from ....experts.packed.files import mode_for
+from ...checkpoint.files import weight_files
+from ...checkpoint.gguf.files import SUFFIX, gguf_file, tokenizer_arguments
+from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
+from ...model_class import class_of, config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -24,7 +28,7 @@ from . import device as places
 from . import extra_targets
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -47,13 +51,18 @@ class LoadedModel:
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The model's folder: `name` itself, or the hub's copy on this disk, which is downloaded if missing.
+    """The model's folder or GGUF file: `name` itself, or the hub's copy on this disk, which is downloaded if missing.
 
     Raises TrainingError if there is neither.
     """
     if not name:
         raise TrainingError("MODEL is empty; give a folder, or the name of a model on the hub.")
-    if Path(name).is_dir():
+    if Path(name).is_dir() or Path(name).is_file() and Path(name).suffix == SUFFIX:
+        try:
+            if gguf_file(name) is not None:
+                config_of(Path(name))  # a damaged file is reported as one, not as a model without a tokenizer
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"MODEL {error}") from error
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TrainingError(f"MODEL {name}: there is no such folder.")
@@ -73,7 +82,8 @@ def tokenizer(name: str) -> Tokenizer:
 
     path = folder(name)
     try:
-        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(path))
+        place, arguments = tokenizer_arguments(path)
+        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments))
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
@@ -84,18 +94,21 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def check(options: Options) -> None:
-    """Raises TrainingError if --lora-modules or --train-router matches nothing in the model; reads no weights."""
-    if not options.lora_modules and not options.train_router:
-        return
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Raises TrainingError, before anything is written, for what a run could not use; reads no weights.
 
+    A folder without a model, a kind of quantisation that is not supported, or --lora-modules or --train-router that
+    match nothing in the model.
+    """
     try:
-        config = AutoConfig.from_pretrained(folder(options.model))
-        with torch.device("meta"):
-            bare = AutoModelForCausalLM.from_config(config)
+        place = folder(options.model)
+        config = config_of(place)  # before the tokenizer: an adapter's folder has one too
+        class_of(config)
+        bare = empty_model(config, torch.float32)
+        extra_targets.check(bare, options)
+        if not _pickled(place, config):
+            open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
-    extra_targets.check(bare, options)
 
 
 def load(options: Options, progress: Progress | None = None) -> LoadedModel:
@@ -166,14 +179,16 @@ def checkpoint_layers(model: PreTrainedModel, on: bool = True) -> None:
 
 def _skeleton(place: Path, options: Options) -> tuple[PreTrainedModel, Path | None]:
     """The model, and the folder from which its weights are still to be read, None if they are loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     dtype = DTYPES[options.dtype]
-    if not any(place.glob("*.safetensors")):
-        return AutoModelForCausalLM.from_pretrained(place, dtype=dtype), None
-    config = AutoConfig.from_pretrained(place)
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype), place
+    config = config_of(place)
+    if _pickled(place, config):
+        return load_whole(place, config, dtype), None
+    return empty_model(config, dtype), place
+
+
+def _pickled(place: Path, config: PreTrainedConfig) -> bool:
+    """Whether the weights are pickles, which only transformers reads, and not expert by expert."""
+    return gguf_file(place) is None and weight_files(place, config).pickled
 
 
 def save_adapter(loaded: LoadedModel, folder: Path) -> None:

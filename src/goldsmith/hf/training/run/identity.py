@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ...checkpoint.gguf.files import gguf_file, parts_of
 from ..options import Options, flag
 from .plan import TrainingPlan
 
@@ -61,8 +62,11 @@ READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # files fr
 
 
 def fingerprint(folder: Path) -> str:
-    """A checksum of every byte of a model's files, since two revisions may differ in only a few."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix in READ and path.is_file())
+    """A checksum of every byte of a model's files or GGUF file, since two revisions may differ in only a few."""
+    file = gguf_file(folder)
+    inside = folder if file is None else file.parent
+    paths = sorted(path for path in inside.iterdir() if path.suffix in READ and path.is_file())
+    paths += [] if file is None else parts_of(file)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(max(1, min(len(paths), os.cpu_count() or 1))) as readers:
         for path, digest_of_file in zip(paths, readers.map(checksum, paths), strict=True):

@@ -21,7 +21,7 @@ def check(options: Options, model: Path) -> None:
     resume.
     """
     output = Path(options.output)
-    if _same(output, model):
+    if _same(output, model if model.is_dir() else model.parent):
         raise TrainingError(
             f"--output {output} is MODEL's own folder: an adapter there would be mistaken for part of the model. "
             f"Give another, for instance {output / 'finetuned'}."

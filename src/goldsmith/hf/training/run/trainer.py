@@ -123,6 +123,7 @@ class Trainer:
             if model_shapes.get(name) != saved_shapes.get(name):
                 difference = f"{name.removeprefix('trained/')} is {saved_shapes.get(name, 'missing')} in it"
                 raise ValueError(f"{difference}, but {model_shapes.get(name, 'missing')} in the model")
+        self._check_state(state)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state[f"trained/{name}"])
@@ -137,13 +138,36 @@ class Trainer:
         self._set_random_states([state[f"random/{k}"] for k in range(2) if f"random/{k}" in state])
         self.done = done
 
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raises ValueError for tensors that no run has written: other dtypes, sizes or numbers, or missing ones."""
+        for name, parameter in self.parameters.items():
+            _check_numbers(name, state[f"trained/{name}"], parameter.shape)
+            moments = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
+            if all(value is None for value in moments.values()):
+                continue
+            for key, value in moments.items():
+                if value is None:
+                    raise ValueError(f"the optimizer's {key} of {name} is missing in it")
+                shape = torch.Size() if key == "step" else parameter.shape
+                _check_numbers(f"the optimizer's {key} of {name}", value, shape)
+                if key == "exp_avg_sq" and bool((value < 0).any()):
+                    raise ValueError(f"the optimizer's {key} of {name} has a negative number in it")
+        wanted = torch.get_rng_state()
+        random = state.get("random/0")
+        if random is None or random.dtype != wanted.dtype or random.shape != wanted.shape:
+            shown = "missing" if random is None else f"{str(random.dtype)[6:]} {list(random.shape)}"
+            raise ValueError(f"the random state is {shown} in it, wanted {str(wanted.dtype)[6:]} {list(wanted.shape)}")
+
     def _random_states(self) -> list[Tensor]:
         """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
         on_cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return [torch.get_rng_state(), *on_cuda]
 
     def _set_random_states(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
+        try:
+            torch.set_rng_state(states[0])
+        except RuntimeError as error:
+            raise ValueError(f"the random state in it is not one of torch's: {error}") from error
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
@@ -174,3 +198,12 @@ class Trainer:
             cause += f"; likely {event.likely.id}: {event.likely.evidence}"
         where = event.module or "the loss itself"
         return f"Step {number}: {symptom}. The first non-finite value is in {where}: {cause}."
+
+
+def _check_numbers(what: str, tensor: Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"{what} is {list(tensor.shape)} in it, but {list(shape)} in the model")
+    if not tensor.is_floating_point():
+        raise ValueError(f"{what} is {str(tensor.dtype)[6:]} in it, wanted floating point")
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"{what} has NaN or Inf in it")

@@ -1,0 +1,1 @@
+"""`goldsmith adapter check` and `goldsmith adapter export`: an adapter in other runtimes."""

@@ -1,0 +1,124 @@
+"""`goldsmith adapter check` and `goldsmith adapter export`: one run each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
+
+if TYPE_CHECKING:
+    from ...hf.adapter_check.check import AdapterCheck
+
+SIGNS = {"arrives": "yes", "missing": "-"}
+
+
+def run_check(
+    model: str, adapter: str, names: list[str] | None, text: Path | None, merged: Path | None, *, as_json: bool
+) -> int:
+    """Check, print the findings, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
+    try:
+        with exit_on_signals():
+            from ...hf.adapter_check.check import check
+            from ...hf.adapter_check.runtimes import RUNTIMES
+    except ImportError as error:
+        raise _missing(error) from error
+    _quiet()
+    words = None
+    if text is not None:
+        try:
+            words = text.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise Problem(f"--text {text} cannot be read: {reason}.") from error
+    if merged is not None and not (merged / "config.json").is_file():
+        raise Problem(f"--merged {merged} is not the folder of a model: it has no config.json.")
+    err = console(stderr=True)
+    try:
+        with terminate_like_ctrl_c(), err.status("checking") as status:
+            result = check(
+                model, adapter, which=names or tuple(RUNTIMES), text=words, merged=merged,
+                begin=lambda name: status.update(f"running {name}"),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interruption("Interrupted.") from None
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        raise Problem(_sentence(error, adapter)) from error
+    if as_json:
+        write_json(result.to_dict())
+    else:
+        _show(result)
+    return 0 if result.ok else 1
+
+
+def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
+    """Export, say what was written, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
+    try:
+        with exit_on_signals():
+            from ...hf.adapter.exporting import export_adapter
+    except ImportError as error:
+        raise _missing(error) from error
+    _quiet()
+    try:
+        with terminate_like_ctrl_c():
+            count = export_adapter(model, adapter, output)
+    except KeyboardInterrupt:
+        raise Interruption("Interrupted.") from None
+    except (ValueError, TypeError, OSError) as error:
+        raise Problem(_sentence(error, adapter)) from error
+    if as_json:
+        write_json({"output": str(output), "tensors": count})
+    else:
+        write_stdout(f"{output}: an adapter of {count:,} tensors, with one pair per expert and projection\n")
+    return 0
+
+
+def _show(result: AdapterCheck) -> None:
+    out = console()
+    table = Table(box=None, pad_edge=False)
+    for name in ("runtime", "arrives", "share", "error", "finding"):
+        table.add_column(name)
+    for finding in result.findings:
+        share = "-" if finding.share is None else f"{finding.share:.3f}"
+        error = "-" if finding.error is None else f"{finding.error:.3f}"
+        table.add_row(finding.runtime, SIGNS.get(finding.verdict, "NO"), share, error, finding.text)
+    out.print(table)
+    out.print(
+        f"{result.tokens} tokens; in the trained model the adapter changes a token's log-probability by "
+        f"{result.effect:.3g} on average. share: the part of that change which arrives.",
+        soft_wrap=True,
+    )
+
+
+def _quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _missing(error: ImportError) -> Problem:
+    if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
+        raise error
+    return Problem(f"{error}.")
+
+
+def _sentence(error: Exception, adapter: str) -> str:
+    text = " ".join(str(error).split())
+    for prefix in ("goldsmith.hf.export_adapter: ", "goldsmith.hf.convert: ", "offload: "):
+        text = text.removeprefix(prefix)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if text.startswith("output "):
+        text = f"--{text}"
+    elif text.startswith("runtime "):
+        text = f"--{text}"
+    elif adapter in text:
+        rest = text.removeprefix(adapter).removeprefix("/").removeprefix(": ")
+        text = f"ADAPTER {adapter}: {rest}"
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,0 +1,1 @@
+"""`goldsmith merge`: an adapter merged into its base model."""

@@ -1,0 +1,90 @@
+"""`goldsmith merge`: one run, from the options to the merged folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
+
+if TYPE_CHECKING:
+    from ...hf.merging.merged_model import MergeReport
+
+
+def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -> int:
+    """Merge, report, and return the exit status."""
+    announce(f"Loading torch and transformers, then {Path(model).name}")
+    try:
+        with exit_on_signals():
+            from ...hf.merging.codes import LEAST
+            from ...hf.merging.merged_model import merge
+    except ImportError as error:
+        if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
+            raise
+        raise Problem(f"{error}.") from error
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    err = console(stderr=True)
+    try:
+        with terminate_like_ctrl_c(), Progress(
+            TextColumn("merging"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.description}"),
+            console=err, transient=True, disable=not err.is_terminal,
+        ) as bar:  # fmt: skip
+            task = bar.add_task("", total=None)
+            report = merge(
+                model, adapter, output, format=format,
+                progress=lambda done, total, name: bar.update(task, completed=done, total=total, description=name),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Interruption(f"Interrupted; {output} was not written.") from None
+    except MemoryError as error:
+        raise Problem(f"Out of memory; {output} was not written: {error}.") from error
+    except (ValueError, TypeError, OSError) as error:
+        raise Problem(_sentence(error, adapter)) from error
+    if as_json:
+        write_json(report.to_dict())
+    else:
+        write_stdout(_text(report))
+    if report.survival.lost:
+        err.print(f"[yellow]{_warning(report, model, adapter, LEAST)}[/]", soft_wrap=True)
+    return 0
+
+
+def _text(report: MergeReport) -> str:
+    survival = report.survival
+    return (
+        f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
+        f"{report.merged} weights with the adapter; {survival.share:.1%} of its norm survive rounding, "
+        f"{survival.along:.1%} in its direction\n"
+    )
+
+
+def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str:
+    survival, worst = report.survival, report.survival.worst
+    place = "" if worst is None else f" Least survives in {worst[0]}: {worst[1]:.1%} in its direction."
+    share = min(survival.share, survival.along)
+    return (
+        f"Only {share:.1%} of the adapter survive rounding to the format {report.format} (below {least:.0%}): "
+        f"its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate "
+        f"{model} --adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
+    )
+
+
+def _sentence(error: Exception, adapter: str) -> str:
+    text = " ".join(str(error).split())
+    for prefix in ("goldsmith.hf.merge: ", "goldsmith.hf.convert: ", "offload: "):
+        text = text.removeprefix(prefix)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    text = text.replace("format=", "--format ")
+    if text.startswith("output "):
+        text = f"--{text}"
+    elif adapter in text:
+        rest = text.removeprefix(adapter).removeprefix("/").removeprefix(": ")
+        text = f"ADAPTER {adapter}: {rest}"
+    return text if text.endswith((".", "?", "!")) else f"{text}."

@@ -1,0 +1,85 @@
+"""GgufLayer: the experts of one layer of a GGUF file, one matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.gguf_reader import ReaderTensor
+from torch import Tensor
+
+from ....experts.packed.formats import Codes
+from ...experts_spec import ExpertsSpec
+from ..formats.scheme import CodeFormat
+from . import blocks
+from .blocks import Holding
+
+
+class GgufLayer:
+    """The experts of block `number`; raises ValueError for a missing tensor or another shape than the config's."""
+
+    def __init__(
+        self, where: str, tensors: Mapping[str, ReaderTensor], number: int, spec: ExpertsSpec, held: Holding | str
+    ) -> None:
+        self.spec, self.where = spec, f"{where}: layer {number}"
+        self._tensors: dict[str, ReaderTensor] = {}
+        for projection in ("gate", "up", "down"):
+            name = f"blk.{number}.ffn_{projection}_exps.weight"
+            if name not in tensors:
+                raise ValueError(f"{where}: {name} is missing")
+            out, inputs = self._sizes(projection)
+            shape = [int(size) for size in tensors[name].shape[::-1]]
+            if shape != [spec.num_experts, out, inputs]:
+                raise ValueError(f"{where}: {name} is {shape}, but the config says {[spec.num_experts, out, inputs]}")
+            self._tensors[projection] = tensors[name]
+        self._biases = self._read_biases(where, tensors, number)
+        self._held = held
+        self.label = "GGUF"
+        self.target: CodeFormat | str = held if isinstance(held, str) else held.target
+        kinds = {tensor.tensor_type for tensor in self._tensors.values()}
+        dtypes = {blocks.FLOATS[kind] for kind in kinds if kind in blocks.FLOATS}
+        # bfloat16 only if everything is: float32 holds all three exactly
+        self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+    def codes(self, projection: str, expert: int) -> Codes:
+        assert isinstance(self._held, Holding)  # noqa: S101
+        tensor = self._tensors[projection]
+        try:
+            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert], self._held)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
+
+    def weights(self, projection: str, expert: int) -> Tensor:
+        tensor = self._tensors[projection]
+        try:
+            values = blocks.weights(Type(tensor.tensor_type), tensor.data[expert])
+        except ValueError as error:
+            raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
+        return values.view(self._sizes(projection)).to(self.floats or torch.float32)
+
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """gate_up_bias [E, 2I], all gates first, and down_bias [E, H]."""
+        if not self._biases:
+            return None, None
+        return torch.cat((self._biases["gate"], self._biases["up"]), 1), self._biases["down"]
+
+    def _read_biases(self, where: str, tensors: Mapping[str, ReaderTensor], number: int) -> dict[str, Tensor]:
+        """[E, out] of each projection; empty for experts without biases."""
+        found: dict[str, Tensor] = {}
+        for projection in ("gate", "up", "down"):
+            name = f"blk.{number}.ffn_{projection}_exps.bias"
+            if (name in tensors) != self.spec.biased:
+                raise ValueError(f"{where}: {name} is {'missing' if self.spec.biased else 'not known to the model'}")
+            if not self.spec.biased:
+                continue
+            wanted = [self.spec.num_experts, self._sizes(projection)[0]]
+            shape = [int(size) for size in tensors[name].shape[::-1]]
+            if shape != wanted:
+                raise ValueError(f"{where}: {name} is {shape}, but the config says {wanted}")
+            found[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
+        return found
+
+    def _sizes(self, projection: str) -> tuple[int, int]:
+        hidden, inner = self.spec.hidden_size, self.spec.intermediate_size
+        return (hidden, inner) if projection == "down" else (inner, hidden)

@@ -1,0 +1,1 @@
+"""An adapter merged into its base model, one layer in memory at a time."""

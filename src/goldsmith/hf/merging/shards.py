@@ -1,0 +1,121 @@
+"""ShardWriter: a checkpoint written shard by shard into a folder that appears only when it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+SHARD = 1 << 29  # bytes after which a shard is closed; a layer is never divided
+COPIED = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")  # ends of the files that come along
+LEFT = ("adapter_config.json", "config.json")  # of these, files that do not
+
+
+class ShardWriter:
+    """A context manager: the folder appears at `output` at its end, and not at all after an error.
+
+    Raises ValueError if `output` exists and is not an empty folder.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        check_output(output)
+        self._shard: dict[str, Tensor] = {}
+        self._bytes = self.total = 0
+        self._keys: list[list[str]] = []  # of each shard that is written
+        self._folder: Path | None = None
+
+    def __enter__(self) -> ShardWriter:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f".{self.output.name}.", dir=self.output.parent))
+        return self
+
+    @property
+    def folder(self) -> Path:
+        if self._folder is None:
+            raise ValueError("goldsmith.hf.merge: the output folder is not open")
+        return self._folder
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Adds tensors that stay together."""
+        for name, tensor in tensors.items():
+            self._shard[name] = tensor.contiguous()
+            self._bytes += tensor.nbytes
+
+    def close_layer(self) -> None:
+        """A layer is complete: its shard is written if it is large."""
+        if self._bytes >= SHARD:
+            self._write()
+
+    def finish(self, source: Path, config: Mapping[str, Any]) -> None:
+        """Writes the last shard, the index, config.json, and copies of the other files of a model's folder."""
+        self._write()
+        count = len(self._keys)
+        names = (
+            ["model.safetensors"]
+            if count == 1
+            else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        )
+        for i, name in enumerate(names):
+            os.replace(self.folder / _unnamed(i), self.folder / name)
+        if count > 1:
+            weight_map = {key: name for name, keys in zip(names, self._keys) for key in keys}
+            index = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(weight_map.items()))}
+            _write_json(self.folder / "model.safetensors.index.json", index)
+        for path in sorted(source.iterdir()):
+            if (
+                path.is_file()
+                and path.suffix in COPIED
+                and path.name not in LEFT
+                and not path.name.endswith(".index.json")
+            ):
+                shutil.copyfile(path, self.folder / path.name)
+        _write_json(self.folder / "config.json", config)
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._shard.clear()
+        if kind is None:
+            if self.output.is_dir():
+                self.output.rmdir()  # it is empty
+            os.chmod(self.folder, 0o777 & ~_umask())
+            os.replace(self.folder, self.output)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write(self) -> None:
+        if not self._shard:
+            return
+        save_file(self._shard, self.folder / _unnamed(len(self._keys)), metadata={"format": "pt"})
+        self._keys.append(list(self._shard))
+        self.total += self._bytes
+        self._shard, self._bytes = {}, 0
+
+
+def check_output(output: Path) -> None:
+    """Raises ValueError unless the folder can be written: it does not exist, or is empty."""
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.exists() or output.is_symlink():
+        raise ValueError(f"output {output} exists and is not an empty folder: give another, or remove it first")
+
+
+def _unnamed(index: int) -> str:
+    return f"shard-{index:05}.unfinished"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

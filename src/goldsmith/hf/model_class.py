@@ -1,0 +1,131 @@
+"""The config and the class of the model in a folder, without running code from the folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from .checkpoint.gguf.files import check_architecture, config_of_file, gguf_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# the auto classes that give a model with logits over tokens, in order of preference
+AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
+
+
+def config_of(folder: Path) -> PreTrainedConfig:
+    """The config of a model's folder, or of a GGUF file: a config.json beside it comes before its metadata.
+
+    Raises ValueError for a config that cannot be read or needs the folder's code, and for a GGUF file that is damaged
+    or of an unsupported architecture.
+    """
+    from transformers import AutoConfig
+
+    file = gguf_file(folder)
+    if file is not None:
+        check_architecture(file)
+        folder = file.parent
+        if not (folder / "config.json").is_file():
+            return config_of_file(file)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(no_model(folder))
+    try:
+        content = json.loads(path.read_text())
+        model_type = content.get("model_type")
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read: {_brief(error)}") from error
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if content.get("auto_map"):
+            raise ValueError(
+                f"{path}: model_type {model_type!r} is defined by Python code in the folder (auto_map), which "
+                "goldsmith never runs, and this transformers has no class for it"
+            ) from error
+        raise ValueError(f"{path}: model_type {model_type!r} cannot be read: {_brief(error)}") from error
+
+
+def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the part that reads and writes text, if the whole model has no forward (Qwen3-Omni)."""
+    if "thinker_config" not in (config.sub_configs or {}):
+        return config
+    thinker = config.thinker_config
+    if getattr(config, "quantization_config", None) is not None:
+        thinker.quantization_config = config.quantization_config
+    return thinker
+
+
+def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of transformers that the config names, if it gives logits; otherwise that of an auto class.
+
+    Raises ValueError for a model that is no language model.
+    """
+    import transformers
+
+    config = language_config(config)
+    for name in getattr(config, "architectures", None) or ():
+        named = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+        if isinstance(named, type) and _fits(named, config):
+            return named
+    for name in AUTO_CLASSES:
+        auto = getattr(transformers, name, None)
+        if auto is not None and type(config) in auto._model_mapping:
+            found = auto._model_mapping[type(config)]
+            return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)
+    raise ValueError(
+        f"transformers has no class with a language model's head for the model type {config.model_type!r} "
+        f"({type(config).__name__})"
+    )
+
+
+def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on the meta device, in a dtype."""
+    model_class: Any = class_of(config)
+    config = language_config(config)
+    text = config.sub_configs.get("text_config")
+    if text is not None and model_class.config_class is text and type(config) is not text:
+        whole, config = config, config.get_text_config()
+        if getattr(whole, "quantization_config", None) is not None:
+            config.quantization_config = whole.quantization_config
+    with torch.device("meta"):
+        return model_class._from_config(config, dtype=dtype)
+
+
+def load_whole(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in memory, by transformers alone: for pickles, which are read with weights_only."""
+    try:
+        return class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    except Exception as error:  # a damaged pickle raises errors of many classes
+        raise ValueError(f"{folder}: its weights cannot be loaded: {_brief(error)}") from error
+
+
+def _fits(named: type, config: PreTrainedConfig) -> bool:
+    from transformers import PreTrainedModel
+    from transformers.generation.utils import GenerationMixin
+
+    return (
+        issubclass(named, PreTrainedModel)
+        and issubclass(named, GenerationMixin)
+        and named.config_class is type(config)
+        and "forward" in {name for one in named.__mro__[: named.__mro__.index(PreTrainedModel)] for name in vars(one)}
+    )
+
+
+def no_model(folder: Path) -> str:
+    """The message about a folder without config.json; it says what the folder seems to hold."""
+    text = f"{folder} has no config.json: it is not the folder of a transformers model"
+    if (folder / "adapter_config.json").is_file():
+        return f"{text}, but that of an adapter (adapter_config.json): give its base model"
+    gguf = sorted(folder.glob("*.gguf"))
+    return f"{text}, but it has {gguf[0].name}" if gguf else text
+
+
+def _brief(error: BaseException) -> str:
+    """The first sentence of another library's message."""
+    text = " ".join(str(error).strip().partition("\n")[0].split())
+    return (text if len(text) <= 200 else f"{text[:200]}...") or type(error).__name__
