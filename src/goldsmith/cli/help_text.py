@@ -42,6 +42,8 @@ def grouped(groups: Groups) -> type[TyperCommand]:
 class CommandGroup(TyperGroup):
     """A group of commands, such as `goldsmith adapter`, whose help has one line for each."""
 
+    purposes: Groups = {}  # it has no options of its own
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         entries = [(name, command.get_short_help_str(limit=200)) for name, command in commands]
