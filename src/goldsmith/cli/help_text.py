@@ -13,7 +13,7 @@ from inspect import cleandoc
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .doors import BEGIN, DOORS
 
@@ -37,6 +37,24 @@ def grouped(groups: Groups) -> type[TyperCommand]:
             formatter.write(command_help(self, ctx, groups))
 
     return Grouped
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands, such as `goldsmith adapter`, whose help has one line for each."""
+
+    purposes: Groups = {}  # it has no options of its own
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        entries = [(name, command.get_short_help_str(limit=200)) for name, command in commands]
+        options = [_entry(parameter) for parameter in self.get_params(ctx)]
+        parts = [
+            _usage(self, ctx),
+            _paragraphs(self.help or ""),
+            _section("Commands", entries),
+            _section(HELP, options),
+        ]
+        formatter.write("\n\n".join(part for part in parts if part) + "\n")
 
 
 def command_help(command: Any, ctx: Any, groups: Groups) -> str:

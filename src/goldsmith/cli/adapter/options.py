@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..generate.options import joined
-from ..help_text import grouped
+from ..help_text import CommandGroup, grouped
 from ..terminal import in_a_paragraph
 
 Model = Annotated[
@@ -27,8 +27,10 @@ def register(app: typer.Typer) -> None:
     if any(group.name == "adapter" for group in app.registered_groups):
         return
     group = typer.Typer(
+        cls=CommandGroup,
         help="Check that an adapter arrives in other runtimes, or write it in the layout that they read.",
-        no_args_is_help=True, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True, rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     )  # fmt: skip
     group.command("check", cls=grouped(CHECK), help=joined(check.__doc__ or ""))(in_a_paragraph(check))
     group.command("export", cls=grouped(EXPORT), help=joined(export.__doc__ or ""))(in_a_paragraph(export))
