@@ -11,7 +11,11 @@ README = Path("README.md")
 
 
 def without_local_links(text: str) -> str:
-    """`text` without comments, images and links to files of the checkout; the words of links and code blocks stay."""
+    """`text` without comments, images and links to files of the checkout; the words of links and code blocks stay.
+
+    The block behind a picture of a terminal takes the picture's place.
+    """
+    text = re.sub(r"^<!-- picture\n(.*?)^-->\n", r"\1", text, flags=re.M | re.S)
     pieces = re.split(r"(```.*?```)", text, flags=re.S)
     for i in range(0, len(pieces), 2):
         pieces[i] = re.sub(r"<img\b[^>]*\bsrc=\"(?!https?:)[^>]*>", "", pieces[i])

@@ -1,4 +1,4 @@
-"""Tables of docs/kernelfault.md, from benchmarks/results/kernelfault*.json and from the faults.
+"""Tables of docs/kernelfault*.md, from benchmarks/results/kernelfault*.json and from the faults.
 
 python -m benchmarks.kernelfault --json benchmarks/results/kernelfault.json
 python -m benchmarks.kernelfault --quick --seeds 1 --clean 0 --baselines \\

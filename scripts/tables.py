@@ -30,6 +30,7 @@ import model_coverage
 import offload_rows
 import router_peers
 import speed_cpu
+import speed_short
 import strategies
 import watch_cost
 from benchmarks.bench import app as bench
@@ -254,6 +255,7 @@ def assay_rates() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "assay_rates": assay_rates,
     "support": support,
+    "speed_short": lambda: speed_short.speed(table),
     "speed": speed,
     "speed_all": speed_all,
     "speed_cpu": lambda: speed_cpu.speed(table),

@@ -22,8 +22,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest
 import torch
 
-import warm_start
-
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, so it must be set before
@@ -42,10 +40,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers",
-        "cold_processes: the start, the signals or the memory of a process are tested: Python itself starts it",
-    )
     config.addinivalue_line(
         "markers",
         "forks: children of a fork use autograd, which torch refuses once it knows a card: then a process without one",
@@ -136,21 +130,6 @@ def pytest_pyfunc_call(pyfuncitem):
         return (yield)
     finally:
         pyfuncitem.obj = test
-
-
-@pytest.fixture(scope="session")
-def _torch_server():
-    server = warm_start.Server()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def warm_processes(request, _torch_server, monkeypatch):
-    """Python processes of this test start with torch imported: for tests of what a command does, not of its start."""
-    if "cold_processes" not in request.keywords:
-        monkeypatch.setattr(subprocess, "Popen", warm_start.popen(_torch_server))
-    return _torch_server
 
 
 @pytest.fixture

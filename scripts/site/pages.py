@@ -19,7 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("goldsmith", "assay", "core", "mhc", "router", "experts", "hf", "offload")
+PACKAGES = ("goldsmith", "assay", "core", "mhc", "router", "experts", "distributed", "hf", "offload")
 FROM_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
@@ -29,6 +29,8 @@ FROM_ROOT = {
     "src/goldsmith/experts/README.md": "mathematics/experts.md",
     "src/goldsmith/offload/README.md": "mathematics/offload.md",
 }
+# pages of long tables, which take the place of the table of contents too
+WIDE = ("operators.md", "speed-rows.md", "speed-experts-rows.md", "kernelfault-rows.md")
 FENCE = re.compile(r"^ *```.*?^ *```[^\n]*$", re.M | re.S)
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".md": "markdown", ".toml": "toml", ".json": "json"}
@@ -50,6 +52,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     uri = page.file.src_uri
     if uri.startswith(("api/", "source/")):
         return markdown
+    if uri in WIDE:
+        page.meta["hide"] = ["toc"]
     return outside_fences(lambda text: with_site_links(text, uri), in_python_markdown(markdown))
 
 

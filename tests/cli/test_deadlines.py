@@ -13,8 +13,6 @@ from goldsmith.cli.diagnose import deadlines
 from goldsmith.cli.diagnose.deadlines import RunDeadline
 from goldsmith.cli.workers import pool
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 HERE = Path(__file__).resolve().parent
 
 
@@ -44,7 +42,7 @@ def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
 @pytest.mark.parametrize("name", ["loop", "deaf"])
 def test_findings_before_a_hung_run_are_kept(name, monkeypatch):
     code, text = asked(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
-    assert code == 1 and "did not end within" in text and "in wrong_then_" in text, text
+    assert code == 1 and "did not end within" in text and "in wrong_then_" in text
     if name == "loop":  # Python could raise in it: the diagnosis tells its story
         assert text.startswith("FAIL y is wrong") and "Also, run '" in text
     else:  # the process was ended: what it had told stands there

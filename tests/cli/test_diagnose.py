@@ -21,8 +21,6 @@ from goldsmith.cli.diagnose import command, worker_tasks
 from goldsmith.cli.user_targets import one_target
 from goldsmith.cli.workers.pool import Pool
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 
@@ -310,7 +308,6 @@ def diagnosing(*arguments):
     )
 
 
-@pytest.mark.cold_processes
 def test_ctrl_c_prints_partial_results(tmp_path):
     started, results = tmp_path / "started", tmp_path / "results.json"
     os.environ["OWN_KERNELS_STARTED"] = str(started)
@@ -331,7 +328,6 @@ def test_ctrl_c_prints_partial_results(tmp_path):
     assert "y is wrong" in words(out) and "partial: interrupted" in out and "Traceback" not in err
 
 
-@pytest.mark.cold_processes
 def test_a_run_that_ignores_ctrl_c_is_killed_after_a_while(monkeypatch):
     monkeypatch.setattr("goldsmith.cli.workers.pool.PATIENCE", 0.1)
     pool = Pool(1, forward_ctrl_c=True)
@@ -352,7 +348,6 @@ def test_a_run_that_ignores_ctrl_c_is_killed_after_a_while(monkeypatch):
 
 @pytest.mark.parametrize("command_line", [["diagnose", "imports_slowly:target"], ["verify", "imports_slowly:target"]])
 @pytest.mark.parametrize("moment", ["started", "importing"])
-@pytest.mark.cold_processes
 def test_ctrl_c_before_the_first_result_ends_with_130(tmp_path, command_line, moment):
     (tmp_path / "imports_slowly.py").write_text(
         "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(100)\n"

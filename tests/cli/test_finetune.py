@@ -299,7 +299,7 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
     "more, message",
     [
         (("--epochs", "1", "--steps", "1"), "--steps and --epochs exclude one another"),
-        (("--targets", "gate,side"), "--targets is gate,side; expected any of gate, up, down"),
+        (("--targets", "gate,side"), "--targets is gate,side; expected one or more of gate,up,down"),
         (("--seed", str(2**63)), "--seed is 9223372036854775808; expected 0 or more, below 2^63"),
         (("--threads", "100000"), "--threads is 100000; expected 1 to 1,024"),
         (("--dropout", "1"), "--dropout is 1.0; expected 0 or more, below 1"),

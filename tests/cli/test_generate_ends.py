@@ -20,8 +20,6 @@ from goldsmith.cli.generate import options
 from offload.test_device import Simulation
 from repo.tree import ROOT
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 
 @pytest.mark.parametrize("words", [["--stats"], ["--json", "--budget", "0"]], ids=" ".join)
 def test_a_closed_pipe_is_not_an_error(words, tmp_path_factory):

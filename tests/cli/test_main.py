@@ -30,6 +30,16 @@ def test_without_a_command_it_lists_its_commands():
     assert all(command in result.output for command in ("verify", "diagnose", "replay", "doctor", "bench"))
 
 
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_the_help_points_to_the_three_doors(arguments):
+    output = run(*arguments).output
+    titles = ["Check my kernel", "Train or run a mixture-of-experts model", "Use the operators", "Where to begin"]
+    sections = [output.index(title) for title in titles]
+    assert sections == sorted(sections)
+    assert sections[0] < output.index("  verify") < sections[1] < output.index("  generate") < sections[2]
+    assert all(f"goldsmith {words}" in output[sections[3] :] for words in ("new NAME", "generate MODEL", "doctor"))
+
+
 @pytest.mark.parametrize("command", ["verify", "diagnose", "replay", "doctor", "bench"])
 def test_every_command_explains_itself(command):
     result = run(command, "--help")

@@ -12,8 +12,6 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.cli import app
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 SOURCE = str(Path(goldsmith.__file__).resolve().parents[1])
 
 

@@ -10,8 +10,6 @@ from goldsmith.cli import app
 from goldsmith.cli.targets import find
 from goldsmith.cli.user_targets import UnknownName, load_targets, one_target
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 TEXT = """
 import torch
 from goldsmith import assay

@@ -23,8 +23,6 @@ from goldsmith.cli.verify.worker_tasks import VerifyTasks
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import interpreter_unavailable
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 
@@ -108,7 +106,6 @@ def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what
         assert f"Not run: {reason} (mhc.expand on triton)" in output and "All proofs passed (1 proof, 1 case" in output
 
 
-@pytest.mark.cold_processes
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
     results, seen = tmp_path / "results.json", b""
     arguments = [
@@ -321,7 +318,6 @@ never = assay.Target(lambda x: x * 2, golden_of(True), cases=rows, backward=None
 """
 
 
-@pytest.mark.cold_processes
 def test_a_case_that_ran_out_of_memory_is_retried_alone_and_then_reported_as_not_run(tmp_path, monkeypatch):
     (tmp_path / "short_of_memory.py").write_text(SHORT)
     monkeypatch.chdir(tmp_path)

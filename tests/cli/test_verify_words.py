@@ -26,8 +26,6 @@ from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 
@@ -97,7 +95,6 @@ def test_a_workers_last_line_is_found_in_a_truncated_report():
     assert whole.last_line == "free(): invalid pointer"
 
 
-@pytest.mark.cold_processes
 def test_sigterm_keeps_finished_proofs(tmp_path):
     results, seen = tmp_path / "results.json", b""
     arguments = ["own_kernels:target", "own_kernels:hanging", "--jobs", "1", "--json", str(results)]

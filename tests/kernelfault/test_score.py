@@ -14,8 +14,6 @@ from benchmarks.kernelfault import calibration, catalogue, figures, page, runner
 from goldsmith.assay.diagnosis import rank
 from repo.tree import ROOT
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 SCORE = [sys.executable, "-m", "benchmarks.kernelfault"]
 
 

@@ -82,7 +82,9 @@ def test_overheads_are_the_time_of_a_call_minus_its_lanes(store, monkeypatch):
 def test_the_overhead_of_a_route_is_the_slope_over_tokens_minus_the_kernel(store, monkeypatch):
     monkeypatch.setattr(call_overhead, "_PROMPTS", (70, 200))
     beside = {1: [4.0, 5.0, 6.0], 70: [3.0, 1.0, 2.0], 200: [9.0, 3.6]}
-    monkeypatch.setattr(call_overhead, "_beside", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens])
+    monkeypatch.setattr(
+        call_overhead, "_call_seconds", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens]
+    )
     given = store, Engine, torch.device("cpu"), 1, 1.0, 1e-3
     assert "route" not in call_overhead.overheads(*given) and "route" not in call_overhead.overheads(*given, 1e-2)
     overhead = call_overhead.overheads(*given, 1e-6)
@@ -253,7 +255,7 @@ def test_its_measurements_take_at_most_five_seconds_in_total(store, device, monk
 
         return noted
 
-    for place, name in ((benches, "_times"), (benches.HostBench, "together_with"), (call_overhead, "_beside")):
+    for place, name in ((benches, "_times"), (benches.HostBench, "together_with"), (call_overhead, "_call_seconds")):
         monkeypatch.setattr(place, name, noting(getattr(place, name)))
     first = calibrate(store, device=device)
     assert len(given) > 5 and 0 < sum(given) <= 5

@@ -219,14 +219,14 @@ def test_an_adaptive_engine_waits_for_its_times(store):
 
 
 def test_the_split_cost_is_the_callers_own_work_if_calls_run_ahead(store, monkeypatch):
-    flushed, asked = [], call_overhead._own
+    flushed, asked = [], call_overhead._split_call_seconds
 
     def own(engine, *given):
         flush = engine.flush
         monkeypatch.setattr(engine, "flush", lambda: flushed.append(engine._lanes._open is not None) or flush())
         return asked(engine, *given)
 
-    monkeypatch.setattr(call_overhead, "_own", own)
+    monkeypatch.setattr(call_overhead, "_split_call_seconds", own)
     overhead = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
     assert overhead["split"] > 0 and len(flushed) >= call_overhead._CALLS and sum(flushed) >= call_overhead._CALLS - 1
 

@@ -2,7 +2,7 @@
 
 A module may import from its own part of the library and from those below it:
 
-    cli -> hf -> offload -> families -> core        the assay imports only core.tracing
+    cli -> hf -> offload, distributed -> families -> core        the assay imports only core.tracing
 
 What runs in production does not load the assay: in the families only `cases.py` and benchmarks import it, in hf only
 functions do.
@@ -19,8 +19,9 @@ BELOW = {
     "assay": {"core"},
     **{family: {"core", "assay"} for family in FAMILIES},
     "offload": {"core", "experts", "router"},
-    "hf": {"core", "assay", "offload", *FAMILIES},
-    "cli": {"core", "assay", "offload", "hf", *FAMILIES},
+    "distributed": {"core", *FAMILIES},
+    "hf": {"core", "assay", "offload", "distributed", *FAMILIES},
+    "cli": {"core", "assay", "offload", "distributed", "hf", *FAMILIES},
     "__main__": {"cli"},
     "pytest_plugin": {"assay", "cli"},  # inside functions only: pytest imports the plugin at every start
 }

@@ -1,6 +1,6 @@
 """Runs a document: every code block that a reader sees, in order, in an empty folder but for the project's examples/.
 
-    python tests/repo/markdown.py docs/README.md [--gpu] [--update] [--commands FOLDER]
+    python tests/repo/markdown.py docs/README.md [--gpu] [--update]
 
 ```python           runs; the blocks of a document share their names; one with `title=kernels.py` is saved under this
                     name and imported instead, for later blocks to import from.
@@ -8,6 +8,9 @@
                     output, or, where nothing comes there, on standard error (progress goes there, and is not shown).
 ```text             right after a python block: what that block must print. Elsewhere: only text.
 ```json, toml       must parse.
+
+A block inside an HTML comment that begins with `<!-- picture` is tested like any other. A reader sees only the
+picture of it that scripts/site/pictures.py draws.
 
 In expected output, `...` stands for anything within a line and, alone on a line, for any number of lines; runs of
 spaces count as one. A comment on the line above a block changes how it is tested:
@@ -17,8 +20,6 @@ spaces count as one. A comment on the line above a block changes how it is teste
 <!-- test: needs gpu -->         is skipped where there is none
 <!-- test: shown without a gpu -->    is skipped where there is one
 <!-- test: not run, REASON -->   is not run, for a good reason: "it is what make did before this test"
-
-Commands are first looked for in the FOLDER of --commands, the last option, then beside this Python.
 
 With --update, blocks of commands whose numbers vary, and that hold no `...`, get what came as their text.
 """
@@ -51,6 +52,7 @@ class Block:
     title: str
     text: str
     directives: tuple[str, ...]
+    pictured: bool = False  # hidden in a comment; a picture shows it
 
 
 class Failure(Exception):
@@ -61,7 +63,7 @@ def blocks(text: str) -> list[Block]:
     items: list[Block] = []
     directives: list[str] = []
     lines = text.splitlines()
-    at = 0
+    at, pictured = 0, False
     while at < len(lines):
         line = lines[at]
         fence, directive = FENCE.match(line), DIRECTIVE.match(line)
@@ -75,10 +77,11 @@ def blocks(text: str) -> list[Block]:
             body = "".join(inner[indent:] + "\n" for inner in lines[first:at])
             language, _, rest = fence["info"].strip().partition(" ")
             title = rest.removeprefix("title=") if rest.startswith("title=") else ""
-            items.append(Block(first, language, title, body, tuple(directives)))
+            items.append(Block(first, language, title, body, tuple(directives), pictured))
             directives = []
         elif line.strip():
             directives = []
+            pictured = line.startswith("<!-- picture") or (pictured and line != "-->")
         at += 1
     return items
 
@@ -124,8 +127,7 @@ def differ(expected: str, got: str) -> Failure:
 
 
 class Runner:
-    def __init__(self, has_gpu: bool, folders: tuple[str, ...] = ()):
-        self.folders = folders  # with commands that precede those of the same name beside Python
+    def __init__(self, has_gpu: bool):
         self.names: dict[str, object] = {"__name__": "document"}
         self.printed: str | None = None
         self.has_gpu = has_gpu
@@ -169,8 +171,7 @@ class Runner:
         wanted = next((int(text[5:]) for text in block.directives if text.startswith("exit ")), 0)
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         environment |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "100"}
-        folders = [*self.folders, os.path.dirname(sys.executable), environment["PATH"]]
-        environment["PATH"] = os.pathsep.join(folders)
+        environment["PATH"] = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
         received, wrong = "", None
         for command, expected in commands(block.text):
             done = subprocess.run(
@@ -201,9 +202,9 @@ class Runner:
         tomllib.loads(block.text)
 
 
-def run_document(path: Path, *, has_gpu: bool, update: bool = False, folders: tuple[str, ...] = ()) -> None:
+def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
     """Raises Failure, with file and line, at the first block that is not what the document says."""
-    runner = Runner(has_gpu, folders)
+    runner = Runner(has_gpu)
     sys.path.insert(0, os.getcwd())
     os.environ.setdefault("GOLDSMITH_CACHE", os.path.abspath("cache"))  # a reader's own is left alone
     for name in SHOWN:  # a reader stands in the checkout
@@ -230,8 +231,7 @@ def main(path: str, *flags: str) -> int:
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
     try:
-        folders = flags[flags.index("--commands") + 1 :] if "--commands" in flags else ()
-        run_document(Path(path), has_gpu=has_gpu, update="--update" in flags, folders=folders)
+        run_document(Path(path), has_gpu=has_gpu, update="--update" in flags)
     except Failure as failure:
         print(failure, file=sys.stderr)
         return 1

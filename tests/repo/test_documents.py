@@ -19,10 +19,9 @@ HAS_GPU = torch.cuda.is_available()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
-def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_path, warm_processes):
+def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_path):
     # a process of its own: documents register operators and set what is read at import
     command = [sys.executable, str(ROOT / "tests/repo/markdown.py"), str(document), *(["--gpu"] if HAS_GPU else [])]
-    command += ["--commands", warm_processes.commands()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

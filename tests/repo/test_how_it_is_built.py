@@ -12,8 +12,6 @@ from repo.tree import ROOT
 sys.path.append(str(ROOT / "scripts"))
 import paths as drawing
 
-pytestmark = pytest.mark.usefixtures("warm_processes")
-
 PATHS = {path.picture: path for path in drawing.paths(drawing.PAGE.read_text())}
 MOST = {"path-pre.svg": 8, "path-check.svg": 12, "path-diagnose.svg": 20, "path-moe.svg": 25, "path-finetune.svg": 12}
 

@@ -19,6 +19,7 @@ import pytest
 import goldsmith
 from repo.tree import SOURCE, files, shown
 from scripts import wheel
+from scripts.index_readme import without_local_links
 from scripts.native import place, supported
 
 # What the checkout has compiled of the same sources is taken from there.
@@ -181,6 +182,13 @@ def test_the_index_page_has_keywords_versions_and_a_readme_without_links_into_th
     assert readme.startswith("# goldsmith")
     assert [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link] == []
     assert "<!--" not in readme
+
+
+def test_an_index_page_shows_the_text_of_the_picture_instead_of_the_picture():
+    shown = without_local_links(
+        "one\n\n<!-- picture\n```console\n$ ls\n```\n-->\n![ls](images/ls.svg)\n\n[two](two.md)\n"
+    )
+    assert shown == "one\n\n```console\n$ ls\n```\n\ntwo\n"
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_picture_of_a_terminal_shows_what_the_block_above_it_shows(picture, bl
 
     # a test runs the block and compares its output; the picture differs in numbers and in the line breaks of rich
     at, text = 0, plain(text_of(picture))
-    command = re.findall(r"^\$ .*$", block.text, re.M)[-1]
+    command = re.findall(r"^\$ .*$", block.text, re.M)[0 if block.pictured else -1]
     assert text.startswith(plain(command))
     for part in re.split(r"\.\.\.", block.text[block.text.rindex(command) :]):
         at = text.find(plain(part), at)
@@ -80,9 +80,10 @@ def test_every_terminal_is_drawn_with_its_text():
     pytest.importorskip("rich")
     from scripts.site.pictures import terminal
 
-    drawn = terminal("goldsmith verify a:b", "\x1b[31mFAIL\x1b[0m  x < y\n")
-    assert "<desc>$ goldsmith verify a:b\nFAIL  x &lt; y</desc>" in drawn
-    assert drawn == terminal("goldsmith verify a:b", "\x1b[31mFAIL\x1b[0m  x < y\n")
+    session = ("cat a", "x\n"), ("goldsmith verify a:b", "\x1b[31mFAIL\x1b[0m  x < y\n")
+    drawn = terminal(*session)
+    assert "<desc>$ cat a\nx\n$ goldsmith verify a:b\nFAIL  x &lt; y</desc>" in drawn
+    assert drawn == terminal(*session)
     assert agrees("...FAIL...", re.findall(r">(FAIL)<", drawn)[0])
 
 

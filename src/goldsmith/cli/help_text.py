@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from .doors import BEGIN, DOORS
+
 WIDTH = 80
 COLUMN = 27  # where the explanations begin
 VALUES = {"int": "N", "integer": "N", "float": "X", "Path": "PATH", "path": "PATH"}  # of options without metavar
@@ -48,13 +50,16 @@ def command_help(command: Any, ctx: Any, groups: Groups) -> str:
 
 
 def program_help(group: Any, ctx: Any) -> str:
-    """The help of the program: its commands, each in one line, and its options."""
+    """The help of the program: its commands by door, each in one line, where to begin, and the options."""
     commands = [(name, group.get_command(ctx, name)) for name in group.list_commands(ctx)]
-    entries = [(name, c.get_short_help_str(limit=200)) for name, c in commands if not c.hidden]
+    entries = {name: (name, c.get_short_help_str(limit=200)) for name, c in commands if not c.hidden}
+    parts = [_usage(group, ctx), _paragraphs(group.help or "")]
+    for door, names in DOORS.items():
+        parts.append(_section(door, [entries.pop(name) for name in names if name in entries]))
+    parts += [_section("Further commands", list(entries.values())), _section("Where to begin", BEGIN)]
     options = [_entry(parameter) for parameter in group.get_params(ctx)]
-    parts = [_usage(group, ctx), _paragraphs(group.help or ""), _section("Commands", entries)]
     closing = _paragraphs(f"{ctx.command_path} COMMAND --help explains one command.")
-    return "\n\n".join([*parts, _section("Options", options), closing]) + "\n"
+    return "\n\n".join(part for part in [*parts, _section("Options", options), closing] if part) + "\n"
 
 
 def _width() -> int:

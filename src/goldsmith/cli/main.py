@@ -27,7 +27,7 @@ class Program(typer.Typer):
 
 app = Program(
     name="goldsmith",
-    help="Operators for mixture-of-experts and hyper-connected transformers, each with its proof.",
+    help="Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,7 +60,7 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Operators for mixture-of-experts and hyper-connected transformers, each with its proof."""
+    """Check PyTorch and Triton kernels, train and run mixture-of-experts models, or use checked operators."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     if "GOLDSMITH_ISA" in os.environ:

@@ -44,12 +44,11 @@ class Declaration(Protocol):
     @property
     def reference(self) -> ModuleType: ...
 
-    @property
-    def _definition(self) -> ModuleType: ...
-
     def backend(self, name: str) -> ModuleType: ...
 
     def check(self, *tensors: Tensor | None, **options: Any) -> None: ...
+
+    def fake(self, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]: ...
 
     def choose(self, backend: str, tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> str: ...
 
@@ -212,8 +211,7 @@ def _fake(op: Declaration) -> Any:
     def fake(*args: Any) -> Any:
         tensors, options, _ = _split(op, args)
         op.check(*tensors, **options)
-        results = op._definition.fake(*tensors, **options)
-        return _unwrap(tuple(results) if isinstance(results, (tuple, list)) else (results,))
+        return _unwrap(op.fake(*tensors, **options))
 
     return fake
 

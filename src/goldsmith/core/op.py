@@ -8,10 +8,11 @@ tables in the documentation) walks `Op.all()`. Autograd, fake tensors and `torch
     backward(grads, tensors, options, needs) -> {input: gradient}
     unsupported(tensors, options) -> a sentence, or None        (optional: why it cannot run this call)
 
-Beside the `Op` and the public function, `<op>/op.py` defines
+The names of the axes give every operator its shape checks, its results without numbers (for `torch.compile`) and its
+placements on DTensors. Beside the `Op` and the public function, `<op>/op.py` may define what names cannot say:
 
     check(<inputs>, *, <options>) -> None     raises for wrong arguments (eager: before the backend runs; compiled:
-                                              while the graph is traced)
+                                              while the graph is traced); it calls `check_axes` itself
     fake(<inputs>, *, <options>) -> results   empty tensors of the right shapes, dtypes and devices
 """
 
@@ -27,7 +28,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from . import autograd, native
+from . import autograd, native, sharding
+from .axes import Axes, check_axes, fake, parse_axes
 from .device import BackendUnavailable, UnsupportedCall, grouped_unavailable, triton_unavailable
 
 FAMILIES = ("mhc", "router", "experts")  # packages whose import registers operators
@@ -62,6 +64,11 @@ class Op:
     residuals the tensors that the backward receives: names of inputs (including all that receive gradients) and of
               results. Default: all inputs and the saved results
     grads     inputs that can receive a gradient; empty for an operator that is not differentiable
+    axes      the axes of every input and visible result, as patterns: {"x": "*batch n dim", "y": "*batch dim: sum"}; a
+              table may hold more names, so that a family can share one (see axes.py). A saved result without a
+              pattern is not returned for DTensors
+    expert_axis  (axis, ids): the axis that counts experts, first in every tensor that has it, and the input whose ids
+              select them (-1 is skipped). Expert parallelism follows from it
     stages    names that the reference exposes through `core.tracing.stage`
     internal  used by other operators of the family: verified like all, but no public function returns its results
     """
@@ -74,6 +81,8 @@ class Op:
         *,
         schema: str,
         package: str,
+        axes: Mapping[str, str],
+        expert_axis: tuple[str, str] | None = None,
         saved: tuple[str, ...] = (),
         residuals: tuple[str, ...] | None = None,
         backends: tuple[str, ...] = (),
@@ -97,6 +106,10 @@ class Op:
         self.outputs = tuple(r for r in self.results if r not in saved)
         self.residuals = (*self.inputs, *saved) if residuals is None else residuals
         self._check_declaration(parsed)
+        self.expert_axis = expert_axis
+        self.axes: dict[str, Axes] = parse_axes(
+            name, axes, (*self.inputs, *self.outputs), (*self.inputs, *self.results)
+        )
         self.backends = {
             b: Backend(b, f"{package}.{'reference' if b == 'reference' else '_' + b}", _MACHINE[b])
             for b in (*backends, "reference")
@@ -131,6 +144,8 @@ class Op:
 
     def all_results(self, *tensors: Tensor | None, backend: str = "auto", **options: Any) -> dict[str, Tensor]:
         """Every result by name, including saved ones; differentiable."""
+        if not autograd.plain(tensors) and sharding.has_dtensor(tensors):
+            return sharding.run(self, tensors, backend, options)
         # in that case the fake checks the arguments, and the graph chooses the backend when it runs
         dispatch = torch.compiler.is_compiling()
         if not dispatch:
@@ -169,6 +184,20 @@ class Op:
         checker = getattr(self._definition, "check", None)
         if checker is not None:
             checker(*tensors, **options)
+        else:
+            self.check_axes(dict(zip(self.inputs, tensors, strict=True)))
+
+    def check_axes(self, tensors: Mapping[str, Tensor | None], *, hint: str = "") -> None:
+        """Raise TypeError, ShapeError or ValueError unless the inputs are dense, on one device, and fit their axes."""
+        check_axes(self.name, self.axes, tensors, hint=hint)
+
+    def fake(self, *tensors: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+        """Every result without its numbers: empty tensors of the right shapes, dtypes and devices."""
+        defined = getattr(self._definition, "fake", None)
+        if defined is None:
+            return fake(self.axes, self.results, dict(zip(self.inputs, tensors, strict=True)), options)
+        results = defined(*tensors, **options)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     # backends
 

@@ -9,22 +9,13 @@ import torch
 from torch import Tensor
 
 from ..core.shapes import ShapeError, check_at_least, check_choice, check_dtype, check_same_device, check_tensor
-from ._conventions import ACTIVATIONS, FACTORS, FLOATS, TARGETS, MoeOptions, named, number
+from ._conventions import ACTIVATIONS, AXES, FACTORS, FLOATS, TARGETS, MoeOptions, named, number
 from ._weights import sizes
 from .packed.layout import Layout
 
 WHOLE = ("int8", "int4", "int4_asym")  # formats with integer codes
 LONGEST = 2**31 // (127 * 128)  # most inputs whose sum of products always fits into int32
 _REQUIRED = ("x", "topk_ids", "topk_weights", "gate_up", "down")
-_SHAPES = {
-    "x": "*batch hidden",
-    "topk_ids": "*batch k",
-    "topk_weights": "*batch k",
-    "down": "experts hidden intermediate",
-    "gate_up": "experts 2*intermediate hidden",
-    "gate_up_bias": "experts 2*intermediate",
-    "down_bias": "experts hidden",
-}
 
 
 _PASSED: set[tuple[object, ...]] = set()  # signatures that passed: repeating such a call costs 4 us instead of 15
@@ -116,7 +107,7 @@ def check_base(op: str, gate_up: Tensor, down: Tensor, layout: str) -> None:
                     f"{op}: {name} is {list(blob.shape)}, but a base of layout {layout!r} has [{size}] bytes"
                 )
         return
-    wanted = {"gate_up": (gate_up, "experts 2*intermediate hidden"), "down": (down, "experts hidden intermediate")}
+    wanted = {"gate_up": (gate_up, _pattern("gate_up")), "down": (down, _pattern("down"))}
     for name, (tensor, _) in wanted.items():
         if tensor.dim() != 3 or 0 in tensor.shape:
             _fail(op, f"{name} needs three dimensions of at least 1", wanted)
@@ -173,11 +164,7 @@ def _check_factor(
 
 
 def _pattern(name: str) -> str:
-    if name in _SHAPES:
-        return _SHAPES[name]
-    target, which = name.split("_")
-    out, width = ("hidden", "intermediate") if target == "down" else ("intermediate", "hidden")
-    return f"experts rank {width}" if which == "a" else f"experts {out} rank"
+    return AXES[name].split(" | ")[0]
 
 
 def _fail(op: str, problem: str, arguments: Mapping[str, tuple[Tensor, str]]) -> None:

@@ -18,6 +18,25 @@ COMPUTE = ("float", "int8")
 BASE = ("gate_up", "down", "gate_up_bias", "down_bias")
 FACTORS = ("gate_a", "gate_b", "up_a", "up_b", "down_a", "down_b")
 NAMES = ("x", "topk_ids", "topk_weights", *BASE, *FACTORS, "seed")
+AXES = {
+    "x": "*batch hidden",
+    "topk_ids": "*batch k",
+    "topk_weights": "*batch k",
+    "gate_up": "experts 2*intermediate hidden | bytes",
+    "down": "experts hidden intermediate | bytes",
+    "gate_up_bias": "experts 2*intermediate",
+    "down_bias": "experts hidden",
+    "gate_a": "experts rank hidden",
+    "gate_b": "experts intermediate rank",
+    "up_a": "experts rank hidden",
+    "up_b": "experts intermediate rank",
+    "down_a": "experts rank intermediate",
+    "down_b": "experts hidden rank",
+    "seed": "...",
+    "y": "*batch hidden",
+    "o": "*batch k hidden: sum",
+    "flags": "*batch k: uint8",
+}
 SLOT_NAMES = ("x", "topk_ids", *BASE, *FACTORS)  # the tensor inputs of experts.slots, in order
 
 

@@ -28,6 +28,29 @@ POST_GRADIENTS = ("dx_post", "df", "dh_post", "dh_res")
 PRE_OPTIONS = (
     "float rms_eps, float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, bool sinkhorn"
 )
+# M = n*(n+2) mixes (n for a head) of K = n*dim features, in groups with one alpha each; gamma is [K] or [n, dim]
+AXES = {
+    "x": "*batch n dim",
+    "f": "*batch dim",
+    "phi": "mixes features",
+    "alpha": "groups",
+    "bias": "mixes",
+    "gamma": "features | n dim",
+    "streams": "*batch n dim",
+    "x_post": "*batch n dim",
+    "x_next": "*batch n dim",
+    "h": "*batch dim",
+    "h_in": "*batch dim",
+    "h_pre": "*batch n: sum",
+    "h_post": "*batch n: sum",
+    "h_res": "*batch n n: sum",
+    "h_post_next": "*batch n: sum",
+    "h_res_next": "*batch n n: sum",
+    "inv_rms": "*batch: sum",
+    "h_mix": "*batch mixes: sum",
+}
+AXES |= {f"grad_{name}": pattern.partition(":")[0] for name, pattern in AXES.items()}
+AXES |= {f"d{name}": AXES[name] for name in ("x", "phi", "alpha", "bias", "gamma")}
 MOST_ITERATIONS = 2**31 - 1  # kernels count iterations in int32
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -265,14 +288,10 @@ def check_post(op: str, x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, ori
         hint = f"f is the layer's output and needs {x.shape[-1]} channels per token, like x, but has {f.shape[-1]}"
     elif x.shape[-2] != h_res.shape[-1]:
         hint = "h_post and h_res need one row per stream of x"
-    arguments = {
-        "x": (x, "*batch n dim"),
-        "f": (f, "*batch dim"),
-        "h_post": (h_post, "*batch n"),
-        "h_res": (h_res, "*batch n n"),
-    }
-    check_shapes(op, arguments, hint=hint)
-    check_same_device(op, {"x": x, "f": f, "h_post": h_post, "h_res": h_res})
+    patterns = {name: AXES[name].partition(":")[0] for name in ("x", "f", "h_post", "h_res")}
+    tensors = dict(zip(patterns, (x, f, h_post, h_res), strict=True))
+    check_shapes(op, {name: (tensors[name], pattern) for name, pattern in patterns.items()}, hint=hint)
+    check_same_device(op, tensors)
 
 
 def _post_fits(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor) -> bool:

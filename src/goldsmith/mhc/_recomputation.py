@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..core.sharding import parts
 from ._side_effects import State, repeats, same, sample
 
 
@@ -58,17 +59,21 @@ class _SavedTensor:
 
 @dataclass(frozen=True)
 class _OutputView:
-    """Reference to a view of the index-th output of build(); offset counts from that output's first element."""
+    """Reference to a view of the index-th output of build(); offset counts from that output's first element.
+
+    Of a DTensor, all of this describes the rank's own part, and `whole` makes a DTensor of it.
+    """
 
     region: Region
     index: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    whole: Callable[[Tensor], Tensor]
 
     def open(self) -> Tensor:
-        output = self.region.again()[1][self.index].open()
-        return output.as_strided(self.size, self.stride, output.storage_offset() + self.offset)
+        output, _ = parts(self.region.again()[1][self.index].open())
+        return self.whole(output.as_strided(self.size, self.stride, output.storage_offset() + self.offset))
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Region:
                 outputs = self._build()
         else:
             outputs = self._run_watched()
-        self._outputs = [_OutputLayout(_storage(t), _layout(t), int(t.storage_offset()), t._version) for t in outputs]
+        self._outputs = [_output(t) for t in outputs]
         self._live = outputs
         return outputs
 
@@ -166,19 +171,26 @@ class Region:
         return _SavedTensor(self, self._count - 1)
 
     def _note_output(self, t: Tensor) -> _Kept | _OutputView:
+        own, whole = parts(t)
         for index, output in enumerate(self._outputs):
             if (
-                _storage(t) == output.storage
+                _storage(own) == output.storage
                 and t._version == output.version
                 and t.dtype == output.layout[-1]
-                and t.numel()
+                and own.numel()
             ):
-                return _OutputView(self, index, tuple(t.shape), t.stride(), int(t.storage_offset()) - output.offset)
+                offset = int(own.storage_offset()) - output.offset
+                return _OutputView(self, index, tuple(own.shape), own.stride(), offset, whole)
         return _Kept(t.detach(), t._version)
 
 
 def _open(note: _Kept | _SavedTensor | _OutputView) -> Tensor:
     return note.open()
+
+
+def _output(t: Tensor) -> _OutputLayout:
+    own, _ = parts(t)
+    return _OutputLayout(_storage(own), _layout(t), int(own.storage_offset()), t._version)
 
 
 def _storage(t: Tensor) -> int:

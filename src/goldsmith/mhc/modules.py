@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import TypedDict, cast
 
@@ -139,7 +141,8 @@ class HyperConnection(_Float32Module):
     @property
     def mixing(self) -> Mixing:
         """(phi, alpha, bias, gamma), in the operators' order."""
-        return self.fn, self.scale, self.base, self.norm_weight
+        gamma = None if self.norm_weight is None else precise(self.norm_weight)
+        return self.fn, precise(self.scale), precise(self.base), gamma
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Output:
         check_x("mhc.HyperConnection", x, self.n, self.dim)
@@ -214,7 +217,7 @@ class HyperHead(_Float32Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_x("mhc.HyperHead", x, self.n, self.dim)
-        return HEAD(x, self.hc_fn, self.hc_scale, self.hc_base, None, **self.settings)
+        return HEAD(x, self.hc_fn, precise(self.hc_scale), precise(self.hc_base), None, **self.settings)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, n={self.n}"
@@ -264,6 +267,25 @@ def _sizes(module: str, dim: int, n: int) -> tuple[int, int]:
 
 def _parameter(device: torch.device | str | None, *shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=torch.float32, device=device))
+
+
+def precise(parameter: Tensor) -> Tensor:
+    """The parameter in float32 or better; warns once where a mixed-precision policy has rounded it to 16 bits."""
+    if parameter.element_size() >= 4:
+        return parameter
+    if not torch.compiler.is_compiling():
+        _warn_of_rounding(parameter.dtype)
+    return parameter.float()
+
+
+@functools.cache
+def _warn_of_rounding(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    warnings.warn(
+        f"mhc: a mixed-precision policy casts the parameters of hyper-connections to {name}. They are used in float32, "
+        "but rounded. To keep them whole, shard with goldsmith.distributed.shard, which takes fully_shard's arguments",
+        stacklevel=4,
+    )
 
 
 def check_x(module: str, x: Tensor, n: int, dim: int) -> None:

@@ -1,4 +1,7 @@
-"""Statistics of how evenly a routing uses its experts, and a load-balance loss. Plain torch; never waits for a GPU."""
+"""Statistics of how evenly a routing uses its experts, and a load-balance loss. Plain torch; never waits for a GPU.
+
+With a process group, both count the tokens of all its ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..core.groups import Group, summed, summed_without_gradient
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
 from ._common import FLOATS, can_inspect, check_count, same_dtype, sum_dtype
 from ._common import flat as rows_of
@@ -62,11 +66,12 @@ class Usage:
 
 
 @torch.no_grad()
-def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -> Usage:
+def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None, group: Group | None = None) -> Usage:
     """counts_e = number of entries that are e;   mass = counts, or mass_e = sum of the weights of those entries
 
-    indices: any shape, int32 or int64; -1 is ignored. weights: the same shape, any float dtype. The result repeats bit
-    for bit, also on a GPU, and never waits for the device. OmniMoE measures with counts, PEER with weights. Raises
+    indices: any shape, int32 or int64; -1 is ignored. weights: the same shape, any float dtype. group: a process group
+    or a DeviceMesh; the entries of all its ranks are counted, and all ranks must call this. The result repeats bit for
+    bit, also on a GPU, and never waits for the device. OmniMoE measures with counts, PEER with weights. Raises
     ShapeError, TypeError, ValueError. An index outside [0, num_experts) raises IndexError on a CPU; on a GPU and under
     vmap it is ignored.
     """
@@ -74,6 +79,7 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -
     check_count(op, "num_experts", num_experts)
     flat, valid = _entries(op, indices, num_experts)
     counts = _counted(flat, valid, num_experts)
+    counts = summed_without_gradient(op, counts, group)
     if weights is None:
         return Usage(counts, counts.double())
     check_tensor(op, "weights", weights)
@@ -88,10 +94,12 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None) -
         mass = mass.index_put((at,), values, accumulate=True)  # deterministic, because it sorts; index_add is not
     else:
         mass = mass.index_add(0, at, values)
-    return Usage(counts, mass[:num_experts].clone())
+    return Usage(counts, summed_without_gradient(op, mass[:num_experts].clone(), group))
 
 
-def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "marginal") -> Tensor:
+def load_balance_loss(
+    x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "marginal", group: Group | None = None
+) -> Tensor:
     """1/2 [sx sum_i fx_i Px_i + sy sum_j fy_j Py_j]     kind "marginal"
     sx sy sum_ij f_ij P_ij                            kind "joint"
 
@@ -99,6 +107,10 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
     mean over the rows of softmax(x)_i softmax(y)_j, Px and Py its marginals. A uniform routing has loss 1. "joint" also
     sees imbalance that the marginals hide: if only pairs with i = j are used, marginal is 1 and joint is s. The loss
     builds no tensor of size rows times experts.
+
+    group: a process group or a DeviceMesh of ranks with tokens of their own. The loss is then that of all their tokens,
+    equal on all ranks; averaged over the group, as DDP and FSDP do, its gradients are those of one process. Without a
+    group, the mean of the ranks' losses is another loss, because f and P are multiplied before they are averaged.
 
     x [..., sx], y [..., sy]: the logits given to product_topk; indices [..., k]: its result. Returns a float32 scalar
     (float64 for float64 logits), computed in that dtype. Rows without a valid index are ignored; without any row the
@@ -110,16 +122,21 @@ def load_balance_loss(x: Tensor, y: Tensor, indices: Tensor, *, kind: str = "mar
     k, to = indices.shape[-1], sum_dtype(x.dtype)
     flat, valid = _entries(op, indices, sx * sy)
     kept = valid.view(-1, k).any(-1, keepdim=True)
-    rows = kept.sum().clamp(min=1).to(to)
-    entries = valid.sum().clamp(min=1).to(to)
+    rows = summed_without_gradient(op, kept.sum(), group).clamp(min=1).to(to)
+    entries = summed_without_gradient(op, valid.sum(), group).clamp(min=1).to(to)
     with torch.autocast(x.device.type, enabled=False):
         # masked before the softmax, which has no derivative for a row of only -inf
         p, q = (rows_of(t).to(to).masked_fill(~kept, 0.0).softmax(-1) * kept for t in (x, y))
         if kind == "joint":
-            f = (_counted(flat, valid, sx * sy).to(to) / entries).view(sx, sy)
-            return sx * sy * ((p @ f) * q).sum() / rows
-        fx, fy = (_counted(at, valid, s).to(to) / entries for at, s in ((flat // sy, sx), (flat % sy, sy)))
-        return (sx * (fx * p.sum(0)).sum() + sy * (fy * q.sum(0)).sum()) / (2 * rows)
+            counts = summed_without_gradient(op, _counted(flat, valid, sx * sy), group)
+            f = (counts.to(to) / entries).view(sx, sy)
+            return sx * sy * summed(op, ((p @ f) * q).sum(), group) / rows
+        fx, fy = (
+            summed_without_gradient(op, _counted(at, valid, s), group).to(to) / entries
+            for at, s in ((flat // sy, sx), (flat % sy, sy))
+        )
+        masses = summed(op, torch.cat((p.sum(0), q.sum(0))), group)
+        return (sx * (fx * masses[:sx]).sum() + sy * (fy * masses[sx:]).sum()) / (2 * rows)
 
 
 def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tuple[int, int]:

@@ -56,7 +56,7 @@ def one_later(flags):
     ],
 )
 def test_flags_read_at_a_wrong_place(changed, cause, text, monkeypatch):
-    monkeypatch.setattr(engine, "_ON", 60.0)  # a slow processor stopped before this change was tried
+    monkeypatch.setattr(engine, "_LEAST_SECONDS", 60.0)  # a slow processor stopped before this change was tried
     some = explanations(lambda x, resets, keep: decayed(x, resets, keep, **changed), decayed, marked)
     assert some[0].cause == cause and text in [w.text for w in some if w.exact and w.whole]
 

@@ -174,7 +174,7 @@ def test_sums_of_a_tile_that_go_on_in_the_next_one():
         return y
 
     change = best(kernel, golden, levels)
-    assert change.cause == "uninitialised_accumulator" and "a tile of 2 goes on" in change.text and change.exact, change
+    assert change.cause == "uninitialised_accumulator" and "tile of 2 continues" in change.text and change.exact, change
 
 
 # rotations by complex numbers

@@ -54,9 +54,9 @@ class GoldenResults:
         self.counts: dict[str, int] = {}
         self.decisions_used: set[str] = set()  # decisions that stages of the golden returned
         self.outputs: tuple[str, ...] = ()  # names that the golden returned
-        self._stages_made: list[str] = []  # of the forward, in the order in which the golden computes them
-        self._names_made: list[str] = []  # outputs, in the order in which the golden returns them
-        self._all_made: list[str] = []  # stages of forward and backward, then gradients
+        self.order: list[
+            str
+        ] = []  # stages, outputs, backward stages and gradients, in the order in which the golden computes them
         self.differentiable: frozenset[str] = frozenset()  # its outputs that a gradient can flow into
         self.leaves = {n: self_check.exact(t) for n, t in material.inputs.items()}
         self.leaves.update({f"grad_{n}": self_check.exact(t) for n, t in run.cotangents.items()})
@@ -77,7 +77,7 @@ class GoldenResults:
     # the golden as a function of its leaves
 
     def evaluate(
-        self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False, look_at_order: bool = False
+        self, leaves: Mapping[str, Tensor], *, gradients: bool = True, early: bool = False
     ) -> dict[str, Tensor]:
         """Outputs, stages and gradients of the golden, in the precision of `leaves`.
 
@@ -90,9 +90,10 @@ class GoldenResults:
         with torch.enable_grad(), listening(tracer):
             placed = {n: leaves[n].detach().requires_grad_(n in wanted) for n in self.material.inputs}
             supply = self.material.ordered(placed)
-            on_result = self._stores_early if early else {}
-            # costs Python time for each operator, so only where it is used
-            creation = CreationOrder(on_result) if on_result or look_at_order else None
+            look = self._several and (
+                early or self._made_in is None
+            )  # costs Python time for each operator, so not every time
+            creation = CreationOrder(self._stores_early if early else None) if look else None
             with creation or nullcontext():
                 named = self._named(target.bound("golden", supply)(supply))
             if creation:
@@ -102,32 +103,17 @@ class GoldenResults:
             if gradients:
                 self.differentiable = frozenset(n for n, t in named.items() if t.requires_grad)
             results = {f"saved.{n}" if n in target.saved else n: t for n, t in named.items()}
-            self._stages_made, self._names_made = [*tracer.records], [*named]
+            order = [*tracer.records, *(f"saved.{n}" if n in target.saved else n for n in self._made_in or named)]
             if sent:
                 results.update(self._gradients(supply, named, leaves, sent, wanted, tracer))
         self.decisions_used |= tracer.substituted
         grads = [n for n in results if n.removesuffix(".grad") in wanted]
-        self._all_made = [*tracer.records, *grads]
+        self.order = list(dict.fromkeys([*order, *tracer.records, *grads]))
         results.update({n: t for n, t in tracer.records.items() if n not in results})
         for name in target.saved:
             if f"saved.{name}" not in results and name in tracer.records:
                 results[f"saved.{name}"] = tracer.records[name]
         return {n: t.detach() for n, t in results.items()}
-
-    @property
-    def order(self) -> list[str]:
-        """Stages, outputs, backward stages and gradients, in the order in which the golden computes them."""
-        stages, names, later = self._stages_made, self._names_made, self._all_made
-        if self._made_in is None and self._several and names:
-            self._find_creation_order()
-            self._stages_made, self._names_made, self._all_made = stages, names, later
-        saved = self.material.target.saved
-        outputs = [f"saved.{n}" if n in saved else n for n in self._made_in or names]
-        return list(dict.fromkeys([*stages, *outputs, *later]))
-
-    def _find_creation_order(self) -> None:
-        with self_check.default_dtype(torch.float64):
-            self.evaluate(self.leaves, gradients=False, look_at_order=True)
 
     @property
     def _several(self) -> bool:
@@ -146,7 +132,9 @@ class GoldenResults:
         if not self._several or self.read_back is None:
             return {}
         self._count("plain")
-        self._find_creation_order()
+        self._made_in = None  # under other leaves the operators may have other numbers
+        with self_check.default_dtype(torch.float64):
+            self.evaluate(self.leaves, gradients=False)
         return {number: partial(self._store, name) for name, number in self._creation_numbers.items()}
 
     def _store(self, name: str, value: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ..output_files import check_file, check_folder, write_or_explain
 from ..signals import terminate_like_ctrl_c
@@ -81,7 +82,7 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
         raise Problem(f"The assay itself failed: {reply['broken']}")
     lost = list(reply["lost"])
     try:
-        out.print(reply["text"].rstrip("\n"), markup=False, soft_wrap=True)
+        out.print(_coloured(reply["text"].rstrip("\n")), soft_wrap=True)
         for path in reply["pages"]:
             out.print(f"Page  {path}", markup=False, soft_wrap=True)
     finally:  # the reader of stdout may have closed the pipe
@@ -95,6 +96,15 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     if reply["interrupted"] and reply["verdict"] in ("pass", "unjudged"):
         return INTERRUPTED
     return STATUS[reply["verdict"]]
+
+
+def _coloured(text: str) -> Text:
+    """The diagnosis as a terminal shows it: the verdict, the headings and the state of each stage stand out."""
+    coloured = Text(text)
+    coloured.highlight_regex(r"(?m)^PASS\b|(?<=  )ok$", "green")
+    coloured.highlight_regex(r"(?m)^(FAIL|REFERENCE FAULT)\b|(?<=  )culprit$", "bold red")
+    coloured.highlight_regex(r"(?m)^(Why|Where|Other causes|Case)\b", "bold")
+    return coloured
 
 
 def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply | Died:

@@ -12,7 +12,7 @@ from ...core.op import Op
 from ...core.shapes import check_choice
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._checks import check_moe
-from .._conventions import BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, MoeOptions, finite
+from .._conventions import AXES, BASE, COMPUTE, FACTORS, NAMES, PARTS, TARGETS, MoeOptions, finite
 from .._weights import sizes
 from ..moe_int8.op import MOE_INT8
 
@@ -25,6 +25,8 @@ MOE = Op(
     "-> (Tensor y, Tensor g, Tensor u)",
     saved=("g", "u"),
     package=__package__,
+    axes=AXES,
+    expert_axis=("experts", "topk_ids"),
     backends=("native", "cuda_grouped"),
     grads=("x", "topk_weights", *BASE, *FACTORS),
     stages=("g", "u", "h", "o", "y", "q", "v", "dh", "dg", "du")

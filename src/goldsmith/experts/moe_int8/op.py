@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
 from .._checks import check_int8, check_moe
-from .._conventions import NAMES, TARGETS, MoeOptions
+from .._conventions import AXES, NAMES, TARGETS, MoeOptions
 
 MOE_INT8 = Op(
     "experts.moe_int8",
@@ -18,6 +17,7 @@ MOE_INT8 = Op(
     "Tensor? down_a, Tensor? down_b, Tensor? seed, str layout, float gate_scale, float up_scale, float down_scale, "
     "float dropout, str activation, float alpha, float? limit) -> (Tensor y)",
     package=__package__,
+    axes=AXES,
     backends=("native",),
     stages=("g", "u", "h", "o", "y")
     + tuple(
@@ -33,7 +33,3 @@ MOE_INT8 = Op(
 def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.moe", dict(zip(NAMES, tensors, strict=True)), options)
     check_int8("experts.moe", options["layout"])
-
-
-def fake(x: Tensor, *tensors: Tensor | None, **options: object) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -13,7 +13,7 @@ from ...core.op import Op
 from ...core.shapes import ShapeError, check_dtype, check_same_device, check_tensor
 from .._arguments import Base, Lora, base_of, limit_of, lora_of, needs_gradient
 from .._checks import check_moe
-from .._conventions import SLOT_NAMES, TARGETS, MoeOptions, finite, wide
+from .._conventions import AXES, SLOT_NAMES, TARGETS, MoeOptions, finite, wide
 
 SLOTS = Op(
     "experts.slots",
@@ -22,6 +22,8 @@ SLOTS = Op(
     "str layout, float gate_scale, float up_scale, float down_scale, str activation, float alpha, float? limit) "
     "-> (Tensor o, Tensor flags)",
     package=__package__,
+    axes=AXES,
+    expert_axis=("experts", "topk_ids"),
     backends=("native",),
     stages=("g", "u", "h", "o")
     + tuple(f"{target}_{part}" for target in TARGETS for part in ("product", "a_read", "b_read", "low", "lora")),
@@ -120,8 +122,3 @@ def _check_result(name: str, tensor: Tensor | None, shape: Sequence[int], dtype:
 
 def check(*tensors: Tensor | None, **options: Unpack[MoeOptions]) -> None:
     check_moe("experts.slots", dict(zip(SLOT_NAMES, tensors, strict=True)), options)
-
-
-def fake(x: Tensor, topk_ids: Tensor, *tensors: Tensor | None, **options: object) -> tuple[Tensor, Tensor]:
-    o = torch.empty((*topk_ids.shape, x.shape[-1]), dtype=wide(x.dtype), device=x.device)
-    return o, torch.empty(topk_ids.shape, dtype=torch.uint8, device=x.device)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import POST_GRADIENTS, PRE_OPTIONS, check_post, check_pre
-from ..pre.op import fake as fake_pre
+from .._common import AXES, POST_GRADIENTS, PRE_OPTIONS, check_post, check_pre
 
 BOUNDARY = Op(
     "mhc.boundary",
@@ -17,6 +15,7 @@ BOUNDARY = Op(
     saved=("inv_rms", "h_mix"),
     residuals=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma", "x_next", "inv_rms", "h_mix"),
     package=__package__,
+    axes=AXES,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res", "phi", "alpha", "bias", "gamma"),
     stages=("mix", "inject", "x_next", "inv_rms", "h_mix", "h_pre", "h_res_logits", "h_post_next", "h_res_next", "h_in")
@@ -66,8 +65,3 @@ def check(
 ) -> None:  # fmt: skip
     check_post("mhc.boundary", x, f, h_post, h_res, orientation)
     check_pre("mhc.boundary", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
-
-
-def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *mixing: Tensor, **options: object) -> tuple[Tensor, ...]:
-    x_next = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return x_next, *fake_pre(x_next, *mixing)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_OPTIONS, check_pre, mix_count, sum_dtype
+from .._common import AXES, MIX_GRADIENTS, PRE_OPTIONS, check_pre
 
 COEFFICIENTS = Op(
     "mhc.coefficients",
@@ -14,6 +13,7 @@ COEFFICIENTS = Op(
     "-> (Tensor h_pre, Tensor h_post, Tensor h_res, Tensor inv_rms, Tensor h_mix)",
     saved=("inv_rms", "h_mix"),
     package=__package__,
+    axes=AXES,
     backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h_post", "h_res_logits", "h_res")
@@ -68,9 +68,3 @@ def check(
     **numbers: float,
 ) -> None:
     check_pre("mhc.coefficients", x, phi, alpha, bias, gamma, form=form, sinkhorn=sinkhorn, **numbers)
-
-
-def fake(x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, **options: object) -> tuple:
-    batch, n = x.shape[:-2], x.shape[-2]
-    shapes = ((*batch, n), (*batch, n), (*batch, n, n), batch, (*batch, mix_count(n)))
-    return tuple(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in shapes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_pre
+from .._common import AXES, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_pre
 
 CONNECT_BACKWARD = Op(
     "mhc.connect_backward",
@@ -21,6 +21,7 @@ CONNECT_BACKWARD = Op(
     "float pre_eps, float post_mult, int iterations, float sinkhorn_eps, str form, str orientation) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,
+    axes=AXES,
     backends=("triton",),
     stages=(*PRE_GRADIENT_STAGES, "post", *MIX_GRADIENTS),
     summary="the backward of pre, with post's share of dx added",

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import ShapeError, check_at_least, check_dtype, check_tensor
-from .._common import FLOATS
+from .._common import AXES, FLOATS
 
 EXPAND = Op(
     "mhc.expand",
     schema="(Tensor x, int n) -> (Tensor streams)",
     package=__package__,
+    axes=AXES | {"x": "*batch dim"},
     backends=("triton",),
     grads=("x",),
     stages=("streams",),
@@ -38,7 +38,3 @@ def check(x: Tensor, *, n: int) -> None:
     if not isinstance(n, int) or isinstance(n, bool):
         raise TypeError(f"mhc.expand: n={n!r}, wanted a whole number of at least 1")
     check_at_least("mhc.expand", "n", n, 1)
-
-
-def fake(x: Tensor, *, n: int) -> Tensor:
-    return torch.empty((*x.shape[:-1], n, x.shape[-1]), dtype=x.dtype, device=x.device)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import MIX_GRADIENTS, check_mixing, check_numbers, sum_dtype
+from .._common import AXES, MIX_GRADIENTS, check_mixing, check_numbers
 
 HEAD = Op(
     "mhc.head",
@@ -14,6 +13,7 @@ HEAD = Op(
     "-> (Tensor h, Tensor inv_rms, Tensor h_mix)",
     saved=("inv_rms", "h_mix"),
     package=__package__,
+    axes=AXES,
     backends=("triton",),
     grads=("x", "phi", "alpha", "bias", "gamma"),
     stages=("inv_rms", "h_mix", "h_pre", "h")
@@ -49,11 +49,3 @@ def check(
 ) -> None:
     check_mixing("mhc.head", x, phi, alpha, bias, gamma, head=True)
     check_numbers("mhc.head", rms_eps=rms_eps, pre_eps=pre_eps)
-
-
-def fake(
-    x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, rms_eps: float, pre_eps: float
-) -> tuple[Tensor, ...]:
-    batch, n, dim = x.shape[:-2], *x.shape[-2:]
-    h = torch.empty((*batch, dim), dtype=x.dtype, device=x.device)
-    return h, *(torch.empty(shape, dtype=sum_dtype(x.dtype), device=x.device) for shape in (batch, (*batch, n)))

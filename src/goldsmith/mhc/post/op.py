@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
-from .._common import POST_GRADIENTS, check_post
+from .._common import AXES, POST_GRADIENTS, check_post
 
 POST = Op(
     "mhc.post",
     schema="(Tensor x, Tensor f, Tensor h_post, Tensor h_res, str orientation) -> (Tensor x_next)",
     package=__package__,
+    axes=AXES,
     backends=("triton",),
     grads=("x", "f", "h_post", "h_res"),
     stages=("mix", "inject", "x_next", *POST_GRADIENTS),
@@ -37,7 +37,3 @@ def post(
 
 def check(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> None:
     check_post("mhc.post", x, f, h_post, h_res, orientation)
-
-
-def fake(x: Tensor, f: Tensor, h_post: Tensor, h_res: Tensor, *, orientation: str) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

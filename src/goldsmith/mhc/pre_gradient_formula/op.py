@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ...core.op import Op
-from ...core.shapes import check_dtype, check_same_device, check_shapes, check_tensor
-from .._common import FLOATS, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_coefficient, check_mixing, check_numbers
+from ...core.shapes import check_dtype, check_tensor
+from .._common import AXES, FLOATS, MIX_GRADIENTS, PRE_GRADIENT_STAGES, check_coefficient, check_mixing, check_numbers
 
 PRE_BACKWARD = Op(
     "mhc.pre_backward",
@@ -16,6 +16,7 @@ PRE_BACKWARD = Op(
     "float pre_eps, float post_mult) "
     "-> (Tensor dx, Tensor dphi, Tensor dalpha, Tensor dbias, Tensor dgamma)",
     package=__package__,
+    axes=AXES | {"grad_logits": "*batch n n"},
     stages=(*PRE_GRADIENT_STAGES, "post", *MIX_GRADIENTS),
     summary="the gradients of pre, as the explicit formula of CANN's interface",
 )  # fmt: skip
@@ -60,18 +61,14 @@ def check(*tensors: Tensor, pre_eps: float, post_mult: float) -> None:
     op, arguments = "mhc.pre_backward", dict(zip(PRE_BACKWARD.inputs, tensors, strict=True))
     x = arguments["x"]
     check_mixing(op, x, arguments["phi"], arguments["alpha"], None, arguments["gamma"], biased=False)
-    coefficients = {"grad_h_post": "*batch n", "grad_logits": "*batch n n", "inv_rms": "*batch"}
-    coefficients |= {"h_mix": "*batch mixes", "h_pre": "*batch n", "h_post": "*batch n"}
+    coefficients = ("grad_h_post", "grad_logits", "inv_rms", "h_mix", "h_pre", "h_post")
     for name in coefficients:
         check_coefficient(op, name, arguments[name], x)
     for name in ("grad_h_in", "grad_x_post"):
         if name == "grad_h_in" or arguments[name] is not None:
             check_tensor(op, name, arguments[name])
             check_dtype(op, name, arguments[name], FLOATS)
-    streams = {"x": "*batch n dim", "phi": "mixes features", "grad_h_in": "*batch dim", "grad_x_post": "*batch n dim"}
-    patterns = streams | coefficients
-    check_shapes(op, {name: (arguments[name], patterns[name]) for name in patterns if arguments[name] is not None})
-    check_same_device(op, arguments)
+    PRE_BACKWARD.check_axes({n: arguments[n] for n in ("x", "phi", "grad_h_in", "grad_x_post", *coefficients)})
     check_numbers(op, pre_eps=pre_eps, post_mult=post_mult)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ...core.op import Op
 from ...core.shapes import check_dtype, check_shapes, check_tensor
-from .._common import FLOATS, check_form, check_numbers, sum_dtype
+from .._common import AXES, FLOATS, check_form, check_numbers
 
 SINKHORN = Op(
     "mhc.sinkhorn",
     schema="(Tensor logits, int iterations, float eps, str form) -> (Tensor h_res)",
     package=__package__,
+    axes=AXES | {"logits": "*batch n n"},
     backends=("triton",),
     grads=("logits",),
     stages=("h_res",),
@@ -46,7 +46,3 @@ def check(logits: Tensor, *, iterations: int, eps: float, form: str) -> None:
     check_shapes("mhc.sinkhorn", {"logits": (logits, "*batch n n")}, hint="one square matrix per token")
     check_numbers("mhc.sinkhorn", iterations=iterations, eps=eps)
     check_form("mhc.sinkhorn", form)
-
-
-def fake(logits: Tensor, *, iterations: int, eps: float, form: str) -> Tensor:
-    return torch.empty(logits.shape, dtype=sum_dtype(logits.dtype), device=logits.device)

@@ -20,6 +20,7 @@ PRODUCT_TOPK = Op(
     saved=("lse",),
     residuals=("x", "y", "scores", "indices", "lse"),
     package=__package__,
+    axes={"x": "*batch sx", "y": "*batch sy", "scores": "*batch k: sum", "indices": "*batch k: int32"},
     backends=("triton",),
     grads=("x", "y"),
     stages=("rank_x", "rank_y", "candidates", "indices", "sums", "scores", "dsums", "dscores_x", "dscores_y"),

@@ -1,0 +1,48 @@
+"""The mean of all gradients over ranks with rows of their own, wherever the parameters lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
+    """g = (sum of the ranks' g) / (number of ranks of mesh), for plain parameters and DTensors at once
+
+    For models of which only parts are DTensors, such as layers under ExpertParallel, and whose every rank has a loss of
+    its own rows. A plain gradient is summed over the mesh. A DTensor's gradient is summed where it is `Partial`, and a
+    shard of experts holds the sum already; both are divided like the others. On a mesh of several dimensions, give
+    names to them: a DTensor's gradient is then also summed over the dimensions that its own mesh lacks. FSDP2 takes
+    this mean by itself. Raises ValueError for a DTensor on a mesh whose dimensions this one does not have.
+    """
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        own = set(range(mesh.ndim))
+        if isinstance(gradient, DTensor):
+            own -= _dimensions(gradient.device_mesh, mesh)
+            whole = [Replicate() if p.is_partial() else p for p in gradient.placements]
+            parameter.grad = gradient = gradient.redistribute(placements=whole)
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        for dimension in sorted(own):
+            torch.distributed.all_reduce(local, group=mesh.get_group(dimension))
+        local.div_(mesh.size())
+
+
+def _dimensions(inner: DeviceMesh, mesh: DeviceMesh) -> set[int]:
+    """Which dimensions of the mesh are those of `inner`, by name; all of them for one and the same mesh."""
+    if inner == mesh:
+        return set(range(mesh.ndim))
+    names = mesh.mesh_dim_names or ()
+    if not set(inner.mesh_dim_names or ("",)) <= set(names):
+        raise ValueError(
+            f"distributed.average_gradients: a parameter is on {inner}, whose dimensions {mesh} does not have; "
+            "wanted the mesh from which the parameter's mesh was taken, with names of its dimensions"
+        )
+    return {names.index(name) for name in inner.mesh_dim_names or ()}

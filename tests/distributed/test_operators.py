@@ -1,0 +1,78 @@
+"""Every operator on DTensors: results and gradients are certified against the unsharded golden."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from distributed import misuse
+from distributed.operators import function_of
+from goldsmith import Op, assay
+from goldsmith.assay.ranks import RankError, RankPool, sharded
+from goldsmith.cli.targets import op_target
+
+OPS = Op.all()
+LAYOUTS = {
+    "two_ranks": (2, None, Shard(0)),
+    "three_ranks_unevenly": (3, None, Shard(0)),
+    "replicated": (2, None, Replicate()),
+    "four_ranks_in_two_dimensions": (4, (2, 2), (Shard(0), Replicate())),
+}
+EXPERTS = [op for op in OPS.values() if op.expert_axis is not None]
+
+
+def target_of(op, pool, placements, mesh=None):
+    """The operator's target, with its candidate on ranks and the forward in float64 as its golden."""
+    whole = op_target(op, "reference")
+    return assay.Target(
+        sharded(function_of(op), pool, placements=placements, mesh=mesh), whole.golden, cases=op.cases,
+        outputs=op.outputs, grads=whole.grads, decisions=whole.decisions, backward="auto" if op.grads else None,
+        name=f"{op.name} on ranks",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPS)
+def test_results_and_gradients_are_certified(name, layout, pools):
+    op, (world, mesh, placement) = OPS[name], LAYOUTS[layout]
+    placements = {name: placement for name in op.inputs if op.axes[name].per_token}
+    target = target_of(op, pools(world), placements, mesh)
+    for case in op.cases[:2]:  # the second has one token: all ranks but one are empty
+        assay.check(target, case, probes=("values",))
+
+
+@pytest.mark.parametrize("op", EXPERTS, ids=[op.name for op in EXPERTS])
+def test_experts_spread_over_ranks_are_certified(op, pools):
+    axis, ids = op.expert_axis
+    case = next(c for c in op.cases if not c.build(torch.float32, "cpu", 0).get("layout"))  # not packed
+    values = case.build(torch.float32, "cpu", 0)
+    tables = [n for n in op.inputs if values.get(n) is not None and op.axes[n].of(values[n]).names[:1] == (axis,)]
+    assert tables and ids in op.inputs
+    target = target_of(op, pools(2), {name: Shard(0) for name in tables})
+    assay.check(target, case, probes=("values",))
+
+
+@pytest.mark.parametrize("mistake, error, texts", [
+    ("plain_tensor", "TypeError", ("mhc.post: f is a Tensor", "distribute_tensor(f, mesh)")),
+    ("two_meshes", "ValueError", ("mhc.post: f is on", "use one mesh")),
+    ("wrong_shape", "ShapeError", ("f has dim=5, but dim=6 above", "[4, 2, 6]")),
+])  # fmt: skip
+def test_a_mistake_is_named_with_the_whole_shapes(mistake, error, texts, pools):
+    for kind, message in pools(2).run(misuse.message_of, [(mistake,)] * 2):
+        assert kind == error
+        assert all(text in message for text in texts), message
+
+
+def test_an_id_that_no_rank_has_is_reported(pools):
+    for kind, message in pools(2).run(misuse.message_of, [("impossible_id",)] * 2):
+        assert kind == "IndexError" and "indices" in message
+
+
+@pytest.mark.parametrize("mistake, text", [
+    ("raises", "rank 1: ValueError: no such thing (misuse.py:"),
+    ("dies", "rank 1 ended with exit status 7"),
+    ("hangs", "did not answer in 3 s"),
+])  # fmt: skip
+def test_a_rank_that_fails_is_named_and_nobody_waits_forever(mistake, text):
+    with RankPool(2, limit_s=3.0) as pool, pytest.raises(RankError) as raised:
+        pool.run(misuse.fail, [(mistake,)] * 2)
+    assert text in str(raised.value)
