@@ -121,7 +121,7 @@ def examine(model_type: str) -> dict[str, str]:
                 row[column] = "equal"
             except Refused as error:
                 row[column] = "refused"
-                row.setdefault("why", str(error))
+                row.setdefault("why", str(error).replace(f"MODEL {folder}/model: ", ""))
             except AssertionError as error:
                 row[column] = "wrong"
                 row[f"why_{column}"] = str(error)[:600]
