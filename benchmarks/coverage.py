@@ -122,7 +122,7 @@ def examine(model_type: str) -> dict[str, str]:
             except Refused as error:
                 row[column] = "refused"
                 row.setdefault("why", str(error).replace(f"MODEL {folder}/model: ", ""))
-            except AssertionError as error:
+            except (AssertionError, assay.AssayError) as error:
                 row[column] = "wrong"
                 row[f"why_{column}"] = str(error)[:600]
             except Exception as error:  # noqa: BLE001  a crash is a result
