@@ -85,8 +85,8 @@ def test_each_element_of_a_matrix_product_is_a_legal_sum_of_its_products(style, 
 @pytest.mark.parametrize("block", [2**20, 100])
 def test_a_large_product_is_as_noisy_as_a_plain_loop(block, monkeypatch):
     """Adding four terms at a time would halve the noise; the largest error of a loop is already seven times its rms."""
-    monkeypatch.setattr(orders, "_FEW", 0)
-    monkeypatch.setattr(orders, "_BLOCK", block)
+    monkeypatch.setattr(orders, "_MOST_AT_ONCE", 0)
+    monkeypatch.setattr(orders, "_ACCUMULATORS", block)
     a, b = normal(2, 40, 500), normal(2, 500, 30, seed=1)
     acc = torch.zeros(2, 40, 30)
     for k in range(500):

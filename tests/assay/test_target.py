@@ -120,7 +120,7 @@ ERRORS = [
     (
         {"output": "y"},
         ValueError,
-        "output: Target has no such argument; did you mean 'outputs'? There are: ",
+        "output: Target has no such argument; did you mean 'outputs'? Its arguments are: ",
     ),
     ({"backward": "none"}, TypeError, "backward: expected 'auto', None or a callable, got str 'none'"),
     ({"golden_backward": 1}, TypeError, "golden_backward: expected a callable, got int 1"),

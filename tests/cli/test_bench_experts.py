@@ -173,7 +173,7 @@ def test_a_missing_kt_kernel_is_reported_with_its_reason(monkeypatch):
 )
 def test_kernels_of_the_cpu_are_not_timed_as_a_reference_on_a_gpu(monkeypatch, capsys, options, names, place):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert command._where(BenchRequest(**options), names, console(stderr=True)) == place
+    assert command._device_and_names(BenchRequest(**options), names, console(stderr=True)) == place
     message = " ".join(capsys.readouterr().err.split())
     if place[0] == "cpu":
         assert f"{', '.join(names)}: timed on the CPU" in message and "--device cuda times the GPU" in message

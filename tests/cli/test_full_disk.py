@@ -75,7 +75,7 @@ def test_bench_still_measures_and_shows_the_rows_that_follow(capsys):
             return {"case": "a"}
 
     target = open(FULL, "a")
-    assert bench._kept(target, Row(), "/dev/full", console(stderr=True)) is None
+    assert bench._write_row(target, Row(), "/dev/full", console(stderr=True)) is None
     with contextlib.suppress(OSError):
         target.close()
     assert "Cannot write /dev/full: No space left on device" in " ".join(capsys.readouterr().err.split())

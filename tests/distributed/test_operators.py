@@ -40,6 +40,23 @@ def test_results_and_gradients_are_certified(name, layout, pools):
         assay.check(target, case, probes=("values",))
 
 
+@pytest.fixture(scope="session")
+def gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    with RankPool(2, device="cuda") as pool:
+        yield pool
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPS)
+def test_two_gpus_are_certified(name, gpus):
+    op = OPS[name]
+    placements = {name: Shard(0) for name in op.inputs if op.axes[name].per_token}
+    for case in op.cases[:2]:
+        assay.check(target_of(op, gpus, placements), case, probes=("values",))
+
+
 @pytest.mark.parametrize("op", EXPERTS, ids=[op.name for op in EXPERTS])
 def test_experts_spread_over_ranks_are_certified(op, pools):
     axis, ids = op.expert_axis

@@ -207,7 +207,7 @@ WRONG = [
     (dict(gate_up=G[0]), ShapeError, "gate_up is [32, 48], wanted [E, 2I, H], or E tensors [2I, H] one by one"),
     (dict(gate_up=[G, G, G]), ShapeError, "gate_up of expert 0 is [3, 32, 48], wanted [2I, H]"),
     (dict(down=[D[0], D[1][:, :8], D[2]]), ShapeError, "down of expert 1 is [48, 8], but expert 0's is [48, 16]"),
-    (dict(down=D[:2]), ShapeError, "gate_up has experts=3, but down has experts=2; each needs one per expert"),
+    (dict(down=D[:2]), ShapeError, "gate_up has experts=3, but down has experts=2; both need one tensor per expert"),
     (dict(down=iter(D[:2])), ShapeError, "down has experts=2, but gate_up has experts=more than 2"),
     (dict(gate_up=G[:0], down=D[:0]), ShapeError, "gate_up has no experts, wanted at least 1"),
     (dict(gate_up=iter(()), down=iter(())), ShapeError, "gate_up has no experts, wanted at least 1"),

@@ -209,7 +209,7 @@ def test_keys_by_expert_in_several_shards_are_the_same_store_as_one_fused_tensor
     [
         ({"gpu_budget": "lots"}, "gpu_budget='lots' is not an amount of memory"),
         ({"device": "nosuch"}, "nosuch"),
-        ({"cashe": "lru"}, "unknown keyword 'cashe'; the Engine's are .*cache"),
+        ({"cashe": "lru"}, "unknown keyword 'cashe'; .*Engine.*cache"),
         ({"lanes": "copied"}, "lanes='copied' cannot run"),
         ({"cache": "static"}, "needs profile="),
     ],

@@ -183,7 +183,7 @@ def _check_options(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) 
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
     if dropout and ("seed" not in tensors or tensors["seed"].numel() != 1):
-        raise ValueError(f"{op}: dropout={dropout!r} needs a seed of one number")
+        raise ValueError(f"{op}: dropout={dropout!r} needs `seed`, a tensor with one number")
 
 
 def check_activation(op: str, activation: object, limit: object) -> None:

@@ -1,7 +1,7 @@
 """Formulas that several references of the family share; README.md explains the letters.
 
-T tokens (any leading dimensions), n streams, D dim, K = n*D. Groups are the segments of the mixes, and each has its own
-alpha: (n, n, n*n) for pre, post and res, (n,) for the head.
+T tokens (any leading dimensions), n streams, D dim, K = n*D. Groups are the sizes of the segments of the mixes:
+(n, n, n*n) for pre, post and res, (n,) for the head. Each segment has its own alpha.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def mix_gradients(
     collapsed: tuple[Tensor, Tensor] | None = None,
     grad_x_post: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Gradients of x, phi, alpha, bias and gamma from the gradient of the logits, not yet rounded.
+    """Gradients of x, phi, alpha, bias and gamma from the gradient of the logits, in the dtype of the sums.
 
     z = r m;  dz = alpha dl;  dm = r dz;  dphi = dm^T (gamma X);  dgamma = sum_t (dm phi) X
     dx = dm (phi gamma) - (dz . z) r^2 / K X + h_pre (x) u + grad_x_post        collapsed = (h_pre, u)

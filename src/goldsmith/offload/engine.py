@@ -170,7 +170,7 @@ class Engine:
         except torch.OutOfMemoryError as error:
             raise MemoryError(
                 f"{OP}: {self.device} ran out of memory in a call of {len(x)} tokens in layer {layer}; lower "
-                f"gpu_budget, which leaves more to the rest of the model, or give shorter prompts: {error}"
+                f"gpu_budget, to leave more memory for the rest of the model, or give shorter prompts: {error}"
             ) from error
         end = self._lanes.returned = time.perf_counter()
         if tally.bound > bound:

@@ -148,7 +148,9 @@ def profile_of(profile: object, experts: Mapping[int, int]) -> dict[int, list[in
         except ValueError as error:
             raise ValueError(f"{OP}: the profile is not JSON of Engine.profile(): {error}") from error
     if not isinstance(profile, Mapping) or not isinstance(profile.get("counts"), Mapping):
-        raise ValueError(f"{OP}: profile has no 'counts'; give what Engine.profile() returned, or a JSON file of it")
+        raise ValueError(
+            f"{OP}: profile has no 'counts'; give the result of Engine.profile(), or the path of a JSON file with it"
+        )
     experts_by_layer: dict[int, list[int]] = {}
     for layer, count in experts.items():
         counts = profile["counts"].get(str(layer), profile["counts"].get(layer))

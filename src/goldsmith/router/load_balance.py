@@ -150,7 +150,9 @@ def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tu
     shapes = [tuple(t.shape) for t in (x, y, indices)]
     if any(len(s) == 0 or s[-1] == 0 for s in shapes) or len({s[:-1] for s in shapes}) > 1:
         shape_texts = ", ".join(f"{n} {list(s)}" for n, s in zip(("x", "y", "indices"), shapes, strict=True))
-        raise ShapeError(f"{op}: {shape_texts}; wanted [*batch, sx], [*batch, sy], [*batch, k] of at least 1 each")
+        raise ShapeError(
+            f"{op}: {shape_texts}; wanted [*batch, sx], [*batch, sy], [*batch, k] with sx, sy and k at least 1"
+        )
     return x.shape[-1], y.shape[-1]
 
 

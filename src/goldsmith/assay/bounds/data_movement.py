@@ -14,12 +14,13 @@ from .rule_context import Error, Operand, Rule, RuleContext
 
 aten = torch.ops.aten
 
-# Views, in-place ones and ones that the schema does not declare: they share the storage, so its twin already fits.
+# Views that need no rule: they share a storage, so they also share its errors (its twin, see running_errors).
+# These are the in-place ones, and those that the schema does not declare as views.
 VIEWS = {
     "_unsafe_view", "lift_fresh", "_reshape_alias", "reshape", "squeeze_", "unsqueeze_", "t_", "transpose_",
     "swapaxes_", "swapdims_", "as_strided_", "detach_",
 }  # fmt: skip
-# Results without error: new memory, zeros and ones, draws (accepted as drawn), decisions (compared separately).
+# Results without error: new memory, zeros, ones, random numbers (taken as they are), decisions (compared separately).
 EXACT = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros",
     "zero", "ones", "ones_like", "new_ones", "rand", "randn", "rand_like", "randn_like", "randint", "randperm",
@@ -27,7 +28,7 @@ EXACT = {
     "bincount", "resize",
 }  # fmt: skip
 # Constants: their error is set at the first read, from how well the compute precision represents them.
-UNSEEN = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
+CONSTANTS = {"full", "full_like", "new_full", "scalar_tensor", "arange", "eye", "tril_indices", "triu_indices"}
 
 
 def _error_of(m: RuleContext, x: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def _error_of(m: RuleContext, x: Tensor) -> Tensor:
     return e if isinstance(e, Tensor) else torch.full(x.shape, e, dtype=torch.float64, device=x.device)
 
 
-def _unsure_index(m: RuleContext, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+def _index_is_rounded(m: RuleContext, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Whether an index was computed from rounded numbers, so that a legal kernel may use another one."""
     for a in (*args, *kwargs.values()):
         for t in a if isinstance(a, list | tuple) else (a,):
@@ -50,7 +51,7 @@ def moves(name: str) -> Rule:
 
     def rule(m: RuleContext, y: Tensor, *args: Any, **kwargs: object) -> Error:
         payload = args[0] if isinstance(args[0], list | tuple) else [args[0]]
-        if _unsure_index(m, args[1:], kwargs):
+        if _index_is_rounded(m, args[1:], kwargs):
             return float("inf")
         if all(exact(m.error_of(t)) for t in payload):
             return 0.0
@@ -66,7 +67,10 @@ def _pad(m: RuleContext, y: Tensor, x: Tensor, pad: Sequence[int], value: float 
 
 
 def _cast(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
-    """A copy; to integers a step; to a narrower float (inside storage(...)) an inexact value rounds by an ulp."""
+    """Rule for casts. To float64 or the same dtype: the error of x. To integers: how far truncation can move the value.
+
+    To a narrower float (inside storage(...)): the error of x and one ulp, if x is not exact.
+    """
     v, e = m(x)
     if y.dtype in (torch.float64, x.dtype) or y.dtype == torch.bool == x.dtype:
         return e if x.is_floating_point() or x.dtype == torch.bool or not exact(e) else _representation(m, y)
@@ -99,9 +103,9 @@ def _linspace(m: RuleContext, y: Tensor, start: float, end: float, *_: object, *
     return 4 * m.u * max(abs(float(start)), abs(float(end)))
 
 
-def _gathered(m: RuleContext, y: Tensor, weight: Tensor, index: Tensor, *_: object) -> Error:
-    """embedding."""
-    return float("inf") if _unsure_index(m, (index,), {}) else _indexed(m, weight, index)
+def _embedding(m: RuleContext, y: Tensor, weight: Tensor, index: Tensor, *_: object) -> Error:
+    """Rule for embedding: the errors of the rows that are read."""
+    return float("inf") if _index_is_rounded(m, (index,), {}) else _indexed(m, weight, index)
 
 
 def _indexed(m: RuleContext, weight: Tensor, index: Tensor) -> Error:
@@ -111,15 +115,15 @@ def _indexed(m: RuleContext, weight: Tensor, index: Tensor) -> Error:
 # writing and accumulating at indices
 
 
-def _placed(
+def _written(
     m: RuleContext,
     base: Tensor,
     source: Operand,
     write: Callable[[Tensor, Error], Tensor],
     index: Tensor | Sequence[Tensor],
 ) -> Error:
-    """Error of elements that are overwritten: their errors are overwritten the same way."""
-    if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
+    """Rule for writes: the errors of the written elements replace the old ones."""
+    if _index_is_rounded(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     es = m(source)[1]
     if exact(m.error_of(base)) and exact(es):
@@ -136,7 +140,7 @@ def _accumulated(
     index: Tensor | Sequence[Tensor],
 ) -> Error:
     """gamma_k (|base| + sum |added|) for k additions, counted per element; adding to an exact 0 does not round."""
-    if _unsure_index(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
+    if _index_is_rounded(m, (index,) if isinstance(index, Tensor) else (tuple(index),), {}):
         return float("inf")
     vb, eb = m(base)
     vs, es = m(source)
@@ -161,7 +165,7 @@ def _index_put(
 ) -> Error:
     put = lambda b, s: aten.index_put(b, indices, torch.as_tensor(s, dtype=b.dtype), accumulate)  # noqa: E731
     known = tuple(i for i in indices if i is not None)
-    return (_accumulated if accumulate else _placed)(m, base, values, put, known)
+    return (_accumulated if accumulate else _written)(m, base, values, put, known)
 
 
 def _index_add(
@@ -180,7 +184,7 @@ def _scatter(
 ) -> Error:
     if reduce is not None:
         return float("inf")
-    return _placed(m, base, source, lambda b, s: b.scatter(dim, index, s), index)
+    return _written(m, base, source, lambda b, s: b.scatter(dim, index, s), index)
 
 
 def _scatter_reduce(
@@ -200,12 +204,12 @@ def _scatter_reduce(
 
 
 def _index_copy(m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, source: Tensor) -> Error:
-    return _placed(m, base, source, lambda b, s: b.index_copy(dim, index, cast(Tensor, s)), index)
+    return _written(m, base, source, lambda b, s: b.index_copy(dim, index, cast(Tensor, s)), index)
 
 
 def _index_fill(m: RuleContext, y: Tensor, base: Tensor, dim: int, index: Tensor, value: float) -> Error:
     e = m(value)[1]
-    return _placed(m, base, value, lambda b, _: b.index_fill(dim, index, float(e)), index)
+    return _written(m, base, value, lambda b, _: b.index_fill(dim, index, float(e)), index)
 
 
 def _embedding_backward(
@@ -226,7 +230,7 @@ def _embedding_backward(
 
 
 def _overlapping(name: str) -> Rule:
-    """Backward of overlapping windows (unfold): moves elements and sums those that coincide."""
+    """Backward of overlapping windows (unfold): moves elements, and sums those that land on the same place."""
     packet = getattr(aten, name)
 
     def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:
@@ -240,7 +244,10 @@ def _overlapping(name: str) -> Rule:
 
 
 def _pooled(name: str) -> Rule:
-    """Averages over windows and their backward: weights of one sign, at most as many terms as a window or the ratio."""
+    """Rule for averages over windows and their backward.
+
+    All weights have one sign. An element has at most n terms: the largest window, or the ratio of the sizes of x and y.
+    """
     packet = getattr(aten, name)
 
     def rule(m: RuleContext, y: Tensor, x: Tensor, *args: object) -> Error:
@@ -272,15 +279,15 @@ RULES: dict[str, Rule] = {
     **{name: moves(name) for name in _MOVES if hasattr(aten, name)},
     **{name: _pooled(name) for name in _POOLS},
     "constant_pad_nd": _pad, "_to_copy": _cast, "copy": _copy, "fill": _fill, "linspace": _linspace,
-    "embedding": _gathered,
+    "embedding": _embedding,
     "index_put": _index_put, "_index_put_impl": _index_put, "_unsafe_index_put": _index_put, "index_add": _index_add,
     "scatter_add": _scatter_add, "scatter": _scatter, "scatter_reduce": _scatter_reduce, "index_copy": _index_copy,
     "index_fill": _index_fill, "embedding_dense_backward": _embedding_backward,
     "unfold_backward": _overlapping("unfold_backward"),
-    "slice_scatter": lambda m, y, b, s, *a, **k: _placed(m, b, s, lambda p, q: aten.slice_scatter(p, q, *a, **k), ()),
-    "select_scatter": lambda m, y, b, s, *a: _placed(m, b, s, lambda p, q: aten.select_scatter(p, q, *a), ()),
-    "diagonal_scatter": lambda m, y, b, s, *a: _placed(m, b, s, lambda p, q: aten.diagonal_scatter(p, q, *a), ()),
-    "masked_scatter": lambda m, y, b, k, s: _placed(m, b, s, lambda p, q: aten.masked_scatter(p, k, q), k),
+    "slice_scatter": lambda m, y, b, s, *a, **k: _written(m, b, s, lambda p, q: aten.slice_scatter(p, q, *a, **k), ()),
+    "select_scatter": lambda m, y, b, s, *a: _written(m, b, s, lambda p, q: aten.select_scatter(p, q, *a), ()),
+    "diagonal_scatter": lambda m, y, b, s, *a: _written(m, b, s, lambda p, q: aten.diagonal_scatter(p, q, *a), ()),
+    "masked_scatter": lambda m, y, b, k, s: _written(m, b, s, lambda p, q: aten.masked_scatter(p, k, q), k),
     "any": lambda m, y, x, *a: 0.0 if exact(m.error_of(x)) else float(bool(m.error_of(x).any())),
     "all": lambda m, y, x, *a: 0.0 if exact(m.error_of(x)) else float(bool(m.error_of(x).any())),
 }  # fmt: skip

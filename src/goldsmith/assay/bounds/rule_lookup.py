@@ -63,7 +63,7 @@ def _treatment(func: OpOverload) -> OperatorTreatment:
     reads = full not in _OVERWRITES
     if name in data_movement.EXACT:
         return OperatorTreatment(label, exact=True, inplace=inplace, reads_target=reads)
-    if name in data_movement.UNSEEN and not inplace:
+    if name in data_movement.CONSTANTS and not inplace:
         return OperatorTreatment(label, unseen=True)
     if name in RULES:
         terms, size = (None, None) if inplace else (sums.TERMS.get(name), sums.SIZES.get(name))

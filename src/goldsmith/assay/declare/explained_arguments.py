@@ -53,7 +53,7 @@ def _check(
             raise TargetError(f"{argument}: {NO_TOLERANCE}")
         if argument not in known:
             near = difflib.get_close_matches(argument, known, 1)
-            hint = f"did you mean {near[0]!r}? There are" if near else "there are"
+            hint = f"did you mean {near[0]!r}? Its arguments are" if near else "its arguments are"
             raise TargetError(f"{argument}: {name} has no such argument; {hint}: {', '.join(known)}")
     if len(args) > len(positional):
         raise TargetError(

@@ -194,7 +194,7 @@ class _Work:
             tensor = (handed_in(done) if isolated else named(done)).get(name, (kind, None))[1]
             reference = ref.reference(name, kind)
             if reference is None:
-                raise RuntimeError(f"{name}: the golden has it under one seed but not under another")
+                raise RuntimeError(f"the golden has {name!r} under one seed, but not under another")
             return torch.zeros_like(reference.bounded.value) if tensor is None else tensor, reference
 
         return confirm

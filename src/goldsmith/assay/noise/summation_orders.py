@@ -1,7 +1,7 @@
 """Legal orders of a sum, a scan and a matrix product: sequential, permuted, tiled, pairwise.
 
-`reduce` and `matmul` return the result of some correct implementation in the tensor's own precision: no partial sum is
-wider. On the CPU the sequential loops are numpy's, whose reductions over a leading axis add row after row.
+`reduce` and `matmul` return the result of some correct implementation in the tensor's own precision: no partial sum has
+more precision. On the CPU numpy runs the sequential loops: its reductions over a leading axis add row after row.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_FEW = 2**24  # up to so many products: compute all terms, then add them; 1 ns a term and almost nothing a step
-_MANY = 2**34  # up to so many products: add in place, 0.75 ns a term on a CPU; beyond, add four terms at a time
-_STEPS = 2**14  # launches on a GPU; its kernels add no more terms than that one after another
-_BLOCK = 2**16  # accumulators that fit in a core's cache
-_PARTIALS = 2**24  # elements of tile partials held at once
+_MOST_AT_ONCE = 2**24  # up to this many products: compute all terms, then add them; 1 ns a term, almost nothing a step
+_MOST_IN_PLACE = 2**34  # up to this many: add in place, 0.75 ns a term on a CPU; with more, add four terms at a time
+_MOST_LAUNCHES = 2**14  # on a GPU, a launch adds one term; real kernels add no more terms than this one after another
+_ACCUMULATORS = 2**16  # as many as fit in a core's cache
+_MOST_PARTIALS = 2**24  # elements of the tiles' partial sums in memory at once
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def reduce(x: Tensor, dim: int | Sequence[int] | None, keepdim: bool, order: Ord
 
 
 def fold(rows: Tensor, order: Order, product: bool = False) -> Tensor:
-    """(n, m) -> (m,)"""
+    """The sum or product of n rows in the given order: (n, m) -> (m,)."""
     n, m = rows.shape
     if n == 0 or m == 0:
         return torch.full((m,), 1.0 if product else 0.0, dtype=rows.dtype, device=rows.device)
@@ -127,14 +127,14 @@ def matmul(a: Tensor, b: Tensor, order: Order) -> Tensor:
         a, b = a.index_select(-1, p), b.index_select(-2, p)
     if order.style in ("as_stored", "permuted"):
         terms = a.numel() * b.shape[-1]
-        if a.device.type == "cpu" and terms <= _FEW:
+        if a.device.type == "cpu" and terms <= _MOST_AT_ONCE:
             return _one_by_one(a, b)
-        if terms <= _MANY and (a.device.type == "cpu" or n <= _STEPS):
+        if terms <= _MOST_IN_PLACE and (a.device.type == "cpu" or n <= _MOST_LAUNCHES):
             return _in_place(a, b)
-        return _tile_by_tile(a, b, 4 if n <= _STEPS else n // (_STEPS // 4))
+        return _tile_by_tile(a, b, 4 if n <= _MOST_LAUNCHES else n // (_MOST_LAUNCHES // 4))
     tiles = -(-n // order.tile)
     outputs = a.numel() // n * b.shape[-1]
-    if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _PARTIALS:
+    if order.style == "pairwise" and tiles > 1 and outputs * tiles <= _MOST_PARTIALS:
         return pairwise(torch.stack([s @ t for s, t in _tiles(a, b, order.tile)]))
     return _tile_by_tile(a, b, order.tile)
 
@@ -144,6 +144,7 @@ def _tiles(a: Tensor, b: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _tile_by_tile(a: Tensor, b: Tensor, size: int) -> Tensor:
+    """Adds the matrix products of tiles of the K axis, one after another."""
     products = (s @ t for s, t in _tiles(a, b, size))
     acc = next(products)
     for product in products:
@@ -152,9 +153,9 @@ def _tile_by_tile(a: Tensor, b: Tensor, size: int) -> Tensor:
 
 
 def _in_place(a: Tensor, b: Tensor) -> Tensor:
-    """acc += a_k b_k, term after term; adding four at a time would halve the noise of a plain loop"""
+    """acc += a_k b_k, one term after another, as a plain loop does; four terms at a time would have half its noise"""
     width, batch = b.shape[-1], math.prod(a.shape[:-2])
-    rows = a.shape[-2] if a.device.type != "cpu" else max(1, _BLOCK // (batch * width))
+    rows = a.shape[-2] if a.device.type != "cpu" else max(1, _ACCUMULATORS // (batch * width))
     parts = []
     for part in a.split(rows, -2):
         columns = part.movedim(-1, 0).unsqueeze(-1).contiguous()

@@ -32,7 +32,7 @@ from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
 
 CPU_ELEMENTS = 2**20  # larger cases run on a CPU only when --case names them
-NOBODY = "none"  # --against none
+NO_PEER = "none"  # --against none
 SUBJECTS: dict[str, type[Subject]] = {
     "experts.moe": MoeSubject,
     "experts.moe_int8": MoeInt8Subject,
@@ -44,11 +44,11 @@ def run(
     request: BenchRequest, *, out: str | None = None, peers: Mapping[str, Peer] | None = None,
     modules: Mapping[str, type[ModuleSubject]] | None = None,
 ) -> int:  # fmt: skip
-    """Run the command for operators and these modules, beside these peers; returns the exit status."""
+    """Time operators and these modules, and compare them with these peers; returns the exit status."""
     err, peers, modules = console(stderr=True), peers or {}, modules or {}
-    device, names = _where(request, _names(request, modules), err)
+    device, names = _device_and_names(request, _names(request, modules), err)
     if machine().interpreter:
-        raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+        raise Problem("TRITON_INTERPRET is set: the interpreter's times say nothing about a GPU. Unset it for bench.")
     for wanted in request.threads:
         count = wanted.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
@@ -65,9 +65,9 @@ def run(
     try:
         prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
         bench = Bench(request, conditions, clock(device), chosen, prover, err)
-        for row in bench.run(_announced(subjects, device, err)):
+        for row in bench.run(_makers(subjects, device, err)):
             screen.add(row)
-            target = _kept(target, row, out, err)
+            target = _write_row(target, row, out, err)
     except KeyboardInterrupt:
         err.print("[yellow]Interrupted: the rows so far are kept.[/]")
         status = INTERRUPTED
@@ -103,7 +103,7 @@ class _Tables:
         self.stream, self.pending, self.shown = stream, list[TimingRow](), 0
 
     def add(self, row: TimingRow) -> None:
-        if self.pending and _place(self.pending[0]) != _place(row):
+        if self.pending and _table_key(self.pending[0]) != _table_key(row):
             self.show()
         self.pending.append(row)
 
@@ -117,11 +117,11 @@ class _Tables:
             self.pending = []
 
 
-def _place(row: TimingRow) -> tuple[str, str, int | None]:
+def _table_key(row: TimingRow) -> tuple[str, str, int | None]:
     return row.op, row.case, row.threads
 
 
-def _announced(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
+def _makers(subjects: list[_Planned], device: str, err: Console) -> Iterator[Callable[[], Subject]]:
     """A maker per subject; a line on stderr announces each one, with the estimated time left."""
     began = time.monotonic()
     for k, planned in enumerate(subjects):
@@ -140,7 +140,7 @@ def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[Ben
 
 
 def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) -> list[str]:
-    """The operators and modules on the command line; all where it names none."""
+    """The operators and modules on the command line; all of them if it names none."""
     known = _cases(modules)
     wanted = list(known)
     if request.names:
@@ -161,10 +161,10 @@ def _subjects(
     any_chosen = False
     for name in wanted:
         for entry in known[name]:
-            named = any(part in entry.name for part in request.cases)
-            if request.cases and not named:
+            chosen_by_name = any(part in entry.name for part in request.cases)
+            if request.cases and not chosen_by_name:
                 continue
-            if not named and not device.startswith("cuda") and not _for_a_cpu(entry):
+            if not chosen_by_name and not device.startswith("cuda") and not _is_small_enough_for_a_cpu(entry):
                 continue
             any_chosen = True
             module = modules.get(name)
@@ -178,7 +178,7 @@ def _subjects(
         raise Problem(f"no benchmark case{why}; available: {', '.join(cases) or 'none'}.")
 
 
-def _for_a_cpu(entry: BenchCase) -> bool:
+def _is_small_enough_for_a_cpu(entry: BenchCase) -> bool:
     if entry.on_cpu is not None:
         return entry.on_cpu
     return math.prod(v for v in entry.sizes.values() if isinstance(v, int)) <= CPU_ELEMENTS
@@ -186,7 +186,7 @@ def _for_a_cpu(entry: BenchCase) -> bool:
 
 def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console) -> dict[str, Peer]:
     asked = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
-    unknown = [name for name in asked or () if name not in (*peers, NOBODY)]
+    unknown = [name for name in asked or () if name not in (*peers, NO_PEER)]
     if not peers:
         if unknown:
             raise Problem(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
@@ -194,9 +194,9 @@ def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console
             err.print(f"[dim]{PEERS_ELSEWHERE}[/]")
         return {}
     if unknown:
-        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NOBODY}.")
+        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NO_PEER}.")
     chosen: dict[str, Peer] = {}
-    for name in peers if asked is None else [name for name in dict.fromkeys(asked) if name != NOBODY]:
+    for name in peers if asked is None else [name for name in dict.fromkeys(asked) if name != NO_PEER]:
         reason = peers[name].missing()
         if reason is None:
             chosen[name] = peers[name]
@@ -207,11 +207,11 @@ def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console
     return chosen
 
 
-def _where(request: BenchRequest, names: list[str], err: Console) -> tuple[str, list[str]]:
+def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> tuple[str, list[str]]:
     """The device, and the names to time on it.
 
-    Where a GPU is the default device, operators whose kernels are for CPUs are left out, or timed on the CPU where no
-    other operator is named: on the GPU their reference would be timed.
+    If a GPU is the default device, operators with kernels for CPUs are left out, because on the GPU their reference
+    would be timed. If only such operators are named, they are timed on the CPU.
     """
     device = device_name(request.device)
     if request.device is not None or request.backend not in (None, "auto", "native") or device == "cpu":
@@ -222,7 +222,7 @@ def _where(request: BenchRequest, names: list[str], err: Console) -> tuple[str, 
         return device, names
     if on_cpu == names:
         err.print(
-            f"[dim]{', '.join(names)}: timed on the CPU, which its kernels are for; --device cuda times the GPU.[/]"
+            f"[dim]{', '.join(names)}: timed on the CPU, as the kernels are for CPUs; --device cuda times the GPU.[/]"
         )
         return "cpu", names
     err.print(f"[dim]left out: {', '.join(on_cpu)}, whose kernels are for CPUs. Name them alone, or give --device.[/]")
@@ -240,8 +240,8 @@ def device_name(wanted: str | None) -> str:
     return wanted
 
 
-def _kept(target: IO[str] | None, row: TimingRow, out: str | None, err: Console) -> IO[str] | None:
-    """Append the row to the file; returns None after an error, so that the others are still measured and shown."""
+def _write_row(target: IO[str] | None, row: TimingRow, out: str | None, err: Console) -> IO[str] | None:
+    """Append the row to the file; returns None after an error, so that the next rows are still measured and shown."""
     if target is None:
         return None
     try:

@@ -50,9 +50,7 @@ def _forward(name: str) -> Callable[[typer.Context], None]:
     def forward(context: typer.Context) -> None:
         module = f"benchmarks.{name}"
         if not (ROOT / "benchmarks" / name / "__main__.py").is_file():
-            raise Problem(
-                f"bench {name} has moved: it runs in a checkout of goldsmith's repository, as `python -m {module}`."
-            )
+            raise Problem(f"bench {name} has moved: run `python -m {module}` in a checkout of goldsmith's repository.")
         print_paragraph(
             f"DeprecationWarning: `goldsmith bench {name}` has moved to `python -m {module}`, run from {ROOT}."
         )

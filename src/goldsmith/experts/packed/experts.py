@@ -62,8 +62,8 @@ class PackedExperts:
         """A base that uses bytes in place, for example in a mapped file: nothing is copied or written
 
         blocks [E, bytes] in uint8: one row per expert. A row begins with the bytes that `block` returns; anything may
-        follow. bytes is a multiple of 64. The owner must not change them. Biases [E, 2I] and [E, H] are not copied
-        either (they may be views of the blocks). Format, group and scales are those with which the experts were packed.
+        follow. Its length is a multiple of 64. The owner must not change the blocks. Biases [E, 2I] and [E, H] are not
+        copied either (they may be views of the blocks). Format, group and scales are those of the packed experts.
         """
         biases = (gate_up_bias, down_bias)
         weights = block_storage.from_blocks(
@@ -164,10 +164,10 @@ class PackedExperts:
         """The same weights in `partitions` slices of the intermediate size, slice p on NUMA node nodes[p]
 
         Returns a new base; this one stays valid. Slices are cut at multiples of down's group; if that does not divide
-        evenly, the first slices are a group longer. With more slices than groups the last ones are empty; with more
-        slices than nodes, nodes are shared. nodes=None spreads slices over the machine's nodes. The kernel is asked
-        for a node before a page is written; if it refuses, a thread of that node writes the pages first. Raises
-        ValueError for a node that the machine does not have.
+        evenly, the first slices are one group longer. With more slices than groups the last ones are empty; with more
+        slices than nodes, several slices share a node. nodes=None spreads slices over all nodes. The operating
+        system is asked for a node before a page is written; if it refuses, a thread of that node writes the pages
+        first. Raises ValueError for a node that the machine does not have.
         """
         layout = cut(self.layout, partitions, "PackedExperts.partition")
         chosen = check_nodes("PackedExperts.partition", partitions, nodes)
@@ -218,8 +218,8 @@ class PackedExperts:
     ) -> PackedExperts:
         """The base that `save` wrote, bit for bit
 
-        partitions: as in `pack`; None keeps the saved number. mmap=False reads the file instead of mapping it. Besides
-        the result, one expert at a time is in memory. Raises OSError if the file cannot be read, and ValueError, naming
+        partitions: as in `pack`; None keeps the saved number. mmap=False reads the file instead of mapping it. Loading
+        needs memory for the result and one expert. Raises OSError if the file cannot be read, and ValueError, naming
         the tensor or key, if it is damaged or was not written by `save` (every tensor has a checksum).
         """
         return cls._of(*loading.load(path, partitions, nodes, mmap))
@@ -227,7 +227,7 @@ class PackedExperts:
     # -- immutability -------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"PackedExperts is immutable: {name} is fixed when weights are packed; pack them again")
+        raise AttributeError(f"PackedExperts is immutable: {name} cannot be set; pack the weights again to change it")
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"PackedExperts is immutable: {name} cannot be deleted")

@@ -16,7 +16,7 @@ from ...core.shapes import ShapeError, kind
 from .assembly import Progress, assemble, check_nodes, cut
 from .experts import PackedExperts
 from .formats import FORMATS, FP8_BLOCK, Codes, nibbles
-from .inputs import Stack, check_finite, check_flag, check_partitions, together
+from .inputs import Stack, check_finite, check_flag, check_partitions, zip_experts
 from .layout import Expert, Layout
 from .memory import frozen
 from .packing import check_biases
@@ -227,7 +227,7 @@ def _built(
 ) -> PackedExperts:
     check_partitions(op, partitions)
     fmt = FORMATS[format]
-    count, rows = together(op, stacks)
+    count, rows = zip_experts(op, stacks)
     with frozen():
         first = expert(0, next(rows))
         shapes = [(len(m.codes), m.codes.shape[1] * fmt.per_code) for m in (first.gate, first.up, first.down)]

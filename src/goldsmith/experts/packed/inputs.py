@@ -66,7 +66,7 @@ class Stack:
         return f", or E tensors [{', '.join(self.dims)}] one by one"
 
 
-def together(op: str, stacks: Sequence[Stack]) -> tuple[int | None, Iterator[tuple[Tensor, ...]]]:
+def zip_experts(op: str, stacks: Sequence[Stack]) -> tuple[int | None, Iterator[tuple[Tensor, ...]]]:
     """(number of experts or None if unknown, iterator over the experts: a tuple with one tensor of each argument)"""
     known = [stack for stack in stacks if stack.count is not None]
     for stack in known[1:]:
@@ -97,7 +97,9 @@ def _zipped(op: str, stacks: Sequence[Stack]) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _uneven(op: str, first: str, few: object, second: str, many: object) -> ShapeError:
-    return ShapeError(f"{op}: {first} has experts={few}, but {second} has experts={many}; each needs one per expert")
+    return ShapeError(
+        f"{op}: {first} has experts={few}, but {second} has experts={many}; both need one tensor per expert"
+    )
 
 
 def check_finite(op: str, name: str, tensor: Tensor) -> None:
@@ -116,7 +118,7 @@ def check_flag(op: str, name: str, value: object) -> None:
         raise TypeError(f"{op}: {name}={value!r} is {kind(value)}, wanted True or False")
 
 
-MOST_PARTITIONS = 1 << 16  # more nodes than any machine has; each slice adds some microseconds to a call
+MOST_PARTITIONS = 1 << 16  # more than any machine has NUMA nodes; each slice adds some microseconds to a call
 
 
 def check_partitions(op: str, partitions: object) -> None:

@@ -110,8 +110,8 @@ class Layout:
             least = self.expert_nbytes
             if self.partitions > 1 or self.block_bytes < least or self.block_bytes % ALIGNMENT:
                 raise ValueError(
-                    f"Layout: block_bytes={self.block_bytes}, {self.partitions} slices; wanted 1 slice, a multiple of "
-                    f"{ALIGNMENT} of at least {least}"
+                    f"Layout: block_bytes={self.block_bytes} with {self.partitions} slices; wanted block_bytes to be a "
+                    f"multiple of {ALIGNMENT} and at least {least}, and 1 slice"
                 )
 
     @property

@@ -12,7 +12,7 @@ from ...core.shapes import ShapeError, check_choice, check_dtype, check_tensor
 from .assembly import Progress, assemble, check_nodes, cut
 from .experts import PackedExperts
 from .formats import FORMATS, Codes, side_by_side
-from .inputs import Stack, check_finite, check_flag, check_partitions, together
+from .inputs import Stack, check_finite, check_flag, check_partitions, zip_experts
 from .layout import Expert, Layout
 from .memory import frozen
 from .quantisation import check_group, check_scale_dtype, quantise
@@ -66,7 +66,7 @@ def pack(
     fmt = FORMATS[format]
     scales = check_scale_dtype(_OP, fmt, scale_dtype)
     stacks = _stacks(gate_up, down, transposed, interleaved)
-    count, rows = together(_OP, stacks)
+    count, rows = zip_experts(_OP, stacks)
     with frozen():
         first = _matrices(next(rows), stacks, 0, transposed, interleaved)
         _check_sizes(stacks, first)

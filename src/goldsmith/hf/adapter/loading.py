@@ -22,13 +22,13 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     """Loads a peft adapter into a converted model and returns the model; the experts' part becomes `experts.LoRA`.
 
     Accepts any adapter with `target_parameters` on the experts, written by goldsmith or stock peft, also with LoRA on
-    a router. The adapter replaces the one in the model: the result is the same as if it had been loaded first.
+    a router. The adapter replaces the one in the model: the result is as if the model had had none.
 
     Experts: a LoRA with the same ranks and scalings, in a dtype that holds the file's numbers, is overwritten in place,
     so an optimizer keeps its tensors. Otherwise it is replaced (float32 is never rounded to bfloat16), and targets that
-    this adapter does not cover lose their LoRA. Create the optimizer afterwards.
+    this adapter does not cover lose their LoRA. In that case, create the optimizer after loading.
     Other modules (attention): peft itself adds its layers, trainable.
-    `modules_to_save` (a router): their weights overwrite the model's own, which return when the next adapter is loaded.
+    `modules_to_save` (a router): their weights overwrite the model's own. Loading the next adapter restores those.
     A model converted without `lora` gets its first LoRA here; all other parameters are frozen, as `convert` does.
 
     Raises ValueError, with the model unchanged, if files are missing or damaged, belong to another model, lack tensors
@@ -42,7 +42,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
             "first. For the plain model, use peft.PeftModel.from_pretrained"
         )
     folder = Path(directory)
-    replaced = adapter_name_of(model)
+    old_adapter = adapter_name_of(model)
     config, tensors, ranks = read_adapter(folder, "goldsmith.hf.load_adapter")
     tensors = by_names_in_model(model, tensors, ROOT)
     check_targets(folder / CONFIG, config, model)
@@ -53,35 +53,35 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
         by_parameter = factors_in_file(folder, config, tensors, plain_path(path), module.spec, used, missing)
         if by_parameter:
             planned[path] = split_factors(module.spec, by_parameter, ranks.get(plain_path(path)))
-    rest = {name: t for name, t in tensors.items() if name not in used}
-    unknown = [name for name in rest if ".experts." in name]
+    other_tensors = {name: t for name, t in tensors.items() if name not in used}
+    unknown = [name for name in other_tensors if ".experts." in name]
     if unknown or not planned:
         problem = (
             f"{unknown[0]} has no place in this model" if unknown else "it has no tensors for this model's experts"
         )
         raise ValueError(f"{folder}: {problem}; the adapter's target_parameters are {config.get('target_parameters')}")
-    bare = shell(base_of(model))
-    remove_peft_layers(bare)
-    whole_modules = saved_modules(bare, folder / CONFIG, config, rest, missing)
-    peft_tensors = {name: t for name, t in rest.items() if name not in whole_modules}
-    peft_shell = check_peft_layers(bare, folder, config, peft_tensors, missing)
+    model_shell = shell(base_of(model))
+    remove_peft_layers(model_shell)
+    whole_modules = saved_modules(model_shell, folder / CONFIG, config, other_tensors, missing)
+    peft_tensors = {name: t for name, t in other_tensors.items() if name not in whole_modules}
+    peft_shell = check_peft_layers(model_shell, folder, config, peft_tensors, missing)
     refuse_missing(folder, missing)
-    restore_overwritten(model, bare)
-    remember_overwritten(model, bare, rest)
-    if peft_tensors or replaced is not None:
-        put_peft_layers(model, peft_shell, lora_config(config, bare), peft_tensors, replaced)
+    restore_overwritten(model, model_shell)
+    remember_overwritten(model, model_shell, other_tensors)
+    if peft_tensors or old_adapter is not None:
+        put_peft_layers(model, peft_shell, lora_config(config, model_shell), peft_tensors, old_adapter)
     with torch.no_grad():
         for name, tensor in whole_modules.items():
-            tensor.copy_(rest[name])
+            tensor.copy_(other_tensors[name])
     if config.get("modules_to_save"):
         base_of(model).__dict__[WHOLE_MODULES] = config["modules_to_save"]
-    had_none = all(module.lora is None for module in modules.values())
+    had_no_lora = all(module.lora is None for module in modules.values())
     for path, module in modules.items():
         if path in planned:
             _write_factors(module, *planned[path])
         else:
             module.lora = None
-    if had_none:
+    if had_no_lora:
         freeze_other_parameters(model)
     return model
 

@@ -163,7 +163,7 @@ def _checked(options: dict[str, Any]) -> torch.device:
     known = [name for name in list(inspect.signature(Engine).parameters)[1:] if name != "adapters"]
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the Engine's are {', '.join(known)}")
+        raise TypeError(f"offload: unknown keyword {unknown[0]!r}; the keywords of Engine are {', '.join(known)}")
     parse_budget(options.get("gpu_budget", "auto"))
     return chosen_device(options.get("device", "auto"))
 

@@ -12,6 +12,7 @@ from .. import _formulas as formulas
 def forward(
     x: Tensor, phi: Tensor, alpha: Tensor, bias: Tensor, gamma: Tensor | None, *, rms_eps: float, pre_eps: float
 ) -> tuple[Tensor, ...]:
+    """h = sum_i h_pre[i] x[i], with h_pre = sigmoid(l_pre) + pre_eps; returns (h, inv_rms, h_mix)."""
     inv_rms, h_mix = formulas.mix(x, phi, gamma, rms_eps)
     (l_pre,) = formulas.scores(inv_rms, h_mix, alpha, bias, (x.shape[-2],))
     h_pre = stage("h_pre", torch.sigmoid(l_pre) + pre_eps)
@@ -19,6 +20,7 @@ def forward(
 
 
 def backward(grads: dict, tensors: dict, options: dict, needs: frozenset) -> dict[str, Tensor]:
+    """The gradients of x, phi, alpha, bias and gamma; u is the gradient of h in the dtype of the sums."""
     x = tensors["x"]
     groups = (x.shape[-2],)
     (l_pre,) = formulas.scores(tensors["inv_rms"], tensors["h_mix"], tensors["alpha"], tensors["bias"], groups)

@@ -38,7 +38,9 @@ class CheckpointSource(Mapping[int, dict[str, Any]]):
         self._file_of = self._index()
         self._layers = self._sorted()
         if not self._layers:
-            raise ValueError(f"{_OP}: {folder} holds no experts: none of its {len(self._file_of)} names is an expert's")
+            raise ValueError(
+                f"{_OP}: {folder} has no experts: none of its {len(self._file_of)} tensors has the name of an expert"
+            )
 
     @property
     def files(self) -> list[Path]:

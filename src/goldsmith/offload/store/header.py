@@ -171,7 +171,7 @@ def _parse(content: dict[str, Any], end: int) -> Header:
             f"{PACKING_VERSION}: build the store again with this goldsmith"
         )
     if content["complete"] is not True or content["source"]["dtype"] not in _FLOATS or content["format"] not in FORMATS:
-        raise ValueError(f"format={content['format']!r}, source={content['source']!r}")
+        raise ValueError(f"incomplete or unknown: format={content['format']!r}, source={content['source']!r}")
     scales = {name: dtype for dtype, name in SCALE_NAMES.items()} | {None: None}
     hidden, inner = content["hidden_size"], content["intermediate_size"]
     layout = Layout(

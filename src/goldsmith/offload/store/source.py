@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.shapes import ShapeError, kind
 from ...experts import PackedExperts
 from ...experts.packed.formats import Codes
-from ...experts.packed.inputs import Stack, check_finite, together
+from ...experts.packed.inputs import Stack, check_finite, zip_experts
 from ...experts.packed.layout import Expert, Layout, read_expert
 from ...experts.packed.quantisation import quantise
 
@@ -93,7 +93,7 @@ def experts_of(weights: Weights, op: str) -> Iterator[FloatExpert | CodedExpert]
     stacks = [Stack(op, name, value, dims, _FLOATS, _HINT) for name, value, dims in fronts]
     stacks += [Stack(op, "down", weights["down"], "H I", _FLOATS, _HINT)]
     stacks += [Stack(op, name, weights[name], "2I" if name == BIASES[0] else "H", _FLOATS, _HINT) for name in biases]
-    _, rows = together(op, stacks)
+    _, rows = zip_experts(op, stacks)
     e = 0
     for row in rows:  # `enumerate` would keep the last row alive while the next one is read
         yield _floats(op, e, row, pair, biases)

@@ -87,7 +87,7 @@ def add_lora(model: nn.Module, options: Options) -> None:
     for name, paths in targets.items():
         untouched = [path for path in paths if not hasattr(model.get_submodule(path), "lora_A")]
         if untouched:
-            raise TrainingError(f"--lora-modules {name}: peft has put no LoRA on {untouched[0]}.")
+            raise TrainingError(f"--lora-modules {name}: peft added no LoRA to {untouched[0]}; leave this name out.")
     for name, parameter in model.named_parameters():
         if "lora_" in name or name in trained_before:
             parameter.requires_grad_(True)

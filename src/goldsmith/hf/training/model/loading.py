@@ -79,7 +79,9 @@ def tokenizer(name: str) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
-        raise TrainingError(f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
+        raise TrainingError(
+            f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json missing from its folder?"
+        )
     return loaded
 
 

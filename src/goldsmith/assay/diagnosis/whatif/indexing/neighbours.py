@@ -1,6 +1,6 @@
-"""One place of a tensor read next to the right one: the cell where a step arrives, not the cell it leaves.
+"""A `select` that reads the element before or after the right one.
 
-Recursions over a table read earlier cells. Which cell a step reads is easily off by one, in every step alike.
+A loop that fills a table reads earlier cells of it. Every step may then read the neighbour of the right cell.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from ..run.calls import Change, OperatorCall, floating, instead
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
-    """The texts are the same for every place, so that all steps of a loop can change together."""
+    """The text does not name the index, so that all steps of a loop can change together."""
     if call.backward or call.name != "select" or not floating(call.args[0]):
         return
-    x, axis, at = call.args[0], call.args[1], call.args[2]
+    x, axis, right_index = call.args[0], call.args[1], call.args[2]
     n = x.shape[axis]
     if n < 2:
         return
-    for step, where in ((1, "after"), (-1, "before")):
-        other = min(max(at % n + step, 0), n - 1)
+    for step, side in ((1, "after"), (-1, "before")):
+        neighbour_index = min(max(right_index % n + step, 0), n - 1)
 
-        def neighbour(x: Tensor, dim: int, index: int, other: int = other) -> Tensor:
-            return x.select(dim, other)
+        def neighbour(x: Tensor, dim: int, index: int, neighbour_index: int = neighbour_index) -> Tensor:
+            return x.select(dim, neighbour_index)
 
-        text = f"{call.expression} reads the place {where} its own along axis {axis}"
+        text = f"{call.expression} reads the place {side} its own along axis {axis}"
         yield Change("shifted", text, call.index, instead(neighbour), {"axis": axis, "step": step}, 0.42,
                      also=("off_by_one", "invalid_index"))  # fmt: skip

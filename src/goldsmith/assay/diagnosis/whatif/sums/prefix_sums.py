@@ -12,7 +12,11 @@ from ..run.calls import Change, OperatorCall, floating, instead
 from .reductions import BLOCKS
 
 _NEUTRAL = {"cumsum": 0.0, "cumprod": 1.0, "logcumsumexp": -torch.inf}
-_WHOLE: dict[str, Callable[..., Tensor]] = {"cumsum": torch.sum, "cumprod": torch.prod, "logcumsumexp": torch.logsumexp}
+_REDUCE: dict[str, Callable[..., Tensor]] = {
+    "cumsum": torch.sum,
+    "cumprod": torch.prod,
+    "logcumsumexp": torch.logsumexp,
+}
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:
@@ -24,21 +28,21 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         if block < n:
             yield from _carried(call, axis, block, 0)
             yield from _carried(call, axis, block, 1)  # the initial value precedes the first block
-            yield _windowed(call, axis, block)
-            yield from (_short(call, axis, block, first) for first in (0, 1) if block > 2)
+            yield _without_later_rounds(call, axis, block)
+            yield from (_without_last_round(call, axis, block, first) for first in (0, 1) if block > 2)
     if n > 1:
-        yield from _moved(call, axis)
+        yield from _shifted_or_reversed(call, axis)
 
 
 def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[Change]:
-    """Nothing is carried over, or only the previous block's own total; the first block is longer by `first`."""
+    """Each block carries over nothing, or only the previous block's own total; the first one is longer by `first`."""
     n = call.args[0].shape[axis]
     sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
 
-    def begun_anew(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def restarted(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
 
-    def from_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def from_previous_block(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         parts = x.split(sizes, axis)
         scanned = [call.func(parts[0], axis)]
         for before, part in zip(parts, parts[1:], strict=False):
@@ -48,46 +52,48 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
         return torch.cat(scanned, axis)
 
     params = {"axis": axis, "block": block}
-    text = f"{call.expression} begins anew in every block of {block}"
-    yield Change("missing_term", text, call.index, instead(begun_anew), params, 0.6,
+    text = f"{call.expression} restarts in every block of {block}"
+    yield Change("missing_term", text, call.index, instead(restarted), params, 0.6,
                  also=("truncated_reduction", "overwritten_accumulator"))  # fmt: skip
-    text = f"a block of {block} of {call.expression} takes over only the own result of the one before it"
-    yield Change("overwritten_accumulator", text, call.index, instead(from_one), params, 0.6,
+    text = f"each block of {block} of {call.expression} carries over only the previous block's own total"
+    yield Change("overwritten_accumulator", text, call.index, instead(from_previous_block), params, 0.6,
                  also=("truncated_reduction", "missing_term"))  # fmt: skip
 
 
-def _short(call: OperatorCall, axis: int, block: int, first: int) -> Change:
-    """Blocks are scanned by doubling without the last round, and carry over the values at their ends."""
-    neutral, whole, reach = _NEUTRAL[call.name], _WHOLE[call.name], block // 2
+def _without_last_round(call: OperatorCall, axis: int, block: int, first: int) -> Change:
+    """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
+    neutral, reduce, reach = _NEUTRAL[call.name], _REDUCE[call.name], block // 2
 
     def rounds(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         scanned = [x.narrow(axis, 0, first)] if first else []
         for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
             before = part.new_full([reach - 1 if d == axis else s for d, s in enumerate(part.shape)], neutral)
-            own = whole(torch.cat([before, part], axis).unfold(axis, reach, 1), -1)
+            own = reduce(torch.cat([before, part], axis).unfold(axis, reach, 1), -1)
             carry = scanned[-1].narrow(axis, scanned[-1].shape[axis] - 1, 1).expand(own.shape) if scanned else None
-            scanned.append(own if carry is None else whole(torch.stack((own, carry)), 0))
+            scanned.append(own if carry is None else reduce(torch.stack((own, carry)), 0))
         return torch.cat(scanned, axis)
 
-    text = f"in blocks of {block} {call.expression} lacks its last round: terms {reach} places back or farther are lost"
+    text = (
+        f"each block of {block} of {call.expression} misses the last round: terms {reach} or more places back are lost"
+    )
     return Change("truncated_reduction", text, call.index, instead(rounds), {"axis": axis, "block": block}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _windowed(call: OperatorCall, axis: int, width: int) -> Change:
-    """A doubling scan whose later rounds are missing."""
-    neutral, whole = _NEUTRAL[call.name], _WHOLE[call.name]
+def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
+    """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
+    neutral, reduce = _NEUTRAL[call.name], _REDUCE[call.name]
 
     def window(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], neutral)
-        return whole(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
+        return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
 
-    text = f"{call.expression} reaches back over {width} places alone: a scan that lacks its last rounds"
+    text = f"{call.expression} covers only the last {width} places: the scan misses its last rounds"
     return Change("truncated_reduction", text, call.index, instead(window), {"axis": axis, "reach": width}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
 
-def _moved(call: OperatorCall, axis: int) -> Iterator[Change]:
+def _shifted_or_reversed(call: OperatorCall, axis: int) -> Iterator[Change]:
     def exclusive(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = call.func(x, axis).roll(1, axis)
         result.select(axis, 0).fill_(_NEUTRAL[call.name])
@@ -96,7 +102,7 @@ def _moved(call: OperatorCall, axis: int) -> Iterator[Change]:
     def backwards(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return call.func(x.flip(axis), axis).flip(axis)
 
-    text = f"{call.expression} leaves out each place's own number"
+    text = f"{call.expression} is exclusive: each place leaves out its own number"
     yield Change("off_by_one", text, call.index, instead(exclusive), {"axis": axis}, 0.6, also=("shifted",))
-    text = f"{call.expression} runs from the end"
+    text = f"{call.expression} runs from the end to the start"
     yield Change("permuted", text, call.index, instead(backwards), {"axis": axis}, 0.5, also=("transposed",))
