@@ -121,8 +121,8 @@ def examine(model_type: str) -> dict[str, str]:
                 row[column] = "equal"
             except Refused as error:
                 row[column] = "refused"
-                row.setdefault("why", str(error))
-            except AssertionError as error:
+                row.setdefault("why", str(error).replace(f"MODEL {folder}/model: ", ""))
+            except (AssertionError, assay.AssayError) as error:
                 row[column] = "wrong"
                 row[f"why_{column}"] = str(error)[:600]
             except Exception as error:  # noqa: BLE001  a crash is a result

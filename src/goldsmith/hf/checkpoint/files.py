@@ -63,7 +63,7 @@ def weight_files(folder: Path, config: PreTrainedConfig) -> WeightFiles:
             f"model.safetensors.index.json with its shards){_others(folder)}"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{_index_of(folder) or folder}: not an index of shards: {_brief(error)}") from error
+        raise ValueError(f"{_index_of(folder) or folder}: not an index with a weight_map: {_brief(error)}") from error
     paths = [Path(name) for name in names or []]
     for name in getattr(type(config), "extra_files", ()):  # weights that a class keeps in files of their own
         if (folder / name).is_file() and folder / name not in paths:
