@@ -241,7 +241,7 @@ class Trial:
             name=type(self.plain).__name__,
             backward=None,
         )
-        assay.check(target, probes=["values"])
+        assay.check(target, probes=["values", "ensemble"])
 
 
 def logits(model: nn.Module, ids: Tensor) -> Tensor:
