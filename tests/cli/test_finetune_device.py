@@ -39,7 +39,11 @@ def run(place, output, *more):
         (("--device", "cuda:77"), "CUDA devices here; on a CPU leave --device out."),
     ],
 )
-def test_options_that_a_gpu_does_not_support_are_reported_before_anything_is_read(place, tmp_path, more, message):
+def test_options_that_a_gpu_does_not_support_are_reported_before_anything_is_read(
+    place, tmp_path, more, message, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     result = run(place, tmp_path / "out", *more, "--data", "nosuch.txt")
     assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
     assert not (tmp_path / "out").exists()

@@ -35,7 +35,7 @@ def parallel_step(style, x, dy, *parameters):
     mesh = init_device_mesh("cpu", (get_world_size(),))
     if style.startswith("sequence"):
         model = distribute_module(model, mesh)
-        placed = distribute_tensor(x, mesh, [Shard(x.dim() - 3)])
+        placed = distribute_tensor(x, mesh, [Shard(0)])
         run = torch.compile(model, fullgraph=True, backend="aot_eager") if "compile" in style else model
         y = run(placed)
         y.backward(distribute_tensor(dy, mesh, y.placements))

@@ -210,7 +210,7 @@ def test_missing_and_unknown_tensors_of_a_checkpoint_are_named(tmp_path):
     shard = "model-00002-of-00003.safetensors"
     broken("shard", lambda folder: (folder / shard).unlink(), f"the shard {shard}, which its index names, is missing")
     broken("cut", lambda folder: os.truncate(folder / shard, 3000), f"{shard}.*not a complete safetensors file")
-    broken("index", lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "not an index with")
+    broken("index", lambda folder: (folder / "model.safetensors.index.json").write_text("{"), "not an index of shards")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no safetensors file"):
         ExpertStore.build(tmp_path / "empty", tmp_path / "s")
