@@ -66,7 +66,8 @@ class Op:
     grads     inputs that can receive a gradient; empty for an operator that is not differentiable
     axes      the axes of every input and visible result, as patterns: {"x": "*batch n dim", "y": "*batch dim: sum"}; a
               table may hold more names, so that a family can share one (see axes.py). A saved result without a
-              pattern is not returned for DTensors
+              pattern is not returned for DTensors. Without axes, the operator takes no DTensors and defines `check` and
+              `fake` itself
     expert_axis  (axis, ids): the axis that counts experts, first in every tensor that has it, and the input whose ids
               select them (-1 is skipped). Expert parallelism follows from it
     stages    names that the reference exposes through `core.tracing.stage`
@@ -81,7 +82,7 @@ class Op:
         *,
         schema: str,
         package: str,
-        axes: Mapping[str, str],
+        axes: Mapping[str, str] | None = None,
         expert_axis: tuple[str, str] | None = None,
         saved: tuple[str, ...] = (),
         residuals: tuple[str, ...] | None = None,
@@ -107,8 +108,8 @@ class Op:
         self.residuals = (*self.inputs, *saved) if residuals is None else residuals
         self._check_declaration(parsed)
         self.expert_axis = expert_axis
-        self.axes: dict[str, Axes] = parse_axes(
-            name, axes, (*self.inputs, *self.outputs), (*self.inputs, *self.results)
+        self.axes: dict[str, Axes] = (
+            {} if axes is None else parse_axes(name, axes, (*self.inputs, *self.outputs), (*self.inputs, *self.results))
         )
         self.backends = {
             b: Backend(b, f"{package}.{'reference' if b == 'reference' else '_' + b}", _MACHINE[b])
@@ -184,7 +185,7 @@ class Op:
         checker = getattr(self._definition, "check", None)
         if checker is not None:
             checker(*tensors, **options)
-        else:
+        elif self.axes:
             self.check_axes(dict(zip(self.inputs, tensors, strict=True)))
 
     def check_axes(self, tensors: Mapping[str, Tensor | None], *, hint: str = "") -> None:

@@ -67,6 +67,8 @@ def run(
     from torch.distributed.tensor import DTensor
 
     named = dict(zip(op.inputs, tensors, strict=True))
+    if not op.axes:
+        raise NotImplementedError(f"{op.name}: takes no DTensors, because its Op(...) does not name its axes")
     mesh = _common_mesh(op, named)
     if not torch.compiler.is_compiling():  # in a graph, the operator checks the shards
         op.check(*tensors, **options)

@@ -48,6 +48,8 @@ def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
 
 
 def _check_name(name: str, stem: str) -> None:
+    if not name.strip():
+        raise Problem("NAME is empty; give the name of a new file, such as my_norm.")
     if not stem.isidentifier() or keyword.iskeyword(stem):
         raise Problem(f"{name!r}: {stem!r} cannot be imported; choose a Python name, such as my_norm.")
     if stem in sys.stdlib_module_names or _installed(stem):

@@ -168,7 +168,7 @@ def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
     if any(p.how == INTERPRETER for p in outcome.proofs):
         why = "--interpret" if request.interpret else "this machine has no CUDA device"
         remarks.append(
-            f"Triton kernels ran in Triton's interpreter on the CPU ({why}), at small sizes. This proves their "
+            f"Triton kernels ran in Triton's interpreter on the CPU ({why}), at small sizes. This checks their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
     finished = not outcome.interrupted and not outcome.broken
