@@ -36,14 +36,14 @@ def test_a_model_with_a_peculiarity_is_equal_in_all_four(name):
     assert [row[column] for column in coverage.COLUMNS] == ["equal"] * 4, row
 
 
-def test_a_third_of_the_models_in_rotation_is_as_the_table_says():
+def test_every_third_model_in_rotation_agrees_with_the_table():
     sample = [name for number, name in enumerate(TYPES) if number % coverage.THIRDS == TODAY][::5]
     check(coverage.coverage(sample))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("third", range(coverage.THIRDS))
-def test_all_models_are_as_the_table_says(third):
+def test_all_models_agree_with_the_table(third):
     check(coverage.coverage(third=third))
 
 
