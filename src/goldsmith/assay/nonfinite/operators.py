@@ -2,8 +2,8 @@
 
 It remembers facts about a tensor by its storage, so that views, optimizers and the backward find them. Memory from
 `empty` may legitimately hold NaN, and is judged when it is first read. An infinity that the program wrote itself (a
-mask of -inf) is no event, and neither are infinities that result from it. A NaN that results from it is an event, and
-so is one that an operator creates from finite numbers beside it.
+mask of -inf) is not an event, and neither are infinities that result from it. A NaN that results from it is an event,
+and so is one that an operator creates from finite numbers beside it.
 """
 
 from __future__ import annotations
