@@ -126,7 +126,7 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RunningErrors(DispatchMode):
-    """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
+    """The mode behind `running_bounds`; the rules call it as `v, e = context(argument)`."""
 
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None

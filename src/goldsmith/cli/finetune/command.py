@@ -98,7 +98,7 @@ class FinetuneRun:
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._training_session(training)
-        callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
+        callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.requested)
         with lock(self.output):
             start = session.find(self.options.resume, callbacks)
             with self._marks_failure():
@@ -251,7 +251,7 @@ class FinetuneRun:
             loaded = load(self.options, progress)
         name = type(loaded.model).__name__
         if not name.endswith("ForCausalLM"):
-            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
+            self.show.note(f"The model is loaded as {name} and receives only text. The adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
@@ -290,12 +290,12 @@ class Interrupt:
     """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the current step, the second at once."""
 
     def __init__(self, show: FinetuneDisplay):
-        self.show, self.asked, self.training = show, False, False
+        self.show, self.requested, self.training = show, False, False
 
     def receive(self, number: int, frame: object) -> None:
-        if self.asked or not self.show.training:
+        if self.requested or not self.show.training:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self.show.note("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
 
 
