@@ -51,6 +51,7 @@ def certify(pool, function, golden, values, names):
     assay.check(assay.Target(scope["c"], scope["g"], cases=values, outputs=outputs, backward=None), probes=("values",))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "style", ["sequence", "sequence stack", "sequence recompute", "sequence compile", "fsdp stack"]
 )

@@ -70,6 +70,7 @@ def check_same(ours, wanted, folder):
     assert weights[0] == weights[1] and settings[0] == settings[1]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("before, after", list(itertools.permutations(ADAPTERS, 2)))
 def test_only_the_later_adapter_counts(before, after, adapters, tmp_path):
     ours, wanted = loaded(adapters[before], adapters[after]), loaded(adapters[after])

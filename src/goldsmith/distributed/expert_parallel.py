@@ -22,8 +22,8 @@ class ExpertParallel(ParallelStyle):
 
         parallelize_module(model, mesh["ep"], {"layers.*.moe": ExpertParallel()})
 
-    input_layouts   how the plain tensor h lies that the layer receives: Shard(0) if every rank has tokens of its own
-                    (data x expert parallelism), Replicate() if all have the same
+    input_layouts   the placement of the plain tensor h that the layer receives: Shard(0) if every rank has its own
+                    tokens (data x expert parallelism), Replicate() if all have the same
     output_layouts  how y is returned; by default like h
     use_local_output  whether y is a plain tensor, this rank's part, or the DTensor
     equal_tokens    whether all ranks always have equally many tokens. By default they tell each other at every call,

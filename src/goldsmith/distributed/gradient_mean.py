@@ -1,4 +1,4 @@
-"""The mean of all gradients over ranks with rows of their own, wherever the parameters lie."""
+"""The mean of all gradients over ranks that have different rows, for any placement of the parameters."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.distributed.tensor import DTensor, Replicate
 def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     """g = (sum of the ranks' g) / (number of ranks of mesh), for plain parameters and DTensors at once
 
-    For models of which only parts are DTensors, such as layers under ExpertParallel, and whose every rank has a loss of
-    its own rows. A plain gradient is summed over the mesh. A DTensor's gradient is summed where it is `Partial`, and a
-    shard of experts holds the sum already; both are divided like the others. On a mesh of several dimensions, give
-    names to them: a DTensor's gradient is then also summed over the dimensions that its own mesh lacks. FSDP2 takes
-    this mean by itself. Raises ValueError for a DTensor on a mesh whose dimensions this one does not have.
+    For models in which only some parameters are DTensors, such as layers under ExpertParallel, and in which each rank
+    has the loss of its own rows. A plain gradient is summed over the mesh. A DTensor's gradient is summed where it is
+    `Partial`, and a shard of experts holds the sum already; both are divided like the others. On a mesh of several
+    dimensions, give names to them: a DTensor's gradient is then also summed over the dimensions that its own mesh
+    lacks. FSDP2 takes this mean by itself. Raises ValueError for a DTensor on a mesh whose dimensions this one does not
+    have.
     """
     for parameter in parameters:
         gradient = parameter.grad

@@ -1,4 +1,4 @@
-"""One norm of all gradients, wherever the parameters lie."""
+"""One norm of all gradients, for any placement of the parameters."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import functools
 import threading
 import time
 
+import pytest
 import torch
 
 from assay.diagnosis.faulty import draw, pair, report
@@ -13,6 +14,8 @@ from goldsmith.assay.diagnosis.candidate_state import CandidateState
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.report.results import Finding, Location
+
+pytestmark = pytest.mark.sweep(3)
 
 
 def first(diagnosis):

@@ -8,6 +8,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.missing_slices import examine_missing
 
+pytestmark = pytest.mark.sweep(3)
+
 BLOCK = 4
 
 

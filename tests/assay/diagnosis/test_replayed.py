@@ -9,6 +9,8 @@ from goldsmith.assay.diagnosis.whatif.run.calls import Listening, with_result
 from goldsmith.assay.diagnosis.whatif.run.golden import Golden
 from goldsmith.assay.diagnosis.whatif.run.replay import Unknown, taped
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[5], D=[6], E=[3])
 def rows(make, T, D, E):

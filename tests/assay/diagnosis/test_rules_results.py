@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 K, TILE = 2, 4
 
 

@@ -11,6 +11,8 @@ from goldsmith.assay.diagnosis.diagnosis import diagnose
 from goldsmith.assay.diagnosis.isolate import named
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[7], D=[21])
 def square_case(make, T, D):

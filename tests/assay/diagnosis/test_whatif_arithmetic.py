@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(N=[40], S=[37], F=[3])
 def corners(make, N, S, F):

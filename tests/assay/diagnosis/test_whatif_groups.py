@@ -12,6 +12,8 @@ from goldsmith.assay.diagnosis.whatif.masks import padding
 from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
+pytestmark = pytest.mark.sweep(3)
+
 _MOST = 300  # runs of the candidate that a diagnosis may use
 
 

@@ -7,6 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import engine, explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explanations(candidate, golden, case, tensor="y", **declared):
     examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))

@@ -9,6 +9,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explained_by(candidate, golden, cases, tensor="y", backward="auto"):
     examination = session_of(assay.Target(candidate, golden, cases=cases, backward=backward), ("values", "ensemble"))

@@ -1,9 +1,12 @@
 """A mask applied to one tensor too many, a softmax sum over another axis, an input read in place of another."""
 
+import pytest
 import torch
 
 from assay.diagnosis.targets import best
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(3)
 
 
 @assay.case(T=[9], V=[7])

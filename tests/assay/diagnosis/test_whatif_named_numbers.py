@@ -10,6 +10,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis import numbers
 from goldsmith.assay.diagnosis.patterns import factors, patterns
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def diagnosed(kernel, golden, cases, **more):
     diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **more))

@@ -8,6 +8,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[10], D=[6])
 def scaled(make, T, D):

@@ -10,6 +10,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explained(candidate, golden, case, **declared):
     """The best explanation of the first wrong result, and its tensor."""

@@ -9,6 +9,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def best(kernel, golden, cases, tensor="y"):
     examination = session_of(assay.Target(kernel, golden, cases=cases, backward=None), ("values", "ensemble"))

@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 # a weighted histogram, which the golden writes as a product with one-hot rows
 
 

@@ -10,6 +10,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.whatif.judge import Judge
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(N=[63])
 def packed(make, N):

@@ -75,7 +75,7 @@ class CandidateRun:
     unwritten         tensor -> mask of the elements that still hold poison
     from_guards       tensor -> mask of the elements that hold bytes of a guard band
     aliases           pairs (result, tensor that it shares memory with)
-    live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise
+    live_outputs      outputs in the memory in which they were returned; live_grads: the same for gradients
     asked             the candidate called `assay.tracing()` and got False
     own_function      whether an autograd.Function of the candidate returned an output
     changed_settings  sentences about torch settings that the run left changed

@@ -16,7 +16,7 @@ class Tracer:
 
     substitute: stage name -> value to continue with, in the dtype of the stage. If `h` is substituted, autograd's
     backward continues with `h.grad`.
-    debug: the answer of `tracing()`; `asked` tells whether it was called.
+    debug: the answer of `tracing()`; `asked` is True once it was called.
     live: keep the tensors themselves, so that autograd can compute their gradients (otherwise keep copies).
     store: (name, value) -> the value read back after a store (a golden models 16-bit stages with it).
     """

@@ -185,22 +185,22 @@ def _is_small_enough_for_a_cpu(entry: BenchCase) -> bool:
 
 
 def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console) -> dict[str, Peer]:
-    asked = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
-    unknown = [name for name in asked or () if name not in (*peers, NO_PEER)]
+    names = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
+    unknown = [name for name in names or () if name not in (*peers, NO_PEER)]
     if not peers:
         if unknown:
             raise Problem(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
-        if asked is None:
+        if names is None:
             err.print(f"[dim]{PEERS_ELSEWHERE}[/]")
         return {}
     if unknown:
         raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NO_PEER}.")
     chosen: dict[str, Peer] = {}
-    for name in peers if asked is None else [name for name in dict.fromkeys(asked) if name != NO_PEER]:
+    for name in peers if names is None else [name for name in dict.fromkeys(names) if name != NO_PEER]:
         reason = peers[name].missing()
         if reason is None:
             chosen[name] = peers[name]
-        elif asked is not None:
+        elif names is not None:
             raise Problem(f"--against {name}: {reason}.")
         else:
             err.print(f"[dim]peer {name} is left out: {reason}[/]")

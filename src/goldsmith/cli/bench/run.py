@@ -49,9 +49,9 @@ class BenchRequest:
 
     def thread_counts(self, subject: str) -> list[int]:
         """The thread counts for the subject "OP CASE"; empty where all of them are for other subjects."""
-        asked = [wanted.partition(":") for wanted in self.threads]
-        counts = [int(count) for count, _, text in asked if text in subject]
-        return list(dict.fromkeys(counts)) if asked else [torch.get_num_threads()]
+        requests = [wanted.partition(":") for wanted in self.threads]
+        counts = [int(count) for count, _, text in requests if text in subject]
+        return list(dict.fromkeys(counts)) if requests else [torch.get_num_threads()]
 
 
 @dataclass

@@ -206,13 +206,13 @@ def failures(console: Console, entries: Sequence[Entry], *, every: bool = False)
 def conclusion(outcome: VerifyOutcome) -> str:
     """The last line: how many proofs failed, were interrupted, or could not be made."""
     entries = outcome.entries
-    made = [e for e in entries if e.report is not None]
-    failed = [e for e in made if e.failed]
+    reported = [e for e in entries if e.report is not None]
+    failed = [e for e in reported if e.failed]
     unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
     misdeclared = sum(e.misdeclared for e in entries)
-    absent = len(entries) - len(made) - misdeclared
-    cases = sum(judged_cases(e.report) for e in made if e.report)
-    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
+    absent = len(entries) - len(reported) - misdeclared
+    cases = sum(judged_cases(e.report) for e in reported if e.report)
+    counted = f"{count(len(reported), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
     if absent and not unfinished:
         counted += f"; {count(absent, 'proof')} cannot run on this machine"
     if misdeclared:
@@ -222,10 +222,12 @@ def conclusion(outcome: VerifyOutcome) -> str:
     elif outcome.broken:
         counted += "; ended early, because no worker process was left"
     if failed:
-        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+        return (
+            f"[bold red]{len(failed)} of {count(len(reported), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+        )
     if unfinished or outcome.broken or misdeclared:
         return f"[yellow]No failures among the finished proofs[/] [dim]({counted})[/]"
-    if not made:
+    if not reported:
         return "[yellow]Nothing was checked: none of the requested backends can run here[/]"
     return f"[bold green]All proofs passed[/] [dim]({counted})[/]"
 

@@ -255,11 +255,11 @@ class Pool:
         until, now = self.until(), time.monotonic()
         if until is None or now < until:
             return
-        asked = self.asked is not None and self.asked[0] == until
-        if asked and self.asked is not None and now < self.asked[1] + GRACE:
+        was_asked = self.asked is not None and self.asked[0] == until
+        if was_asked and self.asked is not None and now < self.asked[1] + GRACE:
             return
         for worker in (w for w in self.workers if w.job is not None):
-            if asked or not hasattr(signal, "SIGUSR1"):
+            if was_asked or not hasattr(signal, "SIGUSR1"):
                 worker.process.kill()
             else:
                 worker.process.send_signal(signal.SIGUSR1)

@@ -66,7 +66,7 @@ class GgufLayer:
 
     def _read_biases(self, where: str, tensors: Mapping[str, ReaderTensor], number: int) -> dict[str, Tensor]:
         """[E, out] of each projection; empty for experts without biases."""
-        found: dict[str, Tensor] = {}
+        biases: dict[str, Tensor] = {}
         for projection in ("gate", "up", "down"):
             name = f"blk.{number}.ffn_{projection}_exps.bias"
             if (name in tensors) != self.spec.biased:
@@ -77,8 +77,8 @@ class GgufLayer:
             shape = [int(size) for size in tensors[name].shape[::-1]]
             if shape != wanted:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {wanted}")
-            found[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
-        return found
+            biases[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
+        return biases
 
     def _sizes(self, projection: str) -> tuple[int, int]:
         hidden, inner = self.spec.hidden_size, self.spec.intermediate_size

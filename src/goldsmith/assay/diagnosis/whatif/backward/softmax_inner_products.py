@@ -21,7 +21,10 @@ _NORMS = frozenset(("_softmax_backward_data", "_log_softmax_backward_data"))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Change]) -> Iterator[Change]:
-    """`tried`: changes of the backward; those before a softmax's backward are offered with its old sum."""
+    """Yields the changes that this module describes.
+
+    tried: changes of the backward; those before a softmax's backward are offered with its old sum.
+    """
     norms = [c for c in calls if c.backward and c.index in among and c.name in _NORMS]
     before: set[int] = set()
     for call in norms:

@@ -13,7 +13,10 @@ _MOST = 400
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on; `known`: inputs and stages by name."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on; known: inputs and stages by name.
+    """
     offers = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
     for _, change in zip(range(_MOST), offers, strict=False):
         yield change
