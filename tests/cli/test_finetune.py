@@ -81,7 +81,7 @@ def whole(place):
 def held_out_loss(model, place, apart=no_masks):
     """As the run has it, in its batches of two."""
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
+    documents = cut(read(place / "held.txt", tokenizer), 128).documents
     stream, loss = RowStream(documents, 128, packed=True, seed=0), 0.0
     with torch.no_grad():
         for first in range(0, len(stream), 2):

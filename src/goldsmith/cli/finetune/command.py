@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...hf.training.model.loading import LoadedModel
     from ...hf.training.options import Options
     from ...hf.training.records.journal import LogRow
+    from ...hf.training.records.trackers import RunTrackers
     from ...hf.training.run.plan import TrainingPlan
     from ...hf.training.run.session import TrainingSession
     from ...hf.training.run.trainer import Trainer
@@ -88,6 +89,7 @@ class FinetuneRun:
         from ...hf.training.data.attention_masks import masks, no_masks
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
+        from ...hf.training.records.trackers import RunTrackers
         from ...hf.training.run.plan import plan
         from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
@@ -98,12 +100,15 @@ class FinetuneRun:
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._training_session(training)
-        callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.requested)
+        trackers = RunTrackers(self.options.report_to, self.output, self.show.note)
+        callbacks = RunCallbacks(
+            row=lambda row: self._show_row(row, trackers), note=self.show.note, stop=lambda: self.interrupt.requested
+        )
         with lock(self.output):
             start = session.find(self.options.resume, callbacks)
             with self._marks_failure():
                 loaded, record, _ = self._load_model(facts, training, stream)
-                callbacks.begun = lambda: self._mark_running(record)
+                callbacks.begun = lambda: self._mark_running(record, trackers, start.step if start else 0)
                 callbacks.saved = lambda rows: self._page(record, rows)
                 row_masks = masks(loaded.model, self.options.seq_len) if self.options.pack else no_masks
                 trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
@@ -122,10 +127,17 @@ class FinetuneRun:
                     record.write({"status": "interrupted", "step": trainer.done})
                     self._explain_lost(record, RUN)
                     raise
+                finally:
+                    trackers.finish()
                 return self._finish(rows, trainer, loaded, record)
 
-    def _mark_running(self, record: Record) -> None:
+    def _show_row(self, row: LogRow, trackers: RunTrackers) -> None:
+        self.show.row(row)
+        trackers.row(row)
+
+    def _mark_running(self, record: Record, trackers: RunTrackers, done: int) -> None:
         self.begun = True
+        trackers.start(record.facts["options"], done)
         record.write({"status": "running"})
         if RUN in record.lost:  # before the first step: nothing can be kept in this folder
             raise Problem(record.lost[RUN])
@@ -168,17 +180,18 @@ class FinetuneRun:
         """The training rows, facts about them, and the evaluation rows or None."""
         import torch
 
-        from ...hf.training.data import documents as data
+        from ...hf.training.data.sources import sources
         from ...hf.training.model.device import chosen
         from ...hf.training.model.loading import check, folder
         from ...hf.training.model.loading import tokenizer as load_tokenizer
+        from ...hf.training.records import trackers
         from ...hf.training.run import output_folder as folders
 
         options = self.options
         chosen(options)
-        for path in (options.data, options.eval_data):
-            if path is not None:
-                data.check(Path(path))
+        trackers.check(options.report_to)
+        for names in (options.data, options.eval_data):
+            sources(names)
         _silence_transformers()
         if options.threads is not None:
             torch.set_num_threads(options.threads)
@@ -188,24 +201,26 @@ class FinetuneRun:
             tokenizer = load_tokenizer(options.model)
             stream, facts = self._stream(options.data, tokenizer, packed=options.pack)
             evaluation = None
-            if options.eval_data is not None:
+            if options.eval_data:
                 evaluation, _ = self._stream(options.eval_data, tokenizer, packed=options.pack)
         return stream, facts, evaluation
 
-    def _stream(self, path: str, tokenizer: Tokenizer, *, packed: bool) -> tuple[RowStream, DataFacts]:
+    def _stream(self, names: Sequence[str], tokenizer: Tokenizer, *, packed: bool) -> tuple[RowStream, DataFacts]:
         from ...hf.training.data import documents as data
         from ...hf.training.data.packing import RowStream
+        from ...hf.training.data.sources import shown
 
         options = self.options
-        read = data.read(path, tokenizer, document=options.document, train_on=options.train_on)
-        cut = data.cut(path, read, options.seq_len)
+        read = data.read(names, tokenizer, document=options.document, train_on=options.train_on)
+        cut = data.cut(read, options.seq_len)
         if cut.shortened:
-            self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} were cut at --seq-len.")
+            files = names[0] if len(names) == 1 else shown(names)
+            self.show.note(f"{files}: {count(cut.shortened, 'row')} of {len(read):,} were cut at --seq-len.")
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
         stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
-            "file": Path(path).name,
+            "file": shown(names),
             "documents": len(read),
             "rows": len(stream),
             "tokens": sum(map(len, cut.documents)),
@@ -279,6 +294,10 @@ class FinetuneRun:
             "step": trainer.done,
             "loss": _first_and_last([row["loss"] for row in rows if "loss" in row]),
             "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
+            "eval_perplexity": _first_and_last([row["eval_perplexity"] for row in rows if "eval_perplexity" in row]),
+            "eval_mean_token_accuracy": _first_and_last(
+                [row["eval_mean_token_accuracy"] for row in rows if "eval_mean_token_accuracy" in row]
+            ),
         }
         record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)

@@ -68,6 +68,8 @@ class RunResult(TypedDict, total=False):
     error: str
     loss: FirstAndLast | None
     eval_loss: FirstAndLast | None
+    eval_perplexity: FirstAndLast | None
+    eval_mean_token_accuracy: FirstAndLast | None
 
 
 class Record:
@@ -77,7 +79,7 @@ class Record:
         self.options, self.output = options, Path(options.output)
         self.lost: dict[str, str] = {}  # a file that could not be written -> the sentence that says why
         self.facts: RunFacts = {
-            "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
+            "options": _plain(options),
             "versions": versions(),
             "machine": _machine(options.device),
             "trained_parameters": accounting.trained,
@@ -129,6 +131,15 @@ class Record:
             ("machine", self.facts["machine"]["name"]),
             ("versions", ", ".join(f"{name} {number}" for name, number in self.facts["versions"].items())),
         ]
+
+
+def _plain(options: Options) -> dict[str, object]:
+    """The options as JSON has them: a single file as text, as several have always been a list."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(options).items()}
+    for name in ("data", "eval_data"):
+        names = list(getattr(options, name))
+        values[name] = names if len(names) > 1 else next(iter(names), None)
+    return values
 
 
 def versions() -> dict[str, str]:

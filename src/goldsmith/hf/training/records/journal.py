@@ -11,7 +11,7 @@ from . import checkpoints
 
 
 class LogRow(TypedDict, total=False):
-    """A row of the log: of a step, or of an evaluation, which has only step and eval_loss."""
+    """A row of the log: of a step, or of an evaluation, which has step and the three eval_ values."""
 
     step: Required[int]
     loss: float
@@ -21,6 +21,8 @@ class LogRow(TypedDict, total=False):
     tokens_per_s: float
     seconds: float
     eval_loss: float
+    eval_perplexity: float
+    eval_mean_token_accuracy: float
 
 
 def rows(path: Path) -> list[LogRow]:

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...checkpoint.gguf.files import gguf_file, parts_of
+from ..data import sources
+from ..data.text_files import checksum
 from ..options import Options, flag
 from .plan import TrainingPlan
 
@@ -30,7 +32,7 @@ def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, ob
     if options.schedule != "constant" or plan.limit is not None:
         values["--steps or --epochs"] = plan.steps
     values["MODEL"] = fingerprint(folder)
-    values["--data"] = checksum(Path(options.data))
+    values["--data"] = sources.checksum(sources.sources(options.data))
     return values
 
 
@@ -51,11 +53,6 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
 
 def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # files from which transformers builds a model

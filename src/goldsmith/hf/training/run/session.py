@@ -18,6 +18,7 @@ from ..errors import TrainingError
 from ..records import checkpoints
 from ..records.checkpoints import TrainingCheckpoint
 from ..records.journal import Journal, LogRow, rows
+from ..records.trackers import FOLDER, IDS
 from .identity import changes
 from .trainer import Trainer
 
@@ -134,7 +135,13 @@ class TrainingSession:
         return trainer.done == trainer.plan.steps or every > 0 and trainer.done % every == 0
 
     def _evaluate(self, trainer: Trainer, stream: RowStream, journal: Journal, callbacks: RunCallbacks) -> None:
-        row: LogRow = {"step": trainer.done, "eval_loss": trainer.evaluate(stream)}
+        result = trainer.evaluate(stream)
+        row: LogRow = {
+            "step": trainer.done,
+            "eval_loss": result.loss,
+            "eval_perplexity": result.perplexity,
+            "eval_mean_token_accuracy": result.accuracy,
+        }
         journal.add(row)
         callbacks.row(row)
 
@@ -173,6 +180,7 @@ class TrainingSession:
         """
         later_steps = [k for k in checkpoints.steps(self.checkpoints) if step is None or k > step]
         names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
+        names += (IDS, FOLDER) if step is None else ()
         if not later_steps and (step is not None or not any((self.output / name).exists() for name in names)):
             return
         number = 1

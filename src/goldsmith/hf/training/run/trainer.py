@@ -13,7 +13,7 @@ from ..data.attention_masks import Masks, no_masks
 from ..data.packing import Batch, RowStream
 from ..errors import Diverged
 from ..records.journal import LogRow
-from .loss import summed_loss
+from .loss import Evaluation, loss_and_hits, summed_loss
 from .plan import TrainingPlan
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
@@ -94,17 +94,19 @@ class Trainer:
         max_norm = self.plan.max_grad_norm or math.inf
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm))
 
-    def evaluate(self, stream: RowStream) -> float:
-        """The mean loss over all target tokens of `stream`; draws no random numbers."""
+    def evaluate(self, stream: RowStream) -> Evaluation:
+        """Loss and hits over all target tokens of `stream`; draws no random numbers."""
         self.model.eval()
-        loss, targets = 0.0, 0
+        loss, hits, targets = 0.0, 0, 0
         with torch.no_grad():
             for first in range(0, len(stream), self.plan.batch_size):
                 batch = stream.batch(first, min(self.plan.batch_size, len(stream) - first))
-                loss += float(self._loss(batch))
+                batch_loss, batch_hits = loss_and_hits(self.model, batch.to(self.device), self.masks)
+                loss += batch_loss
+                hits += batch_hits
                 targets += batch.targets
         self.model.train()
-        return loss / targets
+        return Evaluation(loss, hits, targets)
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that the next step depends on."""
