@@ -22,6 +22,7 @@ import platform
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -242,11 +243,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--ways has {', '.join(sorted(unknown))}; known: {', '.join(WAYS)}")
     if arguments.device == "cuda" and torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--ranks {arguments.ranks} needs as many GPUs; torch sees {torch.cuda.device_count()}")
-    out = Path(arguments.out).absolute()
-    folder = out.parent / f"{out.name}.runs"
-    folder.mkdir(parents=True, exist_ok=True)
-    made = rows(arguments, folder)
-    with out.open("a") as file:
+    with tempfile.TemporaryDirectory() as folder:
+        made = rows(arguments, Path(folder))
+    with Path(arguments.out).open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in made)
     show(made)
     return 0
