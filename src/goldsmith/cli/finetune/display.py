@@ -55,10 +55,11 @@ class FinetuneDisplay:
 
     def data(self, data: DataFacts, plan: TrainingPlan, rows: int) -> None:
         a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
+        on_ranks = f" on each of {plan.ranks} ranks" if plan.ranks > 1 else ""
         text = (
             f"{data['file']}: {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}, "
             f"{data['trained_tokens']:,} of them trained on, in {count(rows, 'row')}; "
-            f"{count(plan.steps, 'step')} of {a_step} rows"
+            f"{count(plan.steps, 'step')} of {a_step} rows{on_ranks}"
         )
         self.out.print(folded(text), markup=False, soft_wrap=True)
 
