@@ -198,15 +198,15 @@ class Trial:
 
         self.save()
         os.environ["GOLDSMITH_CACHE"] = str(self.folder / "cache")
-        held = refusing(
+        check = refusing(
             lambda: offload.from_pretrained(self.folder / "model", device="cpu", threads=1, dtype=torch.float32)
         )
-        with held:
-            self.compare(lambda ids: logits(held.model, ids))
+        with check:
+            self.compare(lambda ids: logits(check.model, ids))
             ids = self.ids()[:1]
             options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-            came, wanted = (model.generate(ids, **options) for model in (held.model, self.plain))
-            came, wanted = (getattr(made, "sequences", made) for made in (came, wanted))
+            came, wanted = (model.generate(ids, **options) for model in (check.model, self.plain))
+            came, wanted = (getattr(output, "sequences", output) for output in (came, wanted))
             if not torch.equal(came, wanted) and not self._tie(came[0], wanted[0]):
                 raise AssertionError(f"the text is {came.tolist()}, wanted {wanted.tolist()}")
 

@@ -126,10 +126,10 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
 
 def test_gpt_oss_with_its_biases_and_masks_is_trained(place, tmp_path):
     folder = tmp_path / "model"
-    made = models.model(
+    model = models.model(
         "gpt_oss", vocab_size=264, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
     )
-    made.to(torch.bfloat16).save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(folder)
     words = command(place, tmp_path / "out", "--eval-data", place / "held.txt", "--json")
     words[1] = str(folder)

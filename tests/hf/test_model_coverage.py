@@ -33,7 +33,7 @@ def test_a_model_with_a_peculiarity_is_equal_in_all_four(name):
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", sorted(set(TYPES) - set(ALWAYS)))
-def test_a_model_is_as_the_table_says(name):
+def test_a_model_agrees_with_the_table(name):
     check(coverage.coverage([name]))
 
 

@@ -193,7 +193,7 @@ def layout() -> dict[str, dict[str, tuple[int, int]]]:
     return fields
 
 
-def asked_level() -> str | None:
+def requested_level() -> str | None:
     """The level in GOLDSMITH_ISA, if it is set; ValueError if it names no level."""
     level = os.environ.get("GOLDSMITH_ISA", "").strip().lower()
     if level and level not in LEVELS:
@@ -203,7 +203,7 @@ def asked_level() -> str | None:
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
-    level = asked_level()
+    level = requested_level()
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"the native library needs Linux on x86-64; this is {platform.system()} on {platform.machine()}"
     path = Path(os.environ.get("GOLDSMITH_LIBRARY") or Path(__file__).parents[1] / "lib/libgoldsmith.so")

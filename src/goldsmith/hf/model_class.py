@@ -75,8 +75,8 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:
-            classes = auto._model_mapping[type(config)]
-            return cast("type[PreTrainedModel]", classes[0] if isinstance(classes, tuple) else classes)
+            mapped = auto._model_mapping[type(config)]
+            return cast("type[PreTrainedModel]", mapped[0] if isinstance(mapped, tuple) else mapped)
     raise ValueError(
         f"transformers has no class with a language model's head for the model type {config.model_type!r} "
         f"({type(config).__name__})"

@@ -98,7 +98,7 @@ def test_state_is_cleared_and_restored():
     assert state == before and list(state) == ["a", "b"]
 
 
-def test_only_one_of_several_additions_to_a_place_survives():
+def test_only_one_of_several_additions_to_an_element_survives():
     def halves(sx, sy, i):
         return (sx[:, :, None] + sy[:, None, :]).flatten(1).gather(1, i)
 

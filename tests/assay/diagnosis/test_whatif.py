@@ -55,7 +55,7 @@ def explained(kernel, case=square_case, reference=golden, **more):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_change_that_makes_it_is_found(name):
+def test_the_change_that_makes_the_result_is_found(name):
     cause, kernel = FAULTS[name]
     best = explained(kernel)[0]
     assert best.cause == cause and best.exact and best.whole, best

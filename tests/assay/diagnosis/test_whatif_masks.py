@@ -65,7 +65,7 @@ def without_the_last(x, z, grad_y):
     return {"x": -2 * x * ((dt + grad_y * torch.cos(t)) * t).flip(0).cumsum(0).flip(0)}
 
 
-def test_the_last_place_missing_from_an_addend_of_a_gradient():
+def test_the_last_position_missing_from_an_addend_of_a_gradient():
     change = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
     assert change.cause == "off_by_one" and "the last along axis 0" in change.text and change.exact, change
 

@@ -56,7 +56,7 @@ def isolate(examination: Examination) -> Isolation:
     stage that the candidate does not name.
     """
     own = examination.first
-    if own.asked:
+    if own.called_tracing:
         own = _execute(examination, {}, debug=True)
         own = examination.first if own.error is not None else own
     work = _Work(examination, own)

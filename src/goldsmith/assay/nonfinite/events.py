@@ -158,7 +158,7 @@ def additive_mask(tensor: Tensor) -> Tensor:
     return ((value == 0) | (value == -math.inf)).all()
 
 
-def made_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
+def infinite_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
     """Where an elementwise operator's result is infinite and all elements that it read there are finite."""
     try:
         finite = [torch.isfinite(t.detach()).expand(out.shape) for t in read]
@@ -215,10 +215,10 @@ def cause(
 ) -> Likely:  # fmt: skip
     """The likely cause of a value that was born: runs the operator once more, as it was and in float64.
 
-    meant: the inputs hold infinities that the program wrote down, or that came from those; bad: where the result is not
-    finite although its own inputs are.
+    meant: the inputs hold infinities that the program had written, or that came from those; bad: where the result is
+    not finite although its own inputs are.
     """
-    origin = f"{op} made it from " + ("infinities that the program wrote down" if meant else "finite values")
+    origin = f"{op} produced it from " + ("infinities that the program had written" if meant else "finite values")
     tensors = [t for t in leaves((args, kwargs)) if plain(t)]
     written = [v for v in leaves((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
     if written:

@@ -214,7 +214,7 @@ class WatchMode(DispatchMode):
             known = self._record(out, plan.name, value)
             if known.under is None:  # otherwise the facts about the rest are not known yet
                 return
-        infinite_argument = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
+        literal = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
         if not self.watch.sync:
             peaks_read = [before[id(t)] if id(t) in before else self._peak(t) for t in read]
             operands = tuple(
@@ -223,15 +223,11 @@ class WatchMode(DispatchMode):
                 if (e := self.entry(t)) is not None
             )
             before_it = self.entry(out)
-            meant = (
-                before_it is not None
-                and before_it.fresh
-                and (infinite_argument or any(e.meant for _, _, e in operands))
-            )
+            meant = before_it is not None and before_it.fresh and (literal or any(e.meant for _, _, e in operands))
             if isinstance(value, Tensor) or not math.isfinite(value):
                 known = self._record(out, plan.name, value, meant=meant)
             self.notes.append(
-                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, infinite_argument)
+                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, literal)
             )
             if len(self.notes) >= FLUSH:
                 self.flush()
@@ -245,8 +241,8 @@ class WatchMode(DispatchMode):
             self._record(out, plan.name, value, reported=True)
             return
         created = None  # where it created Inf from finite numbers, beside infinities of the program
-        if not unseen and math.isinf(value) and (guilty or infinite_argument):
-            created = facts.made_there(out, read) if plan.pointwise and not infinite_argument else None
+        if not unseen and math.isinf(value) and (guilty or literal):
+            created = facts.infinite_there(out, read) if plan.pointwise and not literal else None
             if created is None:
                 self._record(out, plan.name, value, meant=True)
                 return

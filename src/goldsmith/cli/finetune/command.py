@@ -15,6 +15,7 @@ from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, handle_signals
 from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
+from .ranks import is_first, on_ranks, silent_display
 from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
     from ...hf.training.model.loading import LoadedModel
     from ...hf.training.options import Options
+    from ...hf.training.ranks.one_process import OneProcess
     from ...hf.training.records.journal import LogRow
     from ...hf.training.records.trackers import RunTrackers
     from ...hf.training.run.plan import TrainingPlan
@@ -35,27 +37,43 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int:
     """Run the command and return its exit status."""
-    announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
+    if is_first():
+        announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
         with exit_on_signals():
             importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
-            from ...core.device import BackendUnavailable
-            from ...hf.training.errors import Diverged, TrainingError
-            from ...hf.training.options import Options
-            from ...hf.training.run.memory_errors import out_of_memory, paragraph
-            from ...hf.training.run.session import again
+            from ...hf.training.errors import TrainingError
+            from ...hf.training.ranks.group import Ranks, join
+
+            ranks = join()
+    except TrainingError as error:
+        raise Problem(str(error)) from error
     except ImportError as error:
         # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
         if error.name is not None:
             raise
         raise Problem(f"{error}.") from error
-    show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
+    if isinstance(ranks, Ranks):
+        return on_ranks(ranks, lambda: _run(arguments, ranks, dry_run=dry_run, as_json=as_json))
+    return _run(arguments, ranks, dry_run=dry_run, as_json=as_json)
+
+
+def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, as_json: bool) -> int:
+    from ...core.device import BackendUnavailable
+    from ...hf.training.errors import Diverged, TrainingError
+    from ...hf.training.options import Options
+    from ...hf.training.run.memory_errors import out_of_memory, paragraph
+    from ...hf.training.run.session import again
+
+    show = silent_display()
+    if ranks.first:
+        show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
     interrupt = Interrupt(show)
     result: dict[str, object] = {}
     try:
         with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**cast("dict[str, Any]", arguments))
-            finetune_run = FinetuneRun(options, show, interrupt)
+            finetune_run = FinetuneRun(options, show, interrupt, ranks)
             result = finetune_run.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
@@ -65,13 +83,14 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     except BackendUnavailable as error:
         raise Problem(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
     except KeyboardInterrupt:
+        ranks.leave("was stopped at once.")
         show.stopped(again(Path(str(arguments["output"])), str(arguments["resume"])))
         result = {"status": "interrupted"}
     except Exception as error:
         if not out_of_memory(error):
             raise
         raise Problem(paragraph(error, options, begun=finetune_run.begun)) from error
-    if as_json:
+    if as_json and ranks.first:
         write_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(str(result.get("status")), 0)
 
@@ -79,8 +98,8 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
 class FinetuneRun:
     """One run: reads the data, finds a checkpoint, loads the model, trains it, and writes the adapter."""
 
-    def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt):
-        self.options, self.show, self.interrupt = options, show, interrupt
+    def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt, ranks: OneProcess):
+        self.options, self.show, self.interrupt, self.ranks = options, show, interrupt, ranks
         self.output = Path(options.output)
         self.highest = 0  # highest token id in the data
         self.begun = False  # True once the output folder holds this run and no earlier one
@@ -94,24 +113,28 @@ class FinetuneRun:
         from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
 
+        self._place()
         stream, facts, evaluation = self._streams()
-        training = plan(self.options, len(stream))
+        training = plan(self.options, len(stream), self.ranks.world)
         if dry_run:
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._training_session(training)
         trackers = RunTrackers(self.options.report_to, self.output, self.show.note)
         callbacks = RunCallbacks(
-            row=lambda row: self._show_row(row, trackers), note=self.show.note, stop=lambda: self.interrupt.asked
+            row=lambda row: self._show_row(row, trackers),
+            note=self.show.note,
+            stop=lambda: self.ranks.any(self.interrupt.requested),
         )
-        with lock(self.output):
-            start = session.find(self.options.resume, callbacks)
-            with self._marks_failure():
+        with lock(self.output) if self.ranks.first else contextlib.nullcontext():
+            start = self.ranks.checkpoint(lambda: session.find(self.options.resume, callbacks))
+            with self._marks_failure() if self.ranks.first else contextlib.nullcontext():
                 loaded, record, _ = self._load_model(facts, training, stream)
                 callbacks.begun = lambda: self._mark_running(record, trackers, start.step if start else 0)
                 callbacks.saved = lambda rows: self._page(record, rows)
                 row_masks = masks(loaded.model, self.options.seq_len) if self.options.pack else no_masks
-                trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
+                trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks, self.ranks)
+                trainer.check_ranks()
                 done = start.step if start else 0
                 record.facts["steps"] = max(training.steps, done)
                 self.show.begins(training.steps, done)
@@ -119,11 +142,15 @@ class FinetuneRun:
                     with self.show.progress(training.steps, done):
                         rows = session.run(trainer, callbacks, start=start, evaluation=evaluation)
                 except Diverged as error:
+                    if not self.ranks.first:
+                        raise
                     self._page(record, logged(self.output / LOG))
                     record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
                     self._explain_lost(record, RUN)
                     raise
                 except KeyboardInterrupt:  # the second Ctrl-C
+                    if not self.ranks.first:
+                        raise
                     record.write({"status": "interrupted", "step": trainer.done})
                     self._explain_lost(record, RUN)
                     raise
@@ -156,30 +183,53 @@ class FinetuneRun:
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
         """On an error, mark the run in run.json as failed if it is marked as running; an earlier, killed run too."""
-        from ...hf.training.records.checkpoints import replace
-        from ...hf.training.records.journal import rows
+        from ...hf.training.ranks.group import Ranks
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
 
+        if isinstance(self.ranks, Ranks):
+            self.ranks.presence.abandon.append(lambda notice: self._mark_failed(str(notice)))
         try:
             yield
         except Exception as error:
             message = str(error) or type(error).__name__
             if out_of_memory(error):
                 message = paragraph(error, self.options, begun=self.begun)
-            with contextlib.suppress(
-                OSError, ValueError, KeyError, TypeError
-            ):  # the original error is raised in any case
-                facts = json.loads((self.output / RUN).read_bytes())
-                if facts["result"]["status"] == "running":
-                    step = max((row["step"] for row in rows(self.output / LOG)), default=0)
-                    facts["result"] = {"status": "failed", "step": step, "error": message}
-                    replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
+            self._mark_failed(message)  # the original error is raised in any case
             raise
+
+    def _mark_failed(self, message: str) -> None:
+        from ...hf.training.records.checkpoints import replace
+        from ...hf.training.records.journal import rows
+
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            facts = json.loads((self.output / RUN).read_bytes())
+            if facts["result"]["status"] == "running":
+                step = max((row["step"] for row in rows(self.output / LOG)), default=0)
+                facts["result"] = {"status": "failed", "step": step, "error": message}
+                replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
+
+    def _place(self) -> None:
+        """This rank's share of the machine: its GPU, its processors and its threads."""
+        import torch
+
+        from ...core import processors
+        from ...hf.training.model.device import chosen, hint, of_rank
+        from ...hf.training.ranks.group import Ranks
+
+        threads = self.options.threads
+        if isinstance(self.ranks, Ranks):
+            self.options = of_rank(self.options, self.ranks.local_rank, self.ranks.local_world)
+            self.ranks.use(chosen(self.options))
+            if threads is None:  # torchrun sets OMP_NUM_THREADS=1
+                threads = max(1, processors.worth() // self.ranks.local_world)
+                self.ranks.bind()
+        elif text := hint(self.options):
+            self.show.note(text)
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def _streams(self) -> tuple[RowStream, DataFacts, RowStream | None]:
         """The training rows, facts about them, and the evaluation rows or None."""
-        import torch
-
         from ...hf.training.data.sources import sources
         from ...hf.training.model.device import chosen
         from ...hf.training.model.loading import check, folder
@@ -193,8 +243,6 @@ class FinetuneRun:
         for names in (options.data, options.eval_data):
             sources(names)
         _silence_transformers()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
             folders.check(options, folder(options.model))
             check(options)
@@ -231,8 +279,9 @@ class FinetuneRun:
     def _training_session(self, training: TrainingPlan) -> TrainingSession:
         import torch
 
+        from ...hf.training.errors import TrainingError
         from ...hf.training.model.loading import folder
-        from ...hf.training.run.identity import identity
+        from ...hf.training.run.identity import disagreement, identity, of_rank
         from ...hf.training.run.session import TrainingSession
         from .record import versions
 
@@ -240,6 +289,10 @@ class FinetuneRun:
         model_folder = folder(options.model)
         with self.show.doing("computing the checksum of the model's files"):
             run_identity = identity(options, training, model_folder)
+        if self.ranks.world > 1:
+            different = disagreement(self.ranks.gathered(of_rank(options, {**run_identity, **versions()})))
+            if different:
+                raise TrainingError(different)
         return TrainingSession(
             self.output,
             run_identity,
@@ -253,6 +306,7 @@ class FinetuneRun:
             save_every=options.save_every,
             eval_every=options.eval_every or max(1, training.steps // 10),
             keep=options.keep,
+            writes=self.ranks.first,
         )
 
     def _load_model(
@@ -263,10 +317,10 @@ class FinetuneRun:
         from ...hf.training.model.loading import load
 
         with self.show.doing("loading the model") as progress, warnings_as_notes(self.show.note):
-            loaded = load(self.options, progress)
+            loaded = load(self.options, progress, self.ranks.share)
         name = type(loaded.model).__name__
         if not name.endswith("ForCausalLM"):
-            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
+            self.show.note(f"The model is loaded as {name} and receives only text. The adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
@@ -274,21 +328,22 @@ class FinetuneRun:
                 f"has only {size:,} rows: tokenizer and weights belong to different models."
             )
         with self.show.doing("measuring the memory of activations"):
-            accounting = account(loaded, self.options, training)
+            accounting = account(loaded, self.options, training, self.ranks.local_world)
         self.show.data(facts, training, len(stream))
         self.show.accounting(accounting, self.options)
-        return loaded, Record(self.options, facts, accounting, training.steps), accounting
+        return loaded, Record(self.options, facts, accounting, training.steps, self.ranks.world), accounting
 
     def _finish(self, rows: list[LogRow], trainer: Trainer, loaded: LoadedModel, record: Record) -> dict[str, object]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 
-        if trainer.done:
+        if trainer.done and self.ranks.first:
             try:
                 save_adapter(loaded, self.output)
             except OSError as error:
                 raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
-        self._page(record, rows)
+        if self.ranks.first:
+            self._page(record, rows)
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
             "step": trainer.done,
@@ -299,7 +354,8 @@ class FinetuneRun:
                 [row["eval_mean_token_accuracy"] for row in rows if "eval_mean_token_accuracy" in row]
             ),
         }
-        record.write(result)
+        if self.ranks.first:
+            record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)
         self._explain_lost(record, RUN)
         return {"output": str(self.output), **result, **record.facts}
@@ -309,12 +365,12 @@ class Interrupt:
     """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the current step, the second at once."""
 
     def __init__(self, show: FinetuneDisplay):
-        self.show, self.asked, self.training = show, False, False
+        self.show, self.requested, self.training = show, False, False
 
     def receive(self, number: int, frame: object) -> None:
-        if self.asked or not self.show.training:
+        if self.requested or not self.show.training:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self.show.note("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..terminal import duration, write_stdout
+from ..terminal import INTERRUPTED_EARLY, duration, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.offload.generation import Generation
@@ -35,7 +35,7 @@ class GenerateDisplay:
         self.err.print(f"[red]{escape(text)}[/]", soft_wrap=True)
 
     def interrupted(self, there_is_text: bool) -> None:
-        self.note("Interrupted." if there_is_text else "Interrupted before the first token; nothing is lost.")
+        self.note("Interrupted." if there_is_text else f"{INTERRUPTED_EARLY}.")
 
     @contextmanager
     def doing(self, task: str) -> Iterator[Callable[[int, int | None, str], None]]:

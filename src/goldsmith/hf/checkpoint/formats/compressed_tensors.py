@@ -107,11 +107,11 @@ def _read(
     lift = 1 << (bits - 1) if packed else 128
     inputs = q.shape[1]
     if "weight_shape" in parts:
-        stated = [int(size) for size in parts["weight_shape"].flatten()]
-        words = -(-stated[-1] * bits // 32) if packed else codes.shape[-1]
-        if len(stated) != 2 or stated[0] != rows or words != codes.shape[-1] or stated[1] > inputs:
-            raise ValueError(f"weight_shape says {stated}, but {actual} has other sizes")
-        inputs = stated[1]
+        shape = [int(size) for size in parts["weight_shape"].flatten()]
+        words = -(-shape[-1] * bits // 32) if packed else codes.shape[-1]
+        if len(shape) != 2 or shape[0] != rows or words != codes.shape[-1] or shape[1] > inputs:
+            raise ValueError(f"weight_shape says {shape}, but {actual} has other sizes")
+        inputs = shape[1]
         q = q[:, :inputs]
     index = parts.get("weight_g_idx")
     groups = groups_of(inputs, group, actual)

@@ -113,9 +113,9 @@ def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
         if type(value) is not int or not 0 < value < LARGEST:
             raise ValueError(f"{file}: its metadata says {key} {value}, wanted a whole number of at least 1")
     layers = {match[1] for name in names if (match := LAYER.match(name))}
-    block_count = header.fields[f"{header.architecture}.block_count"]
-    if block_count != len(layers):
-        raise ValueError(f"{file}: its metadata says {block_count} layers, but its tensors belong to {len(layers)}")
+    count = header.fields[f"{header.architecture}.block_count"]
+    if count != len(layers):
+        raise ValueError(f"{file}: its metadata says {count} layers, but its tensors belong to {len(layers)}")
 
 
 def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:

@@ -38,7 +38,21 @@ def rows(path: Path) -> list[LogRow]:
     return log_rows
 
 
-class Journal:
+class UnwrittenJournal:
+    """Rows in memory, for ranks that write nothing."""
+
+    def __init__(self) -> None:
+        self.rows: list[LogRow] = []
+
+    def add(self, row: LogRow) -> None:
+        self.rows.append(row)
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Journal(UnwrittenJournal):
     """Appends to the log after step `done`; rows of later steps, which the checkpoint does not cover, are dropped."""
 
     def __init__(self, path: Path, done: int, earlier: list[LogRow] | None = None):

@@ -38,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                         group += _whole(calls, side) if i == always else [(side.index, _nothing())]
             call = members[0][0]
             name = call.operand(always) or ("the first", "the second")[always]
-            text = f"in the backward {call.expression} always takes {name}, whichever the forward takes"
+            text = f"in the backward {call.expression} always takes {name}, whichever the forward took"
             if group:
                 yield Change("wrong_decision", text, group[0][0], group[0][1], {"operand": name}, 0.6,
                              group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip

@@ -42,7 +42,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
                     change = with_result(lambda out, f=factor: out * f)
                     by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
                     how = " and divides by its own length" if mean else ""
-                    text = f"of {call.expression} {by} takes its own part of axis {axis}{how}: they are not joined"
+                    text = (
+                        f"of {call.expression} {by} sums only its part of axis {axis}{how}: the sums are not combined"
+                    )
                     params = {"axis": axis, "block": block}
                     cause, also = _named(ranks)
                     groups.setdefault((axis, block, n, mean), []).append((at.index, change))
@@ -52,7 +54,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
             ranks = next((r for b, r in _blocks(n, numbers) if b == block), 0)
             by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
             how = " and divides by its own length" if mean else ""
-            text = f"of {len(group)} sums {by} takes its own part of axis {axis}{how}: they are not joined"
+            text = f"of {len(group)} sums {by} sums only its own part of axis {axis}{how}: the sums are not combined"
             cause, also = _named(ranks)
             params = {"axis": axis, "block": block}
             yield Change(cause, text, group[0][0], group[0][1], params, 0.5, group=tuple(group), also=also)

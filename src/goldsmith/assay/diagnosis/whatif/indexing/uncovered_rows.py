@@ -68,13 +68,13 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 
     for limit, why in _rests(n, parts):
         if most >= limit:
-            text = f"{call.expression} finds nothing from {limit} on: {why}"
+            text = f"{call.expression} reads nothing from index {limit} on: {why}"
             change = without(index >= limit)
             yield Change("missing_partition", text, call.index, change, {"from": limit}, 0.5,
                          also=("off_by_one", "wrong_mask"))  # fmt: skip
     for bits, dtype in _NARROW:
         if most > torch.iinfo(dtype).max:
-            text = f"indices of {call.expression} have {bits} bits with a sign: those that become negative find nothing"
+            text = f"indices of {call.expression} have {bits} bits with a sign: those that become negative read nothing"
             change = without(index.to(dtype) < 0)
             yield Change("index_overflow", text, call.index, change, {"bits": bits}, 0.55,
                          also=("dtype_width", "invalid_index"))  # fmt: skip

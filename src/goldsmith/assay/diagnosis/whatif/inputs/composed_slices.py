@@ -154,7 +154,7 @@ def _in_blocks(
         "repeated_term",
     )
     yield assembled_change(
-        "each block starts anew",
+        "each block ignores the blocks before it",
         "missing_term",
         0.45,
         _concatenated,

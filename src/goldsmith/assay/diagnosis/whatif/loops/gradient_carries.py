@@ -40,7 +40,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str,
             )
             if not group:
                 continue
-            text = f"in the backward every chunk of {chunk} turns begins without what later turns carry to it"
+            text = (
+                f"in the backward each chunk of {chunk} steps starts without the gradient that later steps carry to it"
+            )
             params = {"chunk": chunk}
             also = ("truncated_reduction", "missing_term")
             for more, zeroed in _with_last(edges, leaves):
@@ -137,7 +139,10 @@ def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
             own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
             return torch.cat([call.func(parts[0], axis), *own], axis)
 
-        for scan, how in ((afresh, "begins anew"), (from_one, "takes over only the own result of the one after it")):
+        for scan, how in (
+            (afresh, "starts from zero"),
+            (from_one, "continues from the next chunk alone"),
+        ):
             text = f"in the backward each chunk of {chunk} of {call.expression} {how}"
             yield Change("overwritten_accumulator", text, call.index, instead(scan), {"axis": axis, "chunk": chunk},
                          0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

@@ -46,14 +46,12 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         return
     readers = _readers(calls, among)
     carried = _carrying(calls, turns, readers)
-    for step, which in ((1, "its own turn"), (-1, "the turn before the last")):
+    for step, which in ((1, "after the step"), (-1, "of two steps before")):
         for alone in (True, False):
             group = _group(turns, readers, carried if alone else set(), step)
             if group:
-                text = (
-                    f"in each of {len(turns)} turns the shares that the backward makes of {turns[0].adds.expression} "
-                )
-                text += f"are of the state of {which}" + ("" if alone else ", and so is what goes on to earlier turns")
+                text = f"in each of {len(turns)} steps the backward computes the shares of {turns[0].adds.expression} "
+                text += f"from the state {which}" + ("" if alone else ", and also the gradient for earlier steps")
                 yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"step": step}, 0.6 - 0.05 * (
                     not alone), group=group, also=("shifted", "off_by_one"))  # fmt: skip
 

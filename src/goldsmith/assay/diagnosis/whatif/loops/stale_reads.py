@@ -83,7 +83,7 @@ def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -
         group[read.index] = _read(maker.index, i, current, group.get(read.index))
     maker, j, read, i = pairs[-1]
     name, other = maker.operand(j) or "an operand", maker.operand(1 - j) if len(maker.operands) > 1 else ""
-    text = f"in each of {len(pairs)} turns {read.expression} reads "
+    text = f"in each of {len(pairs)} steps {read.expression} reads "
     text += f"{maker.expression} in place of {name}" if updated else f"{name} from before {maker.expression}"
     product = maker.name not in ("add", "sub")
     also: tuple[str, ...]

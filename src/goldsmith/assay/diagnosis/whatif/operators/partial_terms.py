@@ -54,7 +54,7 @@ def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
 def _rests(n: int) -> list[Part]:
     """The remainder of an axis after its whole blocks."""
     rests = {n - n % block: block for block in _BLOCKS if n > block and n % block}
-    return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
+    return [(f"after the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
 
 
 def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterator[Change]:

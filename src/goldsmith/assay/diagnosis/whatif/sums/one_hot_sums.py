@@ -88,5 +88,9 @@ def _read(there: Tensor, left: Tensor, wrong: Tensor) -> tuple[str, str, tuple[s
     come = there & (left | ~wrong.unsqueeze(-1))
     gone = lost.any(-2)  # at one of the addend's places
     if bool((gone & come.any(-2)).any()):
-        return "lost_update", "some are left at each place, not the same ones everywhere", ("overwritten_accumulator",)
-    return "missing_term", "some arrive nowhere", ("lost_update", "truncated_reduction")
+        return (
+            "lost_update",
+            "some are left in each element, not the same ones everywhere",
+            ("overwritten_accumulator",),
+        )
+    return "missing_term", "some are lost", ("lost_update", "truncated_reduction")
