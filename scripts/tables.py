@@ -32,6 +32,7 @@ import router_peers
 import speed_cpu
 import speed_short
 import strategies
+import training_stacks
 import watch_cost
 from benchmarks.bench import app as bench
 from benchmarks.offload.command import app as offload
@@ -285,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
     "models": model_coverage.rendered,
+    "training_stacks": training_stacks.rendered,
     "watch_cost": lambda: watch_cost.by_size(table),
 }
 

@@ -29,7 +29,7 @@ def backends(pairs):
     A case tagged "storage" tests how a backend reads its inputs; `goldsmith verify` checks it on the reference.
     """
     return [
-        pytest.param(op, b, case, id=f"{op.name}-{b}-{case}", marks=() if EVERY_PROBE in case.tags else SWEEP)
+        pytest.param(op, b, case, id=f"{op.name}-{b}-{case}", marks=SWEEP)
         for op, case in pairs
         for b in op.backends
         if b != "reference" or "storage" not in case.tags

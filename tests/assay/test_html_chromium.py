@@ -53,6 +53,7 @@ def folder(tmp_path_factory):
     return Path(os.environ.get("GOLDSMITH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
@@ -71,6 +72,7 @@ UNFOLDED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", UNFOLDED)
 def test_the_page_fits_the_width_with_everything_unfolded(browser, folder, name, width):

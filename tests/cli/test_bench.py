@@ -24,6 +24,8 @@ from goldsmith.cli.verify.selection import Job
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
+pytestmark = pytest.mark.sweep(2, part=1)
+
 PREFIX = ["--device", "cpu", "--backend", "reference", "--commit", "abc1234", "--json"]
 
 

@@ -13,6 +13,8 @@ from goldsmith.cli.bench import command, verified_files, verifier
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
 
+pytestmark = pytest.mark.sweep(2, part=0)
+
 
 @pytest.fixture(autouse=True)
 def _without_a_clock(monkeypatch):

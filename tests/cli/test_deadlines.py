@@ -13,6 +13,8 @@ from goldsmith.cli.diagnose import deadlines
 from goldsmith.cli.diagnose.deadlines import RunDeadline
 from goldsmith.cli.workers import pool
 
+pytestmark = pytest.mark.sweep(2)
+
 HERE = Path(__file__).resolve().parent
 
 

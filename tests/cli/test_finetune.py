@@ -81,7 +81,7 @@ def whole(place):
 def held_out_loss(model, place, apart=no_masks):
     """As the run has it, in its batches of two."""
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
+    documents = cut(read(place / "held.txt", tokenizer), 128).documents
     stream, loss = RowStream(documents, 128, packed=True, seed=0), 0.0
     with torch.no_grad():
         for first in range(0, len(stream), 2):
@@ -310,8 +310,8 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
         (("--resume", "nosuch"), "nosuch is not a checkpoint: state.json is missing"),
         (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),
-        (("--eval-data", "nosuch.csv"), "nosuch.csv: the name ends in .csv"),
-        (("--data", "README"), "README: the name has no ending"),
+        (("--eval-data", "nosuch.csv"), "nosuch.csv: there is no such file"),
+        (("--data", "./README"), "README: the name has no ending"),
     ],
 )
 def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more, message):

@@ -103,7 +103,7 @@ def examine(
 ) -> tuple[Report, list[Examination]]:
     """The report of a check. With `until_failing`, stops at the first examination that fails and returns it as well.
 
-    Ctrl-C stops it too, then: the report holds the finished part and is marked partial.
+    Ctrl-C also stops it then; the report holds the finished part and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
@@ -300,7 +300,7 @@ class _Tally:
         self.cases.setdefault(examination.dtype, []).append((examination.label, filled))
 
     def judged(self, report: Report) -> bool:
-        """Whether some dtype was judged: on a case with elements, if it was refused on others."""
+        """Whether some dtype was judged. If some of its cases were refused, another one must have had elements."""
         refused = {n.case for n in report.notes if n.id == NOT_JUDGED}
         return not self.cases or any(
             not refused & {label for label, _ in cases} or any(f for label, f in cases if label not in refused)

@@ -63,7 +63,7 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class of transformers that the config names, if it gives logits; otherwise that of an auto class.
 
-    Raises ValueError for a model that is no language model.
+    Raises ValueError for a model that is not a language model.
     """
     import transformers
 

@@ -9,6 +9,8 @@ from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
 from goldsmith import assay
 from goldsmith.assay.diagnosis.diagnosis import diagnose
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @pytest.mark.parametrize(
     "target, stage, cause",

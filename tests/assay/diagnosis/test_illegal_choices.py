@@ -1,8 +1,11 @@
 """An illegal choice is the first wrong stage, as long as its inputs are right."""
 
+import pytest
 import torch
 
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(2)
 
 
 @assay.case(T=[9], D=[5], N=[7], k=[3])

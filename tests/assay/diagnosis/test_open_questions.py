@@ -1,5 +1,6 @@
 """Open questions of the evidence are listed, and none if nothing is open."""
 
+import pytest
 import torch
 
 from assay.diagnosis.faulty import report
@@ -8,6 +9,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import CULPRIT, OBSERVED, Evidence, Fit, StageState, WhatIf
 from goldsmith.assay.diagnosis.fits import fit, wrong_block
 from goldsmith.assay.diagnosis.open_questions import open_questions
+
+pytestmark = pytest.mark.sweep(2)
 
 
 def evidence(state=CULPRIT, **more):

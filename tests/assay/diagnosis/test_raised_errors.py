@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @assay.case(T=[9], E=[4], D=[3])
 def rows(make, T, E, D):

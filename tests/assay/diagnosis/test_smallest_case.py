@@ -2,11 +2,14 @@
 
 import weakref
 
+import pytest
 import torch
 
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect, smallest_case
 from goldsmith.assay.diagnosis.shrink import shrink
+
+pytestmark = pytest.mark.sweep(2)
 
 
 @assay.case(T=[4], D=[8])

@@ -337,7 +337,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
     """The elements of every golden result and stage that depend on `stage`: those that NaN in its place reaches.
 
-    Empty if the golden uses the stage as indices, since NaN is no index.
+    Empty if the golden uses the stage as indices, since NaN is not a valid index.
     """
     ref = examination.ref
     value = ref.values[stage]

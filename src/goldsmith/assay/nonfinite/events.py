@@ -101,7 +101,7 @@ _WIDE = {
 
 def plain(tensor: Any) -> bool:
     """Whether a tensor can be judged: real memory, floating, not empty, and wide enough to be reduced."""
-    kind = type(tensor)  # asked first: this runs for every argument and result of every operator
+    kind = type(tensor)  # compared first, because this runs for every argument and result of every operator
     return (
         (kind is Tensor or kind is torch.nn.Parameter)
         and tensor.dtype in _WIDE

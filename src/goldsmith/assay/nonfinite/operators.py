@@ -2,8 +2,8 @@
 
 It remembers facts about a tensor by its storage, so that views, optimizers and the backward find them. Memory from
 `empty` may legitimately hold NaN, and is judged when it is first read. An infinity that the program wrote itself (a
-mask of -inf) is no event, and neither are infinities that result from it. A NaN that results from it is an event, and
-so is one that an operator creates from finite numbers beside it.
+mask of -inf) is not an event, and neither are infinities that result from it. A NaN that results from it is an event,
+and so is one that an operator creates from finite numbers beside it.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class WatchMode(DispatchMode):
     # on the stack of dispatch modes
 
     def sleep(self) -> None:
-        """Leave the stack, wherever in it: a mode costs every operator about as much as a small operator itself."""
+        """Leave the stack of modes, from any position: a mode on it costs each operator as much as a small operator."""
         if self.depth is None:
             stack = _unstacked()
             self.depth = stack.index(self)
             _stack(stack[: self.depth] + stack[self.depth + 1 :])
 
     def wake(self) -> None:
-        """Return to the place in the stack that it had."""
+        """Return to the former position in the stack."""
         if self.depth is not None:
             stack = _unstacked()
             _stack([*stack[: self.depth], self, *stack[self.depth :]])
@@ -170,7 +170,7 @@ class WatchMode(DispatchMode):
         return self._outside(tensor, self._measured(tensor)).peak
 
     def _measured(self, tensor: Tensor) -> float | Tensor:
-        """max |x|: as a number, unless reading it would make the program wait for a device although it must not."""
+        """max |x| as a number, or as a tensor on a GPU with sync=False, where reading it would cost a wait."""
         return facts.peak(tensor) if self.watch.sync or tensor.is_cpu else facts.absmax(tensor)
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
@@ -301,7 +301,7 @@ class WatchMode(DispatchMode):
         return Operand(tuple(tensor.shape), facts.name_of(tensor.dtype), peak, self.watch.source(tensor))
 
     def flush(self) -> None:
-        """Judge the recorded flags, where they are read at the end."""
+        """Judge the recorded flags, which only sync=False records."""
         notes, self.notes = self.notes, []
         if not self.watch.sync:
             flags.flush(self.watch, notes, self.known.values())

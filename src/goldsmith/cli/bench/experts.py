@@ -109,7 +109,7 @@ class MoeInt8Subject(MoeSubject):
 
 
 class SlotsSubject(ExpertSubject):
-    """experts.slots: the results of each expert apart."""
+    """experts.slots: the results of each expert separately."""
 
     def ours(self, backend: str) -> Variant:
         base = self.base

@@ -39,7 +39,7 @@ class GenerateDisplay:
 
     @contextmanager
     def doing(self, task: str) -> Iterator[Callable[[int, int | None, str], None]]:
-        """Show progress of a long task; yields a callback (bytes done, bytes in all or None, part)."""
+        """Show progress of a long task; yields a callback (bytes done, total bytes or None, part)."""
         if not self.err.is_terminal:
             yield ProgressLines(self.err).update
             return
@@ -58,7 +58,7 @@ class GenerateDisplay:
     def text(self, prompts: Sequence[str], adapter: str | None = None) -> Iterator[Callable[[int, str], None]]:
         """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order.
 
-        adapter: the name to print above, if there are several.
+        adapter: its name is printed above the text; None if there is only one adapter.
         """
         if self.as_json:
             yield lambda row, piece: None
@@ -92,7 +92,7 @@ class GenerateDisplay:
 
 
 class ByteCount(DownloadColumn):
-    """Bytes done and in all; empty if there are none to count."""
+    """A column with the bytes done and the total; empty for a task without bytes."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None or task.completed else Text()

@@ -160,9 +160,8 @@ class Pool:
         self.size, self.arguments, self.threads = size, arguments, threads
         self.on_progress, self.forward_ctrl_c, self.interrupted = on_progress, forward_ctrl_c, False
         self.until = until
-        self.asked_to_end: tuple[float, float] | None = (
-            None  # (the deadline that passed, when the workers were asked to end)
-        )
+        # (the deadline that passed, when the workers were asked to end)
+        self.asked_to_end: tuple[float, float] | None = None
         self.inbox: queue.Queue[tuple[_Worker, WorkerReply | None]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0

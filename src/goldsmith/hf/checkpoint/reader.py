@@ -109,7 +109,7 @@ class ModelCheckpoint:
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
 
     def stored_name(self, name: str) -> str:
-        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
+        """The name under which the files store a tensor: its own, or that of a tensor tied to it."""
         if name in self.names:
             return name
         tied = getattr(self._model, "all_tied_weights_keys", None) or {}
@@ -134,7 +134,7 @@ class ModelCheckpoint:
         return self._converted.pop(name)
 
     def per_expert(self, name: str, experts: int) -> PerExpertTensor | None:
-        """The tensor [E, ...], if the files hold each expert by itself, so that they can be read one by one."""
+        """The tensor [E, ...], to be read expert by expert; None if the files do not store each expert separately."""
         group = self.names[name]
         if isinstance(group, str) or not group.by_expert(experts):
             return None

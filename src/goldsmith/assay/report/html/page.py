@@ -36,7 +36,7 @@ def write(
     """Write `reports` as one self-contained page, creating the folder if it is missing.
 
     conditions: short facts under the headline (machine, versions). remarks: sentences below the matrix that say what
-    ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is no backend.
+    ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is not a backend.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ def config_of_file(file: Path) -> PreTrainedConfig:
 
 
 def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
-    """Raises ValueError for sizes of which no model can be made: a changed byte may ask for a billion layers."""
+    """Raises ValueError for sizes that no model can have: one changed byte may ask for a billion layers."""
     for key in (*SIZES, *OPTIONAL_SIZES):
         value = header.fields.get(f"{header.architecture}.{key}")
         if key in OPTIONAL_SIZES and value is None:

@@ -24,7 +24,10 @@ _SPARSE = frozenset(
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case.
+    """
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:

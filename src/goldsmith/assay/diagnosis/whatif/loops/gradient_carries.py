@@ -21,7 +21,10 @@ _ADDS = frozenset("add add_".split())
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
             yield from _of_running_sums(call)
@@ -82,7 +85,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[l
 
 
 def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
-    """Backward sums that are no mere step of a larger sum: (addends, whether one is an output's gradient)"""
+    """Backward sums that are not just a step of a larger sum: (addends, whether one is an output's gradient)"""
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
     for call in calls:

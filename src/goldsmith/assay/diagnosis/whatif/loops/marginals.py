@@ -37,7 +37,10 @@ class _Turn:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
         return
@@ -77,7 +80,7 @@ def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: 
     call = _maker(calls, key)
     if call is None or call.name not in _ADDED or len(call.makers) != 2 or not most:
         return ()
-    for i in range(1 if call.name == "sub" else 2):  # a subtracted operand is no state
+    for i in range(1 if call.name == "sub" else 2):  # a subtracted operand is not a state
         rest = (i,) if call.makers[i] in states else tuple(_way(calls, call.makers[i], states, most - 1))
         if rest:
             return rest if call.makers[i] in states else (i, *rest)

@@ -29,7 +29,10 @@ class OperandSequence:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     sequences = list(_sequences(calls, among))
     yield from _states(sequences)
     for sequence in sequences:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, with_result
 
-_FULL = 0.5  # share of the addends: with more nonzero ones it is no scatter
+_FULL = 0.5  # share of the addends: with more nonzero ones it is not a scatter
 _MEET = 8  # addends of one place, at most
 _NUMBERS = 1 << 20
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident

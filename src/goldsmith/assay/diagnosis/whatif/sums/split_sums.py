@@ -1,7 +1,7 @@
 """A reduction over each part of an axis where one over the whole axis is right, or one reduction over two axes.
 
-An axis may hold several levels, heads or tiles one after another. The inner sum of a softmax's backward, a mean that is
-subtracted, or a total that is divided by then runs over the inner axis of a view instead of over both.
+An axis may hold several levels, heads or tiles one after another. Then one of these runs over the inner axis of a view
+instead of over both: the inner sum of a softmax's backward, a mean that is subtracted, or a total that is a divisor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums of which only some addends survive at each place: stores that should have been additions."""
+"""Sums in which only some addends survive at each place, because a kernel stores where it should add."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, whole, with_result
 
 _MOST = 64  # updates of one place
-_SUBSETS = 8  # addends of which some may survive
+_SUBSETS = 8  # most addends of a place whose subsets are tried
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
 
 
