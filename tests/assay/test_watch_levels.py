@@ -91,7 +91,7 @@ def overflow_case():
 
 
 CASES = [
-    forward_case, backward_case, loss_case, loss_forward_case, parameter_case, input_case, overflow_case,
+    forward_case, backward_case, loss_forward_case, parameter_case, input_case, overflow_case,
 ]  # fmt: skip
 
 
@@ -105,6 +105,16 @@ def test_a_repeated_call_gives_the_events_that_every_operator_gives(case):
         events[level] = [(str(e), e.stack[0]) for e in w.events]
         assert w.first is not None and w.first.step == 2
     assert events["modules"] == events["operators"]
+
+
+@levels
+def test_the_backward_of_the_loss_names_its_node_and_line(level):
+    model, state, run = loss_case()
+    w = steps(model, lambda step: (state.update(step=step), run()), level=level)
+    op = "SqrtBackward0" if level == "modules" else "aten::div"
+    assert [(e.step, e.phase, e.module, e.op, e.born) for e in w.events][:1] == [(2, "backward", "", op, True)]
+    assert "in run" in w.first.stack[0] and w.first.inputs[0].finite
+    assert len(w.events) == 1 or level == "operators"
 
 
 def test_a_sound_run_repeats_nothing_and_counts_one_call_a_step():

@@ -36,6 +36,7 @@ class Call:
     random, buffers, autocast   the state before the call
     versions                    its tensors with their version counters, which tell whether one was overwritten
     gradients                   the gradients that arrived at its outputs, by their number
+    nodes                       the nodes of autograd's graph that made its outputs
     flags, gradient_flags       what was not finite in the forward and in the backward
     """
 
@@ -51,12 +52,14 @@ class Call:
     flags: list[Flag] = field(default_factory=list)
     gradient_flags: list[Flag] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    nodes: list[Any] = field(default_factory=list)
 
     def forget(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
         self.gradients.clear()
+        self.nodes.clear()
 
     def obstacle(self) -> str:
         """Why this call cannot be repeated with the same numbers; "" if it can."""

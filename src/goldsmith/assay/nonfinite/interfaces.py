@@ -59,6 +59,7 @@ class Host(Protocol):
     before_optimizer  judge the step so far; whether the optimizer may run unseen
     has_event      whether this step has an event in a phase
     name_of        the name of a parameter
+    place_of       the place of the forward operator with a number of autograd's
     module_at      the module with a path, or None
     """
 
@@ -77,6 +78,8 @@ class Host(Protocol):
     def name_of(self, parameter: Tensor) -> str: ...
 
     def module_at(self, path: str) -> torch.nn.Module | None: ...
+
+    def place_of(self, number: int) -> Place: ...
 
     def place(self) -> Place: ...
 

@@ -122,6 +122,7 @@ class ModuleChecks:
                 meant = any((call.path, what, end) in self._intended for end in (-math.inf, math.inf))
                 self.mode.record(tensor, f"the call of {call.path}", 0.0, meant=meant)
             if tensor.requires_grad:
+                call.nodes.append(tensor.grad_fn)
                 tensor.register_hook(partial(self._arrive, call, number))
         if any(t.requires_grad for t in outputs):
             self._calls.append(call)
@@ -131,9 +132,15 @@ class ModuleChecks:
 
     # the backward
 
+    def output_nodes(self) -> set[Any]:
+        """The nodes of autograd's graph that made the outputs of this step's calls."""
+        return {node for call in self._calls for node in call.nodes}
+
     def _arrive(self, call: Call, number: int, gradient: Tensor) -> None:
         """The backward enters a module."""
         call.gradients[number] = gradient.detach()
+        if self.host.has_event(BACKWARD) and not math.isfinite(peak := facts.quiet_peak(gradient)):
+            self.mode.record(gradient, "", peak, reported=True)  # the sum of several, of which one was reported
         self._await_end()
         self.inside = True
         self.host.arrange()

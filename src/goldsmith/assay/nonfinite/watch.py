@@ -13,6 +13,7 @@ from torch import Tensor
 from . import events as facts
 from .calls import Call
 from .events import Event, Frames, NonFinite
+from .loss_checks import BackwardEntry, LossChecks
 from .module_checks import ModuleChecks, output_name
 from .norms import Figures, Norm, Norms, measure, measure_ends
 from .operators import WatchMode
@@ -73,6 +74,8 @@ class Watch:
         self._norms = Norms() if norms else None
         self._mode = WatchMode(self)
         self._checks = ModuleChecks(self, self._mode)
+        self._loss = LossChecks(self, self._mode)
+        self._entry = BackwardEntry(self._around_backward)
         self._optimizers = OptimizerChecks(self, self._mode)
         self._handles: list[Any] = []
         self._paths: dict[torch.nn.Module, str] = {}
@@ -123,11 +126,16 @@ class Watch:
         self._hook()
         self._on = self.listening = True
         self._mode.__enter__()
+        if self._is_brief_later:
+            self._entry.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._mode.wake()
         self._mode.__exit__(kind, error, at)
+        if self._is_brief_later:
+            self._entry.wake()
+            self._entry.__exit__(kind, error, at)
         self._stack.clear()
         already = isinstance(error, NonFinite)
         try:
@@ -164,15 +172,28 @@ class Watch:
     # for the checks of modules and optimizers
 
     @property
+    def _is_brief_later(self) -> bool:
+        """Whether the steps after the first are watched by the results of modules and optimizers."""
+        return self.level == MODULES and bool(self._modules)
+
+    @property
     def _brief(self) -> bool:
-        """Whether this step is watched by the results of modules and optimizers."""
-        return self._on and self._step > 0 and self.level == MODULES and bool(self._modules)
+        """Whether this step is watched so."""
+        return self._on and self._step > 0 and self._is_brief_later
 
     def arrange(self) -> None:
-        unseen = not self._checks.repeating and (self._checks.call is not None or self._optimizers.running)
+        parts = self._checks.call is not None, self._optimizers.running, self._loss.running
+        unseen = any(parts) and not self._checks.repeating
         self.listening = self._on and not unseen and not (self._checks.inside and not self._checks.repeating)
         if self.is_own_thread():
             (self._mode.wake if self._on and not unseen else self._mode.sleep)()
+            if self._is_brief_later and not self._loss.running:  # a function mode is off the stack while it runs
+                (self._entry.wake if self._on and not any(parts) else self._entry.sleep)()
+
+    def _around_backward(self, roots: list[Tensor], run: Callable[[], Any]) -> Any:
+        if not self._brief or not self.is_own_thread() or self._checks.call is not None or self._checks.repeating:
+            return run()
+        return self._loss.around(roots, self._checks.output_nodes(), run)
 
     def before_optimizer(self) -> bool:
         if self._brief:
@@ -200,7 +221,11 @@ class Watch:
         if node is None or self._stack:
             module = self._stack[-1] if self._stack and threading.get_ident() == self._thread else ""
             return Place(FORWARD if node is None else BACKWARD, module, self._step, facts.frames())
-        module, stack = self._sequence.get(node._sequence_nr(), ("", ()))
+        return self.place_of(node._sequence_nr())
+
+    def place_of(self, number: int) -> Place:
+        """The place in the backward of the forward operator to which autograd gave this number."""
+        module, stack = self._sequence.get(number, ("", ()))
         return Place(BACKWARD, module, self._step, stack)
 
     def remember(self) -> None:
@@ -268,7 +293,7 @@ class Watch:
                     hook = self._parameter_hook(f"{prefix}{name}")
                     self._handles.append(tensor.register_post_accumulate_grad_hook(hook))
 
-        if self.level == MODULES and self._modules:
+        if self._is_brief_later:
             self._handles += self._optimizers.hooks()
 
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
