@@ -102,7 +102,7 @@ class RandomStates:
         self.on = [(device, torch.cuda.get_rng_state(device)) for device in devices]
         self.python = random.getstate()
         numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy is not None else None
+        self.numpy = numpy.random.get_state(legacy=False) if numpy is not None else None
 
     def restore(self) -> None:
         torch.set_rng_state(self.torch)

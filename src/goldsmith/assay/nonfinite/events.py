@@ -46,7 +46,8 @@ class Event:
     kind     "nan" or "inf" ("nan" if both occur)
     phase    "backward" under autograd's backward, "forward" everywhere else, also in an optimizer
     module   dotted path of the innermost watched module ("" outside of them)
-    op       the operator, such as "aten::div"
+    op       the operator, such as "aten::div"; where only results were seen, the call ("Linear.forward",
+             "AdamW.step") or the node of autograd ("SqrtBackward0")
     tensor   which of its results, or which tensor it read
     count    how many of `total` elements are not finite, the first at `index`; None if only flags were kept
     inputs   what the operator read: shape, dtype, absmax, finite
@@ -142,7 +143,7 @@ def larger_end(low: float, high: float) -> float:
 
 
 def ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(min, max), read in memory order: across rows it takes 6 times as long. Of complex numbers, -max |x| and max |x|."""
+    """(min, max), for complex numbers (-max |x|, max |x|), read in memory order: across rows takes 6 times as long."""
     value = tensor.detach()
     if value.is_complex():
         most = _norm(value, math.inf)

@@ -8,7 +8,6 @@ would have done at once. What cannot be repeated, or is finite the second time, 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
 from collections.abc import Iterable
@@ -46,6 +45,7 @@ class ModuleChecks:
         self.host, self.mode = host, mode
         self.call: Call | None = None  # the one that runs
         self.repeating = False
+        self.backward_may_come = False  # a function mode waits for it; it costs every function and attribute of tensors
         self.inside = False  # the backward is inside a module
         self._calls: list[Call] = []  # of this step: a backward may come
         self._waiting: list[Waiting] = []
@@ -54,7 +54,6 @@ class ModuleChecks:
         self._again: dict[tuple[str, str], bool] = {}  # what was not finite the second time; True: the program means it
         self._earlier: list[Event] = []  # those that a repeated call meets again
         self._state: dict[torch.nn.Module, State] = {}
-        self._stance: contextlib.ExitStack | None = None
 
     # the forward
 
@@ -65,9 +64,6 @@ class ModuleChecks:
         if state is None:
             state = self._state[module] = State(module)
         self.call = call = begin(module, path, args, kwargs, state.parameters, state.buffers)
-        if "torch._dynamo" in sys.modules:  # compiled code would run without the modules' hooks
-            self._stance = contextlib.ExitStack()
-            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
         self.host.arrange()
         for number, tensor in enumerate(t for t in facts.leaves((args, kwargs)) if facts.plain(t)):
             what = f"argument {number}"
@@ -109,11 +105,10 @@ class ModuleChecks:
                 self.see(call, call.path, f"buffer {number}", buffer, measure_ends(buffer))
         self._resolve()
         self.call = None
-        if self._stance is not None:
-            self._stance.close()
-            self._stance = None
-        self.host.arrange()
         outputs = [t for t in facts.leaves(output) if facts.plain(t)]
+        if any(t.requires_grad for t in outputs):
+            self.backward_may_come = True
+            self._calls.append(call)
         for buffer, _ in call.buffers:
             self.mode.forget(buffer)
         for number, tensor in enumerate(outputs):
@@ -124,8 +119,7 @@ class ModuleChecks:
             if tensor.requires_grad:
                 call.nodes.append(tensor.grad_fn)
                 tensor.register_hook(partial(self._arrive, call, number))
-        if any(t.requires_grad for t in outputs):
-            self._calls.append(call)
+        self.host.arrange()
         raised = output is None and isinstance(sys.exc_info()[1], Exception)
         if call.flags or raised and not isinstance(sys.exc_info()[1], torch.OutOfMemoryError):
             self._repeat([call], outputs, backward=False, stop=self.host.stop and not raised)
@@ -187,6 +181,7 @@ class ModuleChecks:
         for call in self._calls:
             call.forget()
         self._calls.clear()
+        self.backward_may_come = False
 
     def _resolve(self) -> None:
         """Read figures that are still on a device."""
@@ -208,7 +203,9 @@ class ModuleChecks:
 
     def is_known(self, event: Event) -> bool:
         """Whether an event of a repeated call is one that was reported before it was repeated."""
-        place = next((n for n, seen in enumerate(self._earlier) if _same(event, seen)), None) if self.repeating else None
+        place = (
+            next((n for n, seen in enumerate(self._earlier) if _same(event, seen)), None) if self.repeating else None
+        )
         if place is None:
             return False
         del self._earlier[place]
@@ -246,11 +243,16 @@ class ModuleChecks:
                 try:
                     again = [t for t in facts.leaves(call.module(*args, **kwargs)) if facts.plain(t)]
                     if backward:
-                        self._run_backward_again(call, again, [t for t in facts.leaves((args, kwargs)) if facts.plain(t)])
+                        self._run_backward_again(
+                            call, again, [t for t in facts.leaves((args, kwargs)) if facts.plain(t)]
+                        )
                 finally:
                     self.repeating = False
                     self.host.arrange()
-                for what, tensors in (("argument", facts.leaves((args, kwargs))), ("buffer", [b for b, _ in call.buffers])):
+                for what, tensors in (
+                    ("argument", facts.leaves((args, kwargs))),
+                    ("buffer", [b for b, _ in call.buffers]),
+                ):
                     for number, tensor in enumerate(t for t in tensors if facts.plain(t)):
                         self.saw_again(call.path, f"{what} {number}", tensor)
                 if len(again) == len(outputs):
@@ -268,7 +270,9 @@ class ModuleChecks:
             return
         for _, gradient in pairs:
             if self.mode.entry(gradient) is None:
-                self.mode.record(gradient, "", facts.quiet_peak(gradient)).name = f"the gradient of {call.path}'s output"
+                self.mode.record(
+                    gradient, "", facts.quiet_peak(gradient)
+                ).name = f"the gradient of {call.path}'s output"
         gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         for tensor, gradient in zip(wanted, gradients, strict=True):
             if gradient is not None and facts.plain(gradient):
@@ -302,9 +306,13 @@ class ModuleChecks:
         kind = type(self.host.module_at(flag.path) or call.module).__name__
         op = f"{kind}.{'backward' if gradient else 'forward'}"
         if obstacle:
-            evidence = f'only results were seen, and the call cannot be repeated: {obstacle}; level="operators" sees all'
+            evidence = (
+                f'only results were seen, and the call cannot be repeated: {obstacle}; level="operators" sees all'
+            )
         else:
-            evidence = "finite when the call is repeated with the same arguments: a race, or a state that the call changes"
+            evidence = (
+                "finite when the call is repeated with the same arguments: a race, or a state that the call changes"
+            )
         place = self.host.place()
         self.host.report(
             Event(

@@ -20,6 +20,7 @@ from .interfaces import Host
 from .operators import WatchMode
 from .storage_history import FORWARD
 
+SMALL = 1 << 16  # smaller tensors are copied into one, which is faster than an operator for each
 EVIDENCE = 'only its results were seen; level="operators" names the operator'
 
 
@@ -45,10 +46,10 @@ class OptimizerChecks:
     def _end(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         if not self.running or not self.host.is_own_thread():
             return
-        self.running = False
-        self.host.arrange()
         changed = _changed(optimizer)
         bad = _not_finite([tensor for _, _, tensor in changed])
+        self.running = False
+        self.host.arrange()
         for (parameter, key, tensor), peak in zip(changed, bad, strict=True):
             self.mode.forget(tensor)
             known = self.mode.entry(tensor)
@@ -60,7 +61,8 @@ class OptimizerChecks:
                 self._report(optimizer, parameter, key, tensor, peak, gradient_peak)
 
     def _report(
-        self, optimizer: torch.optim.Optimizer, parameter: Tensor, key: str, tensor: Tensor, peak: float, gradient: float
+        self, optimizer: torch.optim.Optimizer, parameter: Tensor, key: str, tensor: Tensor, peak: float,
+        gradient: float,
     ) -> None:  # fmt: skip
         name = self.host.name_of(parameter) or "a parameter"
         with torch.no_grad(), torch._C._DisableTorchDispatch():
@@ -82,9 +84,10 @@ def _changed(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, str, Tensor
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            tensors = {"": parameter, **optimizer.state.get(parameter, {})}
-            rows += [(parameter, key, t) for key, t in tensors.items() if facts.plain(t) and (t.dim() > 0 or not key)]
-    return rows
+            rows.append((parameter, "", parameter))
+            state = optimizer.state.get(parameter, {})
+            rows += [(parameter, key, t) for key, t in state.items() if isinstance(t, Tensor) and t.dim() > 0]
+    return [row for row in rows if facts.plain(row[2])]
 
 
 def _not_finite(tensors: list[Tensor]) -> list[float]:
@@ -92,9 +95,16 @@ def _not_finite(tensors: list[Tensor]) -> list[float]:
     if not tensors:
         return []
     with torch.no_grad(), torch._C._DisableTorchDispatch():
-        norms = torch._foreach_norm(tensors)  # 2: the maximum norm is much slower on the CPU; this one may overflow
-        values = read_all({n: norm for n, norm in enumerate(norms)})
-        return [0.0 if math.isfinite(values[n]) else _bad_peak(t) for n, t in enumerate(tensors)]
+        small: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for tensor in tensors:
+            if tensor.numel() <= SMALL:
+                small.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        sums = [torch._utils._flatten_dense_tensors(group).sum() for group in small.values()]
+        sums += [tensor.sum() for tensor in tensors if tensor.numel() > SMALL]
+        # a sum is not finite if an element is not, and for other reasons
+        if all(math.isfinite(abs(value)) for value in read_all(dict(enumerate(sums))).values()):
+            return [0.0] * len(tensors)
+        return [_bad_peak(tensor) for tensor in tensors]
 
 
 def _bad_peak(tensor: Tensor) -> float:

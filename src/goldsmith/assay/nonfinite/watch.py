@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -86,6 +88,9 @@ class Watch:
         self._sequence: dict[int, tuple[str, Frames]] = {}
         self._step = 0
         self._begun = self._by_hand = False
+        self._scratch: dict[int, Tensor] = {}
+        self._stance: contextlib.ExitStack = contextlib.ExitStack()
+        self._compiler = False  # it has been told to stay out
         self._on = False  # this step is watched
         self._measured: dict[bool, tuple[Tensor, int, Figures | tuple[float, float]]] = {}
         self.listening = False
@@ -128,6 +133,7 @@ class Watch:
         self._mode.__enter__()
         if self._is_brief_later:
             self._entry.__enter__()
+            self._entry.sleep()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -150,6 +156,11 @@ class Watch:
             self._handles.clear()
             self._sequence.clear()
             self._mode.known.clear()
+            self._scratch.clear()
+            self._stance.close()
+            self._compiler = False
+            if self._norms is not None:
+                self._norms.read()
 
     def _finish(self) -> None:
         try:
@@ -157,8 +168,6 @@ class Watch:
         finally:
             self._checks.forget()
             self._measured.clear()
-            if self._norms is not None:
-                self._norms.read()
             with torch.utils._python_dispatch._disable_current_modes():  # the watch must not watch itself
                 self._mode.flush()
 
@@ -188,7 +197,8 @@ class Watch:
         if self.is_own_thread():
             (self._mode.wake if self._on and not unseen else self._mode.sleep)()
             if self._is_brief_later and not self._loss.running:  # a function mode is off the stack while it runs
-                (self._entry.wake if self._on and not any(parts) else self._entry.sleep)()
+                armed = self._checks.backward_may_come and self._on and not any(parts)
+                (self._entry.wake if armed else self._entry.sleep)()
 
     def _around_backward(self, roots: list[Tensor], run: Callable[[], Any]) -> Any:
         if not self._brief or not self.is_own_thread() or self._checks.call is not None or self._checks.repeating:
@@ -196,9 +206,11 @@ class Watch:
         return self._loss.around(roots, self._checks.output_nodes(), run)
 
     def before_optimizer(self) -> bool:
-        if self._brief:
-            self._checks.settle()
-        return self._brief
+        if not self._brief:
+            return False
+        self._checks.backward_may_come = False
+        self._checks.settle()
+        return True
 
     def is_own_thread(self) -> bool:
         """The stack of dispatch modes is the thread's."""
@@ -304,6 +316,9 @@ class Watch:
             self._begun = True
         self._stack.append(self._paths[module])
         if outermost and self._brief and self.is_own_thread():
+            if not self._compiler and "torch._dynamo" in sys.modules:  # compiled code runs without the modules' hooks
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+                self._compiler = True
             self._checks.begin(module, self._paths[module], args, kwargs)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -332,7 +347,7 @@ class Watch:
         if last is not None and last[0] is tensor and last[1] == _version(tensor):
             figures = last[2]
         else:
-            figures = measure(tensor) if self._norms is not None else measure_ends(tensor)
+            figures = measure(tensor, self._scratch) if self._norms is not None else measure_ends(tensor)
             self._measured[backward] = (tensor, _version(tensor), figures)
         if self._norms is not None:
             self._norms.add(self._step, path, what, tensor.numel(), figures)
@@ -351,7 +366,7 @@ class Watch:
             grad = parameter.grad
             if not self._on or not facts.plain(grad) or not (self._norms is not None or self._brief):
                 return
-            figures = measure(grad) if self._norms is not None else measure_ends(grad)  # type: ignore[arg-type]
+            figures = measure(grad, self._scratch) if self._norms is not None else measure_ends(grad)  # type: ignore[arg-type]
             if self._norms is not None:
                 self._norms.add(self._step, name, "gradient", grad.numel(), figures)  # type: ignore[union-attr]
             if self._brief:
