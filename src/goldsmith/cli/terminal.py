@@ -128,7 +128,7 @@ def console(*, stderr: bool = False) -> Console:
     """A rich console; in a file or pipe it writes plain text, 100 columns wide, so that tables keep their shape."""
     stream = sys.stderr if stderr else sys.stdout
     if stream is None:  # the shell closed it
-        stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+        stream = open(os.devnull, "w", encoding="utf-8")
     width = None if stream.isatty() else 100
     file = cast("IO[str]", _LastingStream(stream))
     return Console(file=file, stderr=stderr, highlight=False, width=width, soft_wrap=False)

@@ -30,7 +30,7 @@ class Flag:
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """One call of a watched module by code outside of the watched modules.
 
     random, buffers, autocast   the state before the call
@@ -116,7 +116,7 @@ class RandomStates:
 def begin(
     module: torch.nn.Module, path: str, args: tuple, kwargs: dict[str, Any], parameters: list[Tensor],
     buffers: list[Tensor],
-) -> Call:  # fmt: skip
+) -> ModuleCall:  # fmt: skip
     """The call that is about to run. buffers: those of the module that are copied."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     devices: list[torch.device] = []
@@ -127,7 +127,7 @@ def begin(
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
     copies = list(zip(buffers, _copies(buffers), strict=True))
     versions = [(t, t._version) for t in [*tensors, *parameters] if not t.is_inference()]
-    return Call(module, path, args, kwargs, copies, RandomStates(devices), autocast, versions)
+    return ModuleCall(module, path, args, kwargs, copies, RandomStates(devices), autocast, versions)
 
 
 def small_buffers(module: torch.nn.Module) -> list[Tensor]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import events as facts
-from .calls import Call, Flag, begin, small_buffers
+from .calls import Flag, ModuleCall, begin, small_buffers
 from .events import Event, Likely
 from .interfaces import Host
 from .norms import Figures, measure_ends, read_stacks
@@ -26,10 +26,12 @@ from .operators import WatchMode
 from .storage_history import BACKWARD, FORWARD
 
 GIVEN = ("argument", "buffer")  # tensors that a module gets, and does not make
-Waiting = tuple[Call, bool, str, str, int, Tensor]  # call, whether of the backward, path, tensor, elements, figures
+Waiting = tuple[
+    ModuleCall, bool, str, str, int, Tensor
+]  # call, whether of the backward, path, tensor, elements, figures
 
 
-class State:
+class ModuleTensors:
     """The tensors of an outermost module."""
 
     def __init__(self, module: torch.nn.Module):
@@ -43,17 +45,17 @@ class ModuleChecks:
 
     def __init__(self, host: Host, mode: WatchMode):
         self.host, self.mode = host, mode
-        self.call: Call | None = None  # the one that runs
+        self.call: ModuleCall | None = None  # the one that runs
         self.repeating = False
         self.backward_may_come = False  # a function mode waits for it; it costs every function and attribute of tensors
         self.inside = False  # the backward is inside a module
-        self._calls: list[Call] = []  # of this step: a backward may come
+        self._calls: list[ModuleCall] = []  # of this step: a backward may come
         self._waiting: list[Waiting] = []
         self._queued = False  # the end of this backward is awaited
         self._intended: set[tuple[str, str, float]] = set()  # infinities that the program means, with their sign
         self._again: dict[tuple[str, str], bool] = {}  # what was not finite the second time; True: the program means it
         self._earlier: list[Event] = []  # those that a repeated call meets again
-        self._state: dict[torch.nn.Module, State] = {}
+        self._state: dict[torch.nn.Module, ModuleTensors] = {}
 
     # the forward
 
@@ -62,7 +64,7 @@ class ModuleChecks:
         self.settle()
         state = self._state.get(module)
         if state is None:
-            state = self._state[module] = State(module)
+            state = self._state[module] = ModuleTensors(module)
         self.call = call = begin(module, path, args, kwargs, state.parameters, state.buffers)
         self.host.arrange()
         for number, tensor in enumerate(t for t in facts.leaves((args, kwargs)) if facts.plain(t)):
@@ -72,7 +74,7 @@ class ModuleChecks:
                 call.handles.append(tensor.register_hook(partial(self._depart, call, path, f"{what}'s gradient")))
 
     def see(
-        self, call: Call, path: str, what: str, tensor: Tensor, figures: Figures | tuple[float, float],
+        self, call: ModuleCall, path: str, what: str, tensor: Tensor, figures: Figures,
         backward: bool = False,
     ) -> None:  # fmt: skip
         """Judge a tensor by its figures, of which the first two are its least and its greatest element."""
@@ -130,7 +132,7 @@ class ModuleChecks:
         """The nodes of autograd's graph that made the outputs of this step's calls."""
         return {node for call in self._calls for node in call.nodes}
 
-    def _arrive(self, call: Call, number: int, gradient: Tensor) -> None:
+    def _arrive(self, call: ModuleCall, number: int, gradient: Tensor) -> None:
         """The backward enters a module."""
         call.gradients[number] = gradient.detach()
         if self.host.has_event(BACKWARD) and not math.isfinite(peak := facts.quiet_peak(gradient)):
@@ -139,14 +141,14 @@ class ModuleChecks:
         self.inside = True
         self.host.arrange()
 
-    def _depart(self, call: Call, path: str, what: str, gradient: Tensor) -> None:
+    def _depart(self, call: ModuleCall, path: str, what: str, gradient: Tensor) -> None:
         """The backward leaves a module for the code that made its argument."""
         if facts.plain(gradient):
             self.see(call, path, what, gradient, measure_ends(gradient), backward=True)
         self.inside = False
         self.host.arrange()
 
-    def see_gradient(self, name: str, parameter: Tensor, gradient: Tensor, figures: Figures | tuple) -> None:
+    def see_gradient(self, name: str, parameter: Tensor, gradient: Tensor, figures: Figures) -> None:
         """The gradient of a parameter, when it has been added."""
         known = self.mode.entry(gradient)
         if known is not None and known.reported:
@@ -158,7 +160,7 @@ class ModuleChecks:
     def _await_end(self) -> None:
         if not self._queued and self.call is None and torch._C._current_autograd_node() is not None:
             self._queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
         self._queued = self.inside = False
@@ -211,11 +213,11 @@ class ModuleChecks:
         del self._earlier[place]
         return True
 
-    def _repeat(self, calls: list[Call], outputs: list[Tensor], backward: bool, stop: bool) -> None:
+    def _repeat(self, calls: list[ModuleCall], outputs: list[Tensor], backward: bool, stop: bool) -> None:
         """Repeat calls, and their backward, under the dispatch mode, which reports events."""
         before = len(self.host.events) + self.host.more
         self._again = {}
-        flags: list[tuple[Call, Flag, str]] = []
+        flags: list[tuple[ModuleCall, Flag, str]] = []
         for call in calls:
             mine = call.gradient_flags if backward else call.flags
             self._earlier = list(self.host.events)
@@ -233,7 +235,7 @@ class ModuleChecks:
         elif stop:
             raise facts.NonFinite(self.host.events[min(before, len(self.host.events) - 1)])
 
-    def _run_again(self, call: Call, outputs: list[Tensor], backward: bool) -> str:
+    def _run_again(self, call: ModuleCall, outputs: list[Tensor], backward: bool) -> str:
         """Run it under the dispatch mode; returns what went wrong, or ""."""
         args, kwargs = call.arguments(detached=backward)
         try:
@@ -261,7 +263,7 @@ class ModuleChecks:
             return f"called again it raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return ""
 
-    def _run_backward_again(self, call: Call, outputs: list[Tensor], arguments: list[Tensor]) -> None:
+    def _run_backward_again(self, call: ModuleCall, outputs: list[Tensor], arguments: list[Tensor]) -> None:
         pairs = [(outputs[n], g) for n, g in call.gradients.items() if n < len(outputs) and outputs[n].requires_grad]
         names = {id(t): (call.path, f"argument {n}'s gradient") for n, t in enumerate(arguments)}
         names |= {id(p): (self.host.name_of(p), "gradient") for p in self._state[call.module].parameters}
@@ -299,7 +301,7 @@ class ModuleChecks:
             if not math.isfinite(peak := facts.quiet_peak(tensor)):
                 self.mode.record(tensor, "", peak, reported=True)
 
-    def _report(self, call: Call, flag: Flag, obstacle: str, flags: list[Flag], backward: bool) -> None:
+    def _report(self, call: ModuleCall, flag: Flag, obstacle: str, flags: list[Flag], backward: bool) -> None:
         """An event of the module itself."""
         gradient = backward or flag.what.endswith("gradient")
         entered = next((f.what for f in flags if f.what.startswith("argument") and not backward), "")

@@ -14,7 +14,7 @@ JUMP = 100.0  # a norm that grows or shrinks by this factor in one step gets a r
 FLUSH = 1 << 14
 DOT = 1e-12, 1e12  # between these, squares and their sum stay far from the ends of float32
 SCRATCH = 1 << 22  # elements of the largest scratch memory that is kept
-Figures = Tensor | tuple[float, float, float, float]  # least, greatest, norm, number of elements that are not zero
+Figures = Tensor | tuple[float, ...]  # least, greatest, norm, number of elements that are not zero
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _norm(value: Tensor) -> Tensor:
     return torch.linalg.vector_norm(value, dtype=wide)
 
 
-def measure_ends(tensor: Tensor) -> Tensor | tuple[float, float]:
+def measure_ends(tensor: Tensor) -> Figures:
     """(least, greatest): as numbers on the CPU; otherwise on its device."""
     with torch._C._DisableTorchDispatch():
         low, high = facts.ends(tensor)

@@ -55,7 +55,8 @@ class OptimizerChecks:
             known = self.mode.entry(tensor)
             if math.isfinite(peak) or known is not None and known.reported:
                 continue
-            gradient_peak = facts.quiet_peak(parameter.grad) if facts.plain(parameter.grad) else 0.0
+            gradient = parameter.grad
+            gradient_peak = facts.quiet_peak(gradient) if gradient is not None and facts.plain(gradient) else 0.0
             self.mode.record(tensor, "", peak, reported=True)
             if math.isfinite(gradient_peak):
                 self._report(optimizer, parameter, key, tensor, peak, gradient_peak)

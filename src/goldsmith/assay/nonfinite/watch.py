@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import events as facts
-from .calls import Call
+from .calls import ModuleCall
 from .events import Event, Frames, NonFinite
 from .loss_checks import BackwardEntry, LossChecks
 from .module_checks import ModuleChecks, output_name
@@ -92,7 +92,7 @@ class Watch:
         self._stance: contextlib.ExitStack = contextlib.ExitStack()
         self._compiler = False  # it has been told to stay out
         self._on = False  # this step is watched
-        self._measured: dict[bool, tuple[Tensor, int, Figures | tuple[float, float]]] = {}
+        self._measured: dict[bool, tuple[Tensor, int, Figures]] = {}
         self.listening = False
 
     # for the user
@@ -330,7 +330,7 @@ class Watch:
         if call is not None and not self._stack:
             self._checks.end(output)
 
-    def _see_output(self, path: str, what: str, tensor: Tensor, call: Call | None) -> None:
+    def _see_output(self, path: str, what: str, tensor: Tensor, call: ModuleCall | None) -> None:
         gradient = f"{what}'s gradient"
         if self._checks.repeating:
             self._checks.saw_again(path, what, tensor)
@@ -341,7 +341,7 @@ class Watch:
         if tensor.requires_grad:
             tensor.register_hook(self._gradient_hook(path, gradient, call))
 
-    def _see(self, call: Call | None, path: str, what: str, tensor: Tensor, backward: bool) -> None:
+    def _see(self, call: ModuleCall | None, path: str, what: str, tensor: Tensor, backward: bool) -> None:
         """Measure a tensor of a module once, even if it is the tensor of several modules."""
         last = self._measured.get(backward)
         if last is not None and last[0] is tensor and last[1] == _version(tensor):
@@ -354,7 +354,7 @@ class Watch:
         if call is not None:
             self._checks.see(call, path, what, tensor, figures, backward)
 
-    def _gradient_hook(self, path: str, what: str, call: Call | None) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, path: str, what: str, call: ModuleCall | None) -> Callable[[Tensor], None]:
         def hook(grad: Tensor) -> None:
             if self._on and facts.plain(grad):
                 self._see(call, path, what, grad, backward=True)
