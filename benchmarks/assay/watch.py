@@ -65,9 +65,9 @@ def _measure(dim: int, arguments: argparse.Namespace, device: torch.device) -> l
             with watch:
                 if turn == 0 or how is None or how.get("every", 1) == 1:
                     _step(model, optimizer, x)  # the first step of a watch is judged operator by operator
-                taken = [_step(model, optimizer, x) for _ in range(arguments.steps)]
+                seconds = [_step(model, optimizer, x) for _ in range(arguments.steps)]
             if turn:  # the first round warms up
-                times[name] += [sum(taken) / len(taken)]
+                times[name] += [sum(seconds) / len(seconds)]
     with OperatorCount() as operators:
         _step(model, optimizer, x)
     facts = {"dim": dim, "operators": operators.count}

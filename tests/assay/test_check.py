@@ -154,7 +154,7 @@ def test_an_interrupt_hands_over_what_was_finished():
     for raises in (True, False):
         with pytest.raises(KeyboardInterrupt) as stopped:
             assay.check(target(kernel, cases=sized), probes="quick", raises=raises)
-        assert stopped.value.__notes__ == ["The check of kernel was interrupted; .report has what was finished."]
+        assert stopped.value.__notes__ == ["The check of kernel was interrupted; .report has the finished part."]
         assert stopped.traceback[-1].name == "kernel"
     report = stopped.value.report
     assert report.partial == "interrupted" and report.cases == ["sized[T=3]", "sized[T=5]", "sized[T=7]"]
@@ -347,7 +347,7 @@ def test_a_report_survives_json():
         assay.Report.from_json({**data, "schema": 99})
 
 
-def test_maps_show_the_bad_tensors_or_else_one_output():
+def test_maps_show_the_wrong_tensors_or_one_output_if_all_are_right():
     good = assay.check(target(plain_sum), probes="values")
     (picture,) = good.maps.values()
     assert (picture.tensor, picture.bad, picture.shape) == ("y", False, (1, 12))

@@ -52,7 +52,7 @@ class Engine:
                   whole layers are streamed
     exact         True refuses a store whose format does not hold the weights exactly
     guard         on NaN or Inf: "raise", "warn" (once per layer and cause) or "off". Values are never replaced
-    lanes         "auto"; or forced, for proofs: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
+    lanes         "auto"; or forced, for checks: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
     threads       of the CPU's pool; default: the processors that the process may use (affinity, quota), one less with
                   a GPU
     calibration   a Calibration or its file; default: `calibrate`, if the plan needs it
@@ -200,8 +200,8 @@ class Engine:
         self._guard.begin()
 
     def end_forward(self, output: Tensor | None = None) -> None:
-        """Ends a model's forward: raises what the guard found in its last layers, and in the output `made` ([rows,
-        any]).
+        """Ends a model's forward: raises what the guard found in its last layers, and in its `output`
+        ([rows, any]).
         """
         self._positions = 0
         self.flush()

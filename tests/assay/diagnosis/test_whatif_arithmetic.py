@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(N=[40], S=[37], F=[3])
 def corners(make, N, S, F):
@@ -57,7 +59,7 @@ def test_a_batch_row_looked_up_by_the_remainder_is_explained():
 
     change = best(kernel, lambda x, scale: x * scale.unsqueeze(1) + 1, modulated)
     assert change.exact and change.cause == "invalid_index" and "wrong_stride" in change.also, change.text
-    assert "by place % 3" in change.text
+    assert "by position % 3" in change.text
 
 
 def test_a_row_expanded_before_the_read_is_explained():
@@ -113,7 +115,7 @@ def test_an_epsilon_added_to_a_divisor_is_explained():
     def golden(a, z, turn, more=0.0):
         return a / (z.unsqueeze(1) + more) - a.sum(1, keepdim=True) / (z.unsqueeze(1) + more)
 
-    change = best(lambda **given: golden(**given, more=2e-3), golden, projected)
+    change = best(lambda **inputs: golden(**inputs, more=2e-3), golden, projected)
     assert change.cause == "absolute_eps" and change.params["value"] == pytest.approx(2e-3, rel=1e-3), change.text
 
 
@@ -140,7 +142,7 @@ def summed(stay, go, later=0):
 
 def test_a_step_that_reads_its_destination_cell_is_explained():
     change = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
-    assert change.exact and change.cause == "shifted" and "reads the place after its own" in change.text, change.text
+    assert change.exact and change.cause == "shifted" and "reads the position after its own" in change.text, change.text
 
 
 @assay.case(B=[9], T=[5])
@@ -210,7 +212,7 @@ class SavedTooEarly(torch.autograd.Function):
         return p * (g @ v.mT - (g * acc).sum(1, keepdim=True)), p.mT @ g, None
 
 
-@pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "not divided by its total"),
+@pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "before their division"),
                                                 ("weights", "v.grad", "before it was divided by")])  # fmt: skip
 def test_weights_saved_before_their_division_are_explained(what, tensor, text):
     change = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")

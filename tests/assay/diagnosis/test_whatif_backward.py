@@ -8,6 +8,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def asserted(target, tensor, cause, text):
     examination = session_of(target)
@@ -48,7 +50,7 @@ def without_tail(d, ids, into):
 @pytest.mark.parametrize(
     "put, cause, text",
     [(stored, "lost_update", ""), (by_blocks, "lost_update", "the last ones are left"),
-     (without_tail, "truncated_reduction", "the last updates never arrive")],
+     (without_tail, "truncated_reduction", "the last updates are lost")],
 )  # fmt: skip
 def test_lost_updates_of_a_row_are_explained(put, cause, text):
     def backward(table, scale, ids, y, grad_y):
@@ -123,8 +125,8 @@ def by_chunks(x, decay, grad_y, *, afresh=False, late=False):
 
 @pytest.mark.parametrize(
     "wrong, cause, text",
-    [("afresh", "overwritten_accumulator", "every chunk of 3 turns begins without"),
-     ("late", "wrong_saved_tensor", "begins each chunk of 3 turns with the state of another place")],
+    [("afresh", "overwritten_accumulator", "each chunk of 3 steps starts without"),
+     ("late", "wrong_saved_tensor", "starts each chunk of 3 steps from the state of another chunk")],
 )  # fmt: skip
 def test_a_backward_that_restarts_in_chunks_is_explained(wrong, cause, text):
     def backward(x, decay, y, grad_y):
@@ -143,7 +145,7 @@ def running(x):
     return torch.sigmoid(x).cumsum(0)
 
 
-@pytest.mark.parametrize("from_one, text", [(False, "begins anew"), (True, "only the own result of the one after it")])
+@pytest.mark.parametrize("from_one, text", [(False, "starts from zero"), (True, "continues from the next chunk alone")])
 def test_chunks_of_a_running_sum_are_counted_from_the_beginning(from_one, text):
     def backward(x, y, grad_y):
         s, out, carry = torch.sigmoid(x), torch.empty(x.shape), torch.zeros(x.shape[1])
@@ -174,7 +176,7 @@ def test_each_rank_takes_its_own_part_of_a_sum():
         return {"x": torch.cat([part - part.sum(0) / len(x) for part in d.chunk(ranks)])}
 
     target = assay.Target(centred, centred, cases=shared, backward=backward)
-    asserted(target, "x.grad", "missing_partition", "each of 3 ranks takes its own part")
+    asserted(target, "x.grad", "missing_partition", "each of 3 ranks sums only its part")
 
 
 @assay.case(K=[19], D=[4], offsets=[(0, 7, 13, 19)])
@@ -256,14 +258,14 @@ def pooled(x):
     return F.max_pool2d(x, 2, stride=1)
 
 
-def test_places_counted_with_a_wrong_stride_are_explained():
+def test_positions_computed_with_a_wrong_stride_are_explained():
     def backward(x, y, grad_y):
         (C, H, W), places = x.shape, F.max_pool2d(x, 2, stride=1, return_indices=True)[1]
         places = places // W * H + places % W
         return {"x": torch.zeros(C, H * W).scatter_add(1, places.flatten(1), grad_y.flatten(1)).view(x.shape)}
 
     target = assay.Target(pooled, pooled, cases=maps, backward=backward)
-    asserted(target, "x.grad", "wrong_stride", "are counted with rows of 5, not of 8")
+    asserted(target, "x.grad", "wrong_stride", "are computed with rows of 5, not of 8")
 
 
 @assay.case(T=[9], V=[13], D=[6])
@@ -289,7 +291,7 @@ def test_a_label_repeated_in_every_block_of_the_vocabulary_is_explained(wrong):
 
     target = assay.Target(loss, loss, cases=labelled, backward=backward, grads=("x",))
     if wrong == "labels":
-        asserted(target, "x.grad", "invalid_index", "into the first block of 4 is in every one, axis 1")
+        asserted(target, "x.grad", "invalid_index", "is repeated in every block, axis 1")
     else:
         asserted(target, "x.grad", "wrong_factor", "with the old sum of the softmax's backward, 3.25")
 
@@ -305,13 +307,13 @@ def summed(x, owner, groups):
 
 
 @pytest.mark.parametrize("end", [0, -1])
-def test_the_first_entry_of_a_group_belongs_to_the_one_before(end):
+def test_the_first_entry_of_a_group_counts_for_the_previous_group(end):
     def backward(x, owner, groups, y, grad_y):
         before = torch.cat((owner[:1] if end == 0 else owner.new_tensor([-1]), owner[:-1]))
         return {"x": 2 * x * grad_y[before]}
 
     target = assay.Target(summed, summed, cases=owned, backward=backward)
-    asserted(target, "x.grad", "off_by_one", "the first entry of each group belongs to the group before")
+    asserted(target, "x.grad", "off_by_one", "the first entry of each group counts for the previous group")
 
 
 # factors of addends, and forgotten masks
