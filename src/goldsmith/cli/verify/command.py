@@ -85,7 +85,7 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the proofs finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = request.jobs or max(1, min(cores, 8))
+    size = request.jobs or (1 if request.ranks else max(1, min(cores, 8)))  # ranks use the cores
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
@@ -131,6 +131,7 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         "dtype": request.dtype,
         "interpret": request.interpret,
         "size": request.size,
+        "ranks": request.ranks,
     }
     try:
         reply = pool.ask(plan)
@@ -227,6 +228,8 @@ def _message(number: int, proof: Proof, job: Job, request: VerifyRequest) -> Che
         "backend": proof.backend,
         "device": proof.device,
         "seed": request.seed,
+        "ranks": request.ranks,
+        "limit": request.limit,
         **job.to_json(),
     }
 
