@@ -1,4 +1,4 @@
-"""Tasks of a worker process of `goldsmith verify`: list the proofs that names stand for; check one case."""
+"""Tasks of a worker process of `goldsmith verify`: list the checks that names stand for; check one case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
     from ..json_types import MachineFacts
-    from ..workers.messages import CheckReply, CheckRequest, PlanReply, PlanRequest, ProofMessage
+    from ..workers.messages import CheckReply, CheckRequest, PlannedCheck, PlanReply, PlanRequest
     from .rank_tasks import RankTasks
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
@@ -64,10 +64,10 @@ class VerifyTasks:
         return self._ranks
 
     def plan(self, request: PlanRequest) -> PlanReply:
-        """Every proof that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
+        """Every check that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
         try:
             resolved = find(request["names"])
-            proofs = [proof for named in resolved for proof in self._proofs(named, request)]
+            checks = [check for named in resolved for check in self._checks(named, request)]
         except (UnknownName, TargetError) as error:
             return {"problem": str(error)}
         own = next((named for named in resolved if named.target is not None), None)
@@ -76,26 +76,26 @@ class VerifyTasks:
         known = sorted({b for named in resolved if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
-        return {"proofs": proofs, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
+        return {"checks": checks, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
 
-    def _proofs(self, named: ResolvedName, request: PlanRequest) -> list[ProofMessage]:
+    def _checks(self, named: ResolvedName, request: PlanRequest) -> list[PlannedCheck]:
         size, dtype = request["size"], request["dtype"]
         on_ranks = request.get("ranks") is not None
         alone = "" if getattr(named.target, "placements", None) is None else "it runs on several ranks; add --ranks 2"
         reason = self.ranks.refusal(named) if on_ranks else alone
         if reason:
-            return [_proof(named.name, "", device_of(request), Choice([], []), "", reason, named.source, named.index)]
+            return [_planned(named.name, "", device_of(request), Choice([], []), "", reason, named.source, named.index)]
         if on_ranks:
             device, choice = self.ranks.plan(named, request)
             backend = "" if named.target is not None else f"{request['ranks']} ranks"
-            return [_proof(named.name, backend, device, choice, "", "", named.source, named.index)]
+            return [_planned(named.name, backend, device, choice, "", "", named.source, named.index)]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
-            return [_proof(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
+            return [_planned(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither an operator nor a target")
-        proofs = []
+        checks = []
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
             device, reason = place(op, backend, request)
             interpreted = backend == "triton" and machine().interpreter
@@ -103,8 +103,8 @@ class VerifyTasks:
             if not reason and not choice.jobs:
                 reason = f"none of its cases applies to {dtype or 'this device'}"
             how = "interpreter" if interpreted else ""
-            proofs.append(_proof(op.name, backend, device, choice, how, reason or "", op.name))
-        return proofs
+            checks.append(_planned(op.name, backend, device, choice, how, reason or "", op.name))
+        return checks
 
     def check(self, request: CheckRequest) -> CheckReply:
         """Check one case on one backend: a report, or the reason why it cannot run."""
@@ -159,9 +159,9 @@ class VerifyTasks:
         return op.why_not(request["backend"], *tensors, **{o: arguments[o] for o in op.options})
 
 
-def _proof(
+def _planned(
     operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
-) -> ProofMessage:
+) -> PlannedCheck:
     return {
         "operator": operator,
         "backend": backend,
