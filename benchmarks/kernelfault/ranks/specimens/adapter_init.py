@@ -18,7 +18,7 @@ def batch(make, T, D):
 
 def drawn(dim, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(RANK, dim, generator=generator, dtype=torch.float32) * dim**-0.5).to(dtype)
+    return torch.randn(RANK, dim, generator=generator, dtype=torch.float32).to(dtype) * dim**-0.5
 
 
 def golden(x, target, weight):

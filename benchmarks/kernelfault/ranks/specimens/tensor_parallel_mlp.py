@@ -46,7 +46,7 @@ class ReduceFromRegion(torch.autograd.Function):
 
 
 def mlp(x, up, down):
-    columns = CopyToRegion.apply(x).transpose(0, 1)
+    columns = CopyToRegion.apply(x.transpose(0, 1))
     hidden = torch.relu(up @ columns)
     return ReduceFromRegion.apply((down @ hidden).transpose(0, 1))
 

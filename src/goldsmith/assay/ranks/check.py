@@ -135,7 +135,9 @@ class _Judge:
         absent = [n for n, tensors in self.parts.items() if any(t is None for t in tensors)]
         first = (0,) * len(self.step.sizes)
         try:
-            seen = {n: views(t, self.step.placed(n), self.step.sizes) for n, t in self.parts.items() if n not in absent}
+            seen = {
+                n: views(self._present(n), self.step.placed(n), self.step.sizes) for n in self.parts if n not in absent
+            }
         except RuntimeError as error:  # of torch.cat, which names the sizes
             text = f"the ranks' parts do not fit together as `placements` say: {error}"
             return self._failed([Finding(CERTAIN, PROBE, "", None, None, None, text, self.label)])
@@ -183,9 +185,11 @@ class _Judge:
             environment={"ranks": {"causes": []}},
         )  # fmt: skip
 
+    def _present(self, name: str) -> list[Tensor]:
+        return [t for t in self.parts[name] if t is not None]
+
     def _whole(self, name: str, view: Coordinates) -> Tensor:
-        tensors = [t for t in self.parts[name] if t is not None]
-        return assembled(tensors, self.step.placed(name), self.step.sizes, view)
+        return assembled(self._present(name), self.step.placed(name), self.step.sizes, view)
 
     def _proves(self, name: str, view: Coordinates, golden: Callable[[Values], Tensor]) -> bool:
         return self._checked({name: self._whole(name, view)}, lambda v: {name: golden(v)}).ok

@@ -43,6 +43,7 @@ def edits(step: PlainStep) -> Iterator[RankEdit]:
     yield from _means(step)
     yield from _other_data(step)
     yield from _counted_again(step)
+    yield from _whole_for_shard(step)
     yield from _sentinels(step)
 
 
@@ -248,6 +249,24 @@ def _counted_again(step: PlainStep) -> Iterator[RankEdit]:
 
                 words = f"{{name}} is what comes if {name} counts {text.partition(',')[0]} times{how}"
                 yield RankEdit("double_count", words, on, alike=True)
+
+
+def _whole_for_shard(step: PlainStep) -> Iterator[RankEdit]:
+    """Every rank has all of a sharded input, and a sum over ranks takes it for a shard."""
+    for subset in _groups(step):
+
+        def on(values: Values, at: Coordinates, subset: tuple[str, ...] = subset) -> Results:
+            changed = dict(values)
+            for name in subset:
+                for d, placement in enumerate(step.placed(name)):
+                    if placement.is_shard():
+                        changed[name] = torch.cat([changed[name]] * step.sizes[d], placement.dim)
+            return step(changed)
+
+        words = (
+            f"{{name}} is what comes if every rank has all of {_listed(subset)}, and each counts it as its own shard"
+        )
+        yield RankEdit("double_count", words, on, whole=False, alike=True)
 
 
 def _sentinels(step: PlainStep) -> Iterator[RankEdit]:

@@ -125,14 +125,13 @@ def _reproduced(
             distance = max(distance, _distance(own.double(), wanted, right))
         if distance < closest:
             near.append((distance, index, edit))
-    near = [(index, edit) for _, index, edit in sorted(near, key=lambda row: row[1])][:MOST_PROOFS]
-    for _, edit in near:
+    close = [edit for _, _, edit in sorted(near, key=lambda row: row[1])][:MOST_PROOFS]  # the simpler ones first
+    for edit in close:
         seen = views(tensors, placed, step.sizes)
         if all(proof(name, view, _whole(step, name, edit, right, view)) for view in seen):
             return RankFinding(edit.cause, name, edit.text.format(name=name), True)
-    if near:
-        edit = near[0][1]
-        return RankFinding(edit.cause, name, edit.text.format(name=name), False)
+    if close:
+        return RankFinding(close[0].cause, name, close[0].text.format(name=name), False)
     return None
 
 

@@ -38,7 +38,11 @@ class PlainStep:
             if result.is_floating_point():
                 drawn = torch.randn(result.shape, generator=generator, dtype=torch.float32)
                 self.cotangents[name] = drawn.to(_dtype(self.inputs))
-        self.values = {**self.inputs, **self.scalars, **{f"grad_{n}": g for n, g in self.cotangents.items()}}
+        self.values: dict[str, Any] = {
+            **self.inputs,
+            **self.scalars,
+            **{f"grad_{n}": g for n, g in self.cotangents.items()},
+        }
         self.names = (*self.outputs, *(f"{name}.grad" for name in self.grads))
 
     def __call__(self, values: Values) -> dict[str, Tensor]:

@@ -99,14 +99,13 @@ class RankPool:
         raised: dict[int, str] = {}
         until = time.monotonic() + limit_s
         while waiting := [r for r in range(self.world) if r not in answers and r not in ended and r not in raised]:
-            pipes = {self._pipes[r]: r for r in waiting}
-            ready = multiprocessing.connection.wait(list(pipes), max(0.0, until - time.monotonic()))
+            pipes = [self._pipes[r] for r in waiting]
+            ready = multiprocessing.connection.wait(pipes, max(0.0, until - time.monotonic()))
             if not ready:
                 break
-            for pipe in ready:
-                rank = pipes[pipe]  # type: ignore[index]
+            for rank in (r for r in waiting if self._pipes[r] in ready):
                 try:
-                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                    ok, value = self._pipes[rank].recv()
                 except (EOFError, ConnectionResetError):
                     self._processes[rank].join(5)
                     ended[rank] = _ending(self._processes[rank].exitcode)

@@ -82,9 +82,11 @@ class VerifyTasks:
         size, dtype = request["size"], request["dtype"]
         on_ranks = request.get("ranks") is not None
         alone = "" if getattr(named.target, "placements", None) is None else "it runs on several ranks; add --ranks 2"
-        reason = self.ranks.refusal(named) if on_ranks else alone
-        if reason:
-            return [_planned(named.name, "", device_of(request), Choice([], []), "", reason, named.source, named.index)]
+        refusal = self.ranks.refusal(named) if on_ranks else alone
+        if refusal:
+            return [
+                _planned(named.name, "", device_of(request), Choice([], []), "", refusal, named.source, named.index)
+            ]
         if on_ranks:
             device, choice = self.ranks.plan(named, request)
             backend = "" if named.target is not None else f"{request['ranks']} ranks"
