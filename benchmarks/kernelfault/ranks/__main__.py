@@ -1,6 +1,6 @@
 """How well the assay over ranks names faults of sharded computations.
 
-    python -m benchmarks.kernelfault.ranks [--ranks 2] [--specimen NAME] [--markdown] [--json FILE]
+    python -m benchmarks.kernelfault.ranks [--ranks 2] [--specimen NAME] [--json FILE]
 
 Every specimen runs twice on processes of this machine: right, and with the fault of a public bug in it. Exit status: 0
 every fault named rightly and no right version accused, 1 otherwise.
@@ -13,8 +13,6 @@ import json
 import sys
 from pathlib import Path
 
-from goldsmith.assay.ranks.causes import CAUSES
-
 from . import catalogue, score
 
 
@@ -26,7 +24,6 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=2, help="number of processes (default 2)")
     parser.add_argument("--specimen", help="only this one")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/verify-ranks.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results as JSON")
     options = parser.parse_args()
     faults = tuple(f for f in catalogue.faults() if options.specimen in (None, f.specimen))
@@ -35,11 +32,9 @@ def main() -> int:
         print(f"no specimen {options.specimen!r}; there are: {names}", file=sys.stderr)
         return 2
     rows = []
-    if options.markdown:
-        print("| specimen | after | what the assay says | named rightly | right version |\n|---|---|---|---|---|")
     for row in score.outcomes(options.ranks, faults):
         rows.append(row)
-        print(_markdown(row) if options.markdown else _line(row), flush=True)
+        print(_line(row), flush=True)
     right, passed = sum(r.right for r in rows), sum(r.right_passes for r in rows)
     proven = sum(r.right and r.proven for r in rows)
     print(
@@ -57,16 +52,6 @@ def _line(row: score.Outcome) -> str:
     verdict = "ok" if row.right else f"wrong, it is {row.cause}"
     accused = "right version passes" if row.right_passes else f"RIGHT VERSION ACCUSED: {row.right_text[:200]}"
     return f"{row.specimen:22} {named:22} {kind:7} {verdict:32} {accused}"
-
-
-def _markdown(row: score.Outcome) -> str:
-    fault = next(f for f in catalogue.faults() if f.specimen == row.specimen)
-    title = CAUSES[row.named].title if row.named else "not explained" if row.detected else "not detected"
-    kind = ", proven" if row.proven and row.named else ""
-    return (
-        f"| `{row.specimen}` | [{row.source}]({fault.url}) | {title}{kind} | {'yes' if row.right else 'no'} | "
-        f"{'pass' if row.right_passes else 'accused'} |"
-    )
 
 
 if __name__ == "__main__":
