@@ -7,9 +7,8 @@ python -m benchmarks.kernelfault --author stranger --seeds 1 --json benchmarks/r
 python -m benchmarks.kernelfault.ranks --json benchmarks/results/kernelfault_ranks.json
 python scripts/tables.py
 
-kernelfault_ranks_first.json is from the one run before any rule was changed. kernelfault_strangers_N.json is the same for
-batch N. Both are never made again. The usual rules have a run of their own, because they take as long as everything
-else.
+kernelfault_ranks_first.json is from the one run before any rule was changed; kernelfault_strangers_N.json is the same
+for batch N. Both are never made again. The usual rules have a run of their own, because they take as long as all else.
 """
 
 import json
