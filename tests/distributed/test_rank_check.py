@@ -150,14 +150,14 @@ def test_verify_judges_a_users_file_on_ranks(user_file):
 def test_verify_judges_operators_on_ranks(tmp_path):
     done = verify(tmp_path, "mhc.post", "router", "--ranks", "2", "--quick", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All proofs passed" in done.stdout
+    assert "All checks passed" in done.stdout
 
 
 @pytest.mark.slow
 def test_verify_runs_under_torchrun(user_file):
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = verify(user_file, "mine.py:RIGHT", "--device", "cpu", launcher=launcher)
-    assert done.returncode == 0 and "All proofs passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "All checks passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
