@@ -25,7 +25,7 @@ from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
     from ..json_types import MachineFacts
-    from ..workers.messages import CheckReply, CheckRequest, PlannedCheck, PlanReply, PlanRequest
+    from ..workers.messages import CheckReply, CheckRequest, EndRequest, PlannedCheck, PlanReply, PlanRequest
     from .rank_tasks import RankTasks
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
@@ -46,7 +46,10 @@ class VerifyTasks:
         self.targets: dict[tuple[str, int, str], Target] = {}
         self._ranks: RankTasks | None = None
 
-    def answer(self, request: PlanRequest | CheckRequest) -> PlanReply | CheckReply:
+    def answer(self, request: PlanRequest | CheckRequest | EndRequest) -> PlanReply | CheckReply:
+        if request["do"] == "end":
+            self.close()
+            return {}
         return self.plan(request) if request["do"] == "plan" else self.check(request)
 
     def close(self) -> None:

@@ -67,7 +67,13 @@ class DiagnosisRequest(PlacementRequest):
     json: bool
 
 
-WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest
+class EndRequest(TypedDict):
+    """End what outlives a check: the ranks, which would wait for more."""
+
+    do: Literal["end"]
+
+
+WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest | EndRequest
 
 
 class PlannedCheck(TypedDict):
