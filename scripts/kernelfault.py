@@ -1,13 +1,14 @@
-"""Tables of docs/kernelfault*.md, from benchmarks/results/kernelfault*.json and from the faults.
+"""Tables of docs/kernelfault*.md and docs/verify-ranks.md, from the faults and benchmarks/results/kernelfault*.json.
 
 python -m benchmarks.kernelfault --json benchmarks/results/kernelfault.json
 python -m benchmarks.kernelfault --quick --seeds 1 --clean 0 --baselines \\
     --json benchmarks/results/kernelfault_baselines.json
 python -m benchmarks.kernelfault --author stranger --seeds 1 --json benchmarks/results/kernelfault_strangers_1.json
+python -m benchmarks.kernelfault.ranks --json benchmarks/results/kernelfault_ranks.json
 python scripts/tables.py
 
-kernelfault_strangers_N.json is from the one run before any rule was changed for batch N, and is never made again. The
-usual rules have a run of their own, because they take as long as everything else.
+kernelfault_ranks_first.json is from the one run before any rule was changed; kernelfault_strangers_N.json is the same
+for batch N. Both are never made again. The usual rules have a run of their own, because they take as long as all else.
 """
 
 import json
@@ -19,11 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "kernelfault.json"
 BASELINES = RESULTS.with_name("kernelfault_baselines.json")
+RANKS = RESULTS.with_name("kernelfault_ranks.json")
+RANKS_FIRST = RESULTS.with_name("kernelfault_ranks_first.json")
 FIRST_SIGHT = "kernelfault_strangers_*.json"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.kernelfault import catalogue, figures, terminal  # noqa: E402
 from benchmarks.kernelfault.baseline_names import RULES  # noqa: E402
+from benchmarks.kernelfault.ranks import catalogue as rank_catalogue  # noqa: E402
+from goldsmith.assay.ranks.causes import CAUSES  # noqa: E402
 from recorded_commands import today  # noqa: E402
 
 Table = Callable[[list[str], list[list[str]]], str]
@@ -187,3 +192,28 @@ def amended(table: Table) -> str:
     """Faults whose truth was changed after a run, with the reason."""
     rows = [[f.id, f"`{f.host.name}`", f.backend, f.amended] for f in catalogue.faults() if f.amended]
     return table(["id", "kernel", "backend", "what was changed, and why"], rows)
+
+
+def rank_scores(table: Table) -> str:
+    """How often the assay over ranks is right: the first run, and the newest."""
+    rows = []
+    for title, path in (("first run", RANKS_FIRST), ("now", RANKS)):
+        found = json.loads(path.read_text())
+        right = [r for r in found if r["named"] == r["cause"]]
+        rows.append(
+            [title, str(len(found)), str(sum(r["detected"] for r in found)), str(len(right)),
+             str(sum(r["proven"] for r in right)), str(sum(r["right_passes"] for r in found))]
+        )  # fmt: skip
+    return table(["", "faults", "detected", "named rightly", "of these proven", "right versions that pass"], rows)
+
+
+def rank_faults(table: Table) -> str:
+    """The specimens of the assay over ranks, with what it says about each."""
+    known = {f.specimen: f for f in rank_catalogue.faults()}
+    rows = []
+    for r in json.loads(RANKS.read_text()):
+        fault = known[r["specimen"]]
+        says = CAUSES[r["named"]].title if r["named"] else "not explained" if r["detected"] else "not detected"
+        says += "" if r["named"] == r["cause"] else f"; it is {CAUSES[r['cause']].title}"
+        rows.append([f"`{fault.specimen}`", f"[{fault.source}]({fault.url})", fault.what, says])
+    return table(["specimen", "after", "the fault", "what the assay says"], rows)

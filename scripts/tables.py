@@ -276,6 +276,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernelfault_faults": lambda: kernelfault.faults(table),
     "kernelfault_amended": lambda: kernelfault.amended(table),
     "kernelfault_confusion": lambda: kernelfault.confusion(table),
+    "kernelfault_rank_scores": lambda: kernelfault.rank_scores(table),
+    "kernelfault_rank_faults": lambda: kernelfault.rank_faults(table),
     "language_model": lambda: language_model.losses(table),
     "offload_calls": lambda: offload_rows.calls(table),
     "offload_steps": lambda: offload_rows.steps(table),

@@ -75,6 +75,7 @@ def root(
 VERIFY = {
     "What to check": ("what", "backend", "device", "dtype", "interpret", "seed"),
     "How much": ("quick", "thorough", "jobs"),
+    "On several ranks": ("ranks", "limit"),
     "Output": ("verbose", "html", "json"),
 }
 DIAGNOSE = {
@@ -116,6 +117,18 @@ def verify(
     jobs: Annotated[
         int | None, typer.Option(help="Number of worker processes. Default: depends on cores and device.", min=1)
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Run on this many processes, and judge them together: operators on DTensors, and targets that are an "
+            "assay.ranks.RankTarget. Default under torchrun: all of its processes.",
+            min=1,
+            metavar="N",
+        ),
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(help="Seconds after which a rank that does not answer is reported.", min=1.0, metavar="X")
+    ] = 120.0,
     seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every finding and every note.")] = False,
 ) -> None:
@@ -127,7 +140,11 @@ def verify(
         raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
     with exit_on_signals():
         from .verify.command import VerifyRequest, run
+        from .verify.launcher import serves_rank_0, started_ranks
 
+    ranks = started_ranks(ranks)
+    if serves_rank_0(device, limit):
+        raise typer.Exit(0)
     request = VerifyRequest(
         names=tuple(what or ()),
         backend=backend,
@@ -138,6 +155,8 @@ def verify(
         jobs=jobs,
         seed=seed,
         verbose=verbose,
+        ranks=ranks,
+        limit=limit,
     )
     raise typer.Exit(run(request, html=html, json_to=json))
 

@@ -1,6 +1,8 @@
 """The assay over ranks: a computation on several processes is judged like a kernel, against its unsharded golden."""
 
+from .check import check
 from .pool import RankError, RankPool
 from .sharded import Sharded, sharded
+from .target import RankTarget
 
-__all__ = ["RankError", "RankPool", "Sharded", "sharded"]
+__all__ = ["RankError", "RankPool", "RankTarget", "Sharded", "check", "sharded"]

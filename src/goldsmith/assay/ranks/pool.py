@@ -2,21 +2,29 @@
 
 The judge stays outside of the group: it sends each rank its function and arguments through a pipe and waits for all
 answers. A rank that raises, dies or does not answer in time is named, and the pool ends with it, because the others
-may wait for it in a collective forever.
+may wait for it in a collective forever. When time is up, every rank writes its stack (stacks.py), which tells those
+that wait in a collective from the one that they wait for.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from pickle import PicklingError
+from typing import Any, Protocol
 
 import torch
+
+from ...core.tracing import TargetError
+from . import stacks
 
 LIMIT_S = 120.0
 START_S = 120.0
@@ -24,6 +32,20 @@ START_S = 120.0
 
 class RankError(RuntimeError):
     """A rank raised, died or did not answer; the message names it."""
+
+
+class Ranks(Protocol):
+    """Processes of one group: RankPool starts them, LaunchedRanks (launched.py) got them from a launcher."""
+
+    world: int
+    device: str
+
+    @property
+    def alive(self) -> bool: ...
+
+    def run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]: ...
+
+    def close(self) -> None: ...
 
 
 class RankPool:
@@ -63,29 +85,50 @@ class RankPool:
             except (BrokenPipeError, OSError) as error:
                 self.close()
                 raise RankError(f"rank {rank} has ended") from error
+            except (PicklingError, AttributeError, TypeError) as error:  # before anything was sent
+                what = getattr(function, "__name__", type(function).__name__)
+                raise TargetError(
+                    f"{what} cannot be sent to the ranks ({error}); define it at the top level of a module"
+                ) from error
         return self._receive(self._limit_s)
 
     def _receive(self, limit_s: float) -> list[Any]:
-        answers: list[Any] = []
-        problems: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                if not pipe.poll(limit_s if not problems else 2.0):  # after a failure, the others wait in a collective
-                    problems.append(f"rank {rank} did not answer in {limit_s:.0f} s")
-                    continue
-                ok, value = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                self._processes[rank].join(5)
-                problems.append(f"rank {rank} ended with exit status {self._processes[rank].exitcode}")
-                continue
-            answers.append(value)
-            if not ok:
-                problems.append(f"rank {rank}: {value}")
-        if problems:
-            self.close()
-            raised = [problem for problem in problems if "did not answer" not in problem]
-            raise RankError((raised or problems)[0] if len(raised) == 1 else "; ".join(raised or problems))
-        return answers
+        """The answers of all ranks; raises RankError for the rank that ended, raised, or did not answer."""
+        answers: dict[int, Any] = {}
+        ended: dict[int, str] = {}
+        raised: dict[int, str] = {}
+        until = time.monotonic() + limit_s
+        while waiting := [r for r in range(self.world) if r not in answers and r not in ended and r not in raised]:
+            pipes = [self._pipes[r] for r in waiting]
+            ready = multiprocessing.connection.wait(pipes, max(0.0, until - time.monotonic()))
+            if not ready:
+                break
+            for rank in (r for r in waiting if self._pipes[r] in ready):
+                try:
+                    ok, value = self._pipes[rank].recv()
+                except (EOFError, ConnectionResetError):
+                    self._processes[rank].join(5)
+                    ended[rank] = _ending(self._processes[rank].exitcode)
+                else:
+                    (answers if ok else raised)[rank] = value
+            if ended or raised:  # the others may wait for it forever
+                until = min(until, time.monotonic() + 2.0)
+        if not (ended or raised or waiting):
+            return [answers[rank] for rank in range(self.world)]
+        if ended:  # what others raise is that they lost the connection
+            text = "; ".join(f"rank {rank} {how}" for rank, how in sorted(ended.items()))
+        elif raised:
+            text = "; ".join(f"rank {rank}: {value}" for rank, value in sorted(raised.items()))
+        else:
+            processes = {rank: self._processes[rank].pid for rank in waiting}
+            text = stacks.explained(stacks.written(processes, self._store), set(answers), limit_s)
+        self.close()
+        raise RankError(text)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the ranks can run another function; they end after a RankError."""
+        return bool(self._processes)
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -96,8 +139,9 @@ class RankPool:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
-        if os.path.exists(self._store):
-            os.unlink(self._store)
+        for path in (self._store, *(stacks.path(self._store, rank) for rank in range(self.world))):
+            if os.path.exists(path):
+                os.unlink(path)
 
     def __enter__(self) -> RankPool:
         return self
@@ -111,8 +155,22 @@ def _context(device: str) -> Any:
     return multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
 
 
+def _ending(status: int | None) -> str:
+    """How a process ended: "ended with exit status 7", "was killed by SIGKILL"."""
+    if status is not None and status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
 def _gpus() -> str:
     return str(torch.cuda.device_count() or "none")
+
+
+def in_words(error: Exception) -> str:
+    """Class, message and place of an error: the innermost frame that is not torch's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((f for f in reversed(frames) if not stacks.of_torch(f.filename)), frames[-1])
+    return f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})"
 
 
 def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, limit_s: float) -> None:
@@ -120,6 +178,7 @@ def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, lim
     from torch import distributed
 
     torch.set_num_threads(1)
+    stacks.write_on_signal(store, rank)
     if device == "cuda":
         torch.cuda.set_device(rank)
     try:
@@ -128,7 +187,7 @@ def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, lim
             init_method=f"file://{store}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=limit_s),
+            timeout=timedelta(seconds=2 * limit_s + 5),  # the judge's limit comes first, and its message says more
         )
         pipe.send((True, None))
     except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge
@@ -142,8 +201,7 @@ def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, lim
         try:
             answer = (True, function(*arguments))
         except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            answer = (False, f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})")
+            answer = (False, in_words(error))
         try:
             pipe.send(answer)
         except (BrokenPipeError, OSError):

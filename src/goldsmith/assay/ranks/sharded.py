@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...core.tracing import TargetError
-from .pool import RankError, RankPool
+from .pool import RankError, RankPool, Ranks
 
 Placements = Mapping[str, Placement | Sequence[Placement]]
 
@@ -30,7 +30,7 @@ class Sharded:
     """A function on several ranks; call it like the function itself, with whole tensors. Differentiable."""
 
     def __init__(
-        self, function: Callable[..., Any], shape: tuple[int, ...], placements: Placements, pool: RankPool
+        self, function: Callable[..., Any], shape: tuple[int, ...], placements: Placements, pool: Ranks
     ) -> None:
         self.function, self.shape, self.placements, self.pool = function, shape, placements, pool
         functools.update_wrapper(self, function)
@@ -53,7 +53,7 @@ class Sharded:
 
 def sharded(
     function: Callable[..., Any],
-    ranks: int | tuple[int, ...] | RankPool,
+    ranks: int | tuple[int, ...] | Ranks,
     *,
     placements: Placements,
     mesh: tuple[int, ...] | None = None,
@@ -67,7 +67,8 @@ def sharded(
     Raises TargetError for an input that the function does not have, or a mesh that does not fit the ranks. An error of
     a rank raises RankError, which names it.
     """
-    pool = ranks if isinstance(ranks, RankPool) else RankPool(ranks if isinstance(ranks, int) else _product(ranks))
+    started = isinstance(ranks, int | tuple)
+    pool: Ranks = RankPool(ranks if isinstance(ranks, int) else _product(ranks)) if started else ranks  # type: ignore
     shape = mesh or (pool.world,)
     if _product(shape) != pool.world:
         raise TargetError(f"mesh: {shape} has {_product(shape)} places, but there are {pool.world} ranks")
@@ -76,7 +77,7 @@ def sharded(
     if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         raise TargetError(f"placements: {unknown} are no inputs of {function.__name__}; there are: {list(parameters)}")
     candidate = Sharded(function, shape, placements, pool)
-    if pool is not ranks:
+    if started:
         weakref.finalize(candidate, pool.close)
     return candidate
 

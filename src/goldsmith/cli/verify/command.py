@@ -85,7 +85,7 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the checks finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = request.jobs or max(1, min(cores, 8))
+    size = 1 if request.ranks else request.jobs or max(1, min(cores, 8))  # ranks use the cores
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
@@ -95,6 +95,8 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
                 pool.size = min(size, _workers_per_gpu(outcome))
             try:
                 _check(pool, outcome, request, err)
+                if request.ranks:
+                    pool.ask({"do": "end"})  # under torchrun, the other ranks would serve this one forever
             except KeyboardInterrupt:
                 outcome.interrupted = True
                 err.print("[yellow]Interrupted. These results were finished:[/]")
@@ -131,6 +133,7 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         "dtype": request.dtype,
         "interpret": request.interpret,
         "size": request.size,
+        "ranks": request.ranks,
     }
     try:
         reply = pool.ask(plan)
@@ -227,6 +230,8 @@ def _message(number: int, check: Check, job: Job, request: VerifyRequest) -> Che
         "backend": check.backend,
         "device": check.device,
         "seed": request.seed,
+        "ranks": request.ranks,
+        "limit": request.limit,
         **job.to_json(),
     }
 

@@ -29,6 +29,8 @@ class VerifyRequest:
     jobs: int | None = None
     seed: int = 0
     verbose: bool = False  # show every finding and note
+    ranks: int | None = None  # run on so many processes
+    limit: float = 120.0  # seconds after which ranks that do not answer are reported
 
 
 @dataclass

@@ -29,6 +29,7 @@ from ..terminal import count
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
+ON_RANKS = ("values",)  # the other probes look at memory in one process
 RUNS: dict[tuple[str, ...] | None, int] = {VALUES: 2, USUAL: 9, CONTRACT: 9, None: 50}  # of the candidate, roughly
 EVERY_PROBE = "every_probe"  # tag of cases that get all probes in an ordinary run
 TYPICAL_ELEMENTS = 100  # elements of the largest input of the case that represents the others
@@ -40,6 +41,8 @@ SIZES = ("quick", "default", "thorough")
 class Job:
     """One case in one dtype. `probes` None means all; `cost` is roughly the seconds it takes on two slow cores.
 
+    `layout` names how an operator's tensors lie on ranks, with --ranks.
+
     `label` is its name in reports: the case's name, followed by the dtype if the target has several.
     """
 
@@ -48,6 +51,7 @@ class Job:
     label: str
     probes: tuple[str, ...] | None = None
     cost: float = 1.0
+    layout: str = ""
 
     def to_json(self) -> JobMessage:
         return cast("JobMessage", asdict(self))
@@ -55,7 +59,7 @@ class Job:
     @classmethod
     def from_json(cls, data: JobMessage) -> Job:
         probes = None if data["probes"] is None else tuple(data["probes"])
-        return cls(data["case"], data["dtype"], data["label"], probes, data["cost"])
+        return cls(data["case"], data["dtype"], data["label"], probes, data["cost"], data.get("layout", ""))
 
 
 @dataclass(frozen=True)
@@ -149,10 +153,11 @@ def examined(jobs: Iterable[Job]) -> str:
         CONTRACT: "values, memory, second call and layouts",
         USUAL: "values, memory, second call and repeats",
         VALUES: "values and memory",
+        ON_RANKS: "the values of all ranks",
     }
     numbers = Counter(job.probes for job in jobs)
     parts = [f"{count(numbers[probes], 'case')} with {words[probes]}" for probes in words if numbers[probes]]
-    parts += ["--thorough runs all probes on every case"] if set(numbers) - {None} else []
+    parts += ["--thorough runs all probes on every case"] if set(numbers) - {None, ON_RANKS} else []
     return f"Run: {'; '.join(parts)}." if numbers else ""
 
 

@@ -25,7 +25,8 @@ from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
     from ..json_types import MachineFacts
-    from ..workers.messages import CheckReply, CheckRequest, PlannedCheck, PlanReply, PlanRequest
+    from ..workers.messages import CheckReply, CheckRequest, EndRequest, PlannedCheck, PlanReply, PlanRequest
+    from .rank_tasks import RankTasks
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
@@ -43,9 +44,27 @@ class VerifyTasks:
 
     def __init__(self) -> None:
         self.targets: dict[tuple[str, int, str], Target] = {}
+        self._ranks: RankTasks | None = None
 
-    def answer(self, request: PlanRequest | CheckRequest) -> PlanReply | CheckReply:
+    def answer(self, request: PlanRequest | CheckRequest | EndRequest) -> PlanReply | CheckReply:
+        if request["do"] == "end":
+            self.close()
+            return {}
         return self.plan(request) if request["do"] == "plan" else self.check(request)
+
+    def close(self) -> None:
+        """Ends the ranks, if there are any."""
+        if self._ranks is not None:
+            self._ranks.close()
+
+    @property
+    def ranks(self) -> RankTasks:
+        """What --ranks needs; imports torch.distributed, for which nothing else has to wait."""
+        if self._ranks is None:
+            from .rank_tasks import RankTasks
+
+            self._ranks = RankTasks()
+        return self._ranks
 
     def plan(self, request: PlanRequest) -> PlanReply:
         """Every check that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
@@ -64,6 +83,17 @@ class VerifyTasks:
 
     def _checks(self, named: ResolvedName, request: PlanRequest) -> list[PlannedCheck]:
         size, dtype = request["size"], request["dtype"]
+        on_ranks = request.get("ranks") is not None
+        alone = "" if getattr(named.target, "placements", None) is None else "it runs on several ranks; add --ranks 2"
+        refusal = self.ranks.refusal(named) if on_ranks else alone
+        if refusal:
+            return [
+                _planned(named.name, "", device_of(request), Choice([], []), "", refusal, named.source, named.index)
+            ]
+        if on_ranks:
+            device, choice = self.ranks.plan(named, request)
+            backend = "" if named.target is not None else f"{request['ranks']} ranks"
+            return [_planned(named.name, backend, device, choice, "", "", named.source, named.index)]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
             return [_planned(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
@@ -85,6 +115,9 @@ class VerifyTasks:
         """Check one case on one backend: a report, or the reason why it cannot run."""
         device, dtype = request["device"], getattr(torch, request["dtype"])
         try:
+            if request.get("ranks") is not None:
+                report = self.ranks.check(request)
+                return {"report": with_small_maps(one_case(report, request["label"])).to_json(), "interpreted": False}
             target = self._target(request)
             case = target.case(request["case"])
             reason = self._case_reason(request, case, dtype, device)

@@ -52,6 +52,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  any failure of the assay must reach the parent, and must not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
         _send(replies, {"id": request["id"], **reply})
+    tasks.close()
 
 
 def _answer(tasks: VerifyTasks, request: WorkerRequest, tell: Callable[[ProgressMessage], None]) -> WorkerReply:

@@ -22,6 +22,7 @@ class PlanRequest(PlacementRequest):
     backend: str | None
     dtype: str | None
     size: str
+    ranks: int | None
 
 
 class JobMessage(TypedDict):
@@ -32,6 +33,7 @@ class JobMessage(TypedDict):
     label: str
     probes: list[str] | None
     cost: float
+    layout: str
 
 
 class CheckRequest(JobMessage):
@@ -45,6 +47,8 @@ class CheckRequest(JobMessage):
     backend: str
     device: str
     seed: int
+    ranks: int | None
+    limit: float
 
 
 class DiagnosisRequest(PlacementRequest):
@@ -63,7 +67,13 @@ class DiagnosisRequest(PlacementRequest):
     json: bool
 
 
-WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest
+class EndRequest(TypedDict):
+    """End what outlives a check: the ranks, which would wait for more."""
+
+    do: Literal["end"]
+
+
+WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest | EndRequest
 
 
 class PlannedCheck(TypedDict):

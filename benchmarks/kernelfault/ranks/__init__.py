@@ -1,0 +1,1 @@
+"""Faults of sharded computations after public bugs, with right versions: how well the assay over ranks names them."""

@@ -1,0 +1,58 @@
+"""`goldsmith verify` as one of several processes of torchrun: rank 0 is the command, the others compute for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..terminal import Problem
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among those of a launcher."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
+        """From torchrun's variables; None where this process is not one of several."""
+        world = int(environment.get("WORLD_SIZE") or "1")
+        if world < 2 or not environment.get("MASTER_ADDR"):
+            return None
+        rank = int(environment.get("RANK") or "0")
+        local = int(environment.get("LOCAL_RANK") or rank)
+        return cls(rank, world, local, int(environment.get("LOCAL_WORLD_SIZE") or world))
+
+
+def started_ranks(ranks: int | None) -> int | None:
+    """The number of ranks: that of --ranks, or the launcher's. Raises Problem where the two differ."""
+    launch = Launch.of()
+    if launch is None:
+        return ranks
+    if ranks not in (None, launch.world):
+        raise Problem(f"--ranks {ranks}: the launcher started {launch.world} processes; leave the option out.")
+    return launch.world
+
+
+def serves_rank_0(device: str | None, limit: float) -> bool:
+    """On every rank but 0 of a launcher: computes for rank 0 until it ends, and returns True."""
+    launch = Launch.of()
+    if launch is None or launch.rank == 0:
+        return False
+    import torch
+
+    from ...assay.ranks.launched import serve
+
+    chosen = "cuda" if torch.cuda.device_count() >= launch.local_world else "cpu"
+    serve(
+        launch.rank,
+        device=device.partition(":")[0] if device else chosen,
+        local_rank=launch.local_rank,
+        limit_s=limit,
+    )
+    return True

@@ -1,0 +1,99 @@
+"""Targets of `goldsmith verify --ranks`: operators on DTensors, and how ranks load a user's target."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from ...assay.declare.case import Case
+from ...assay.declare.target import Target
+from ...assay.ranks import RankTarget, sharded
+from ...assay.ranks.pool import Ranks
+from ...core.op import Op
+from ..targets import op_target
+from ..user_targets import load_targets
+
+TOKENS, EXPERTS, REPLICATED, TWO_DIMENSIONS = "tokens", "experts", "replicated", "tokens and replicas"
+
+
+class OperatorOnRanks:
+    """An operator as a function of its inputs and options by name, which ranks can import."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.__name__ = name
+        op = Op.get(name)
+        empty = inspect.Parameter.empty
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(p, inspect.Parameter.KEYWORD_ONLY, default=None if p in op.optional else empty)
+                for p in (*op.inputs, *op.options)
+            ]
+        )
+
+    def __reduce__(self) -> tuple[type[OperatorOnRanks], tuple[str]]:
+        return OperatorOnRanks, (self.name,)
+
+    def __call__(self, **values: Any) -> Any:
+        op = Op.get(self.name)
+        return op(*(values.get(name) for name in op.inputs), **{name: values[name] for name in op.options})
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How an operator's inputs lie on the mesh, by the name under which a report lists it."""
+
+    name: str
+    placements: dict[str, Any]
+    mesh: tuple[int, ...] | None = None
+
+
+def layouts(op: Op, case: Case, world: int) -> list[RankLayout]:
+    """The placements to try: tokens sharded, everything replicated, experts sharded, and two mesh dimensions."""
+    values = case.build(torch.float32, "cpu", 0)
+    given = [name for name in op.inputs if isinstance(values.get(name), torch.Tensor)]
+    tokens = [name for name in given if op.axes[name].per_token and op.axes[name].token_axes(values[name])]
+    found = [RankLayout(TOKENS, dict.fromkeys(tokens, Shard(0)))] if tokens else []
+    if op.expert_axis is not None and not values.get("layout"):  # packed tables are not sharded
+        tables = [n for n in given if op.axes[n].of(values[n]).names[:1] == op.expert_axis[:1]]
+        found += [RankLayout(EXPERTS, dict.fromkeys(tables, Shard(0)))] if tables else []
+    found.append(RankLayout(REPLICATED, {}))
+    if tokens and world >= 4 and world % 2 == 0:
+        found.append(RankLayout(TWO_DIMENSIONS, dict.fromkeys(tokens, (Shard(0), Replicate())), (2, world // 2)))
+    return found
+
+
+def operator_target(op: Op, layout: RankLayout, pool: Ranks) -> Target:
+    """The operator on the pool's ranks, with its forward in float64 as golden."""
+    whole = op_target(op, "reference")
+    return Target(
+        sharded(OperatorOnRanks(op.name), pool, placements=layout.placements, mesh=layout.mesh), whole.golden,
+        cases=op.cases, outputs=op.outputs, grads=whole.grads, decisions=whole.decisions,
+        backward="auto" if op.grads else None, name=f"{op.name} on {pool.world} ranks",
+    )  # fmt: skip
+
+
+def explained_target(op: Op, layout: RankLayout) -> RankTarget:
+    """The same for `ranks.check`, which says what is wrong."""
+    whole = op_target(op, "reference")
+    mesh = None if layout.mesh is None else {f"dim{d}": size for d, size in enumerate(layout.mesh)}
+    return RankTarget(
+        OperatorOnRanks(op.name), whole.golden, cases=op.cases, outputs=op.outputs, grads=whole.grads,
+        decisions=whole.decisions, backward="auto" if op.grads else None, placements=layout.placements, mesh=mesh,
+        dtensors=True,
+    )  # fmt: skip
+
+
+def loadable(target: Target, source: str, index: int) -> RankTarget:
+    """The target, which ranks load by its name on the command line."""
+    if not isinstance(target, RankTarget):
+        raise TypeError(f"{source}: expected an assay.ranks.RankTarget, got {type(target).__name__}")
+    return replace(target, load=partial(_load, source, index))
+
+
+def _load(source: str, index: int) -> Target:
+    return load_targets(source)[index]
