@@ -1,0 +1,39 @@
+"""lm-eval's model "goldsmith": transformers' harness class over the offloaded model."""
+
+import pytest
+
+pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
+from transformers import AutoModelForCausalLM
+
+from cli.finetune_tools import saved_model
+from goldsmith.hf import evaluation
+from offload.whole_models import check_alike
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
+    return saved_model(tmp_path / "model")
+
+
+def test_the_harness_computes_with_the_offloaded_model(folder):
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install lm-eval")
+    from lm_eval.api.registry import get_model
+
+    harness = evaluation.register_lm_eval()
+    assert get_model("goldsmith") is harness
+    made = harness.create_from_arg_string(f"pretrained={folder},threads=1,max_length=64", {"batch_size": 2})
+    try:
+        assert made.model is made.offloaded.model and made.batch_size == 2 and made.max_length == 64
+        check_alike(made.model, AutoModelForCausalLM.from_pretrained(folder).eval())
+    finally:
+        made.close()
+    with pytest.raises(TypeError, match="unknown keyword 'colour'"):
+        harness(str(folder), colour=1)
+
+
+def test_a_missing_harness_is_named(monkeypatch):
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    monkeypatch.setattr(evaluation, "register_lm_eval", evaluation.register_lm_eval.__wrapped__)
+    with pytest.raises(SystemExit, match="needs lm-eval, which is not installed: pip install lm-eval"):
+        evaluation.main()
