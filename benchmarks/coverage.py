@@ -44,7 +44,6 @@ from goldsmith.assay.declare.case import Case  # noqa: E402
 
 COLUMNS = ("dispatch", "convert", "finetune", "generate")
 RESULTS = ROOT / "benchmarks" / "results" / "coverage.json"
-THIRDS = 3
 TOKENS = (1, 6)
 LARGER = 10  # most that the largest error against float64 may exceed the plain float32 model's
 
@@ -65,13 +64,12 @@ class Wide(TorchFunctionMode):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("types", nargs="*", help="model types; default: all")
-    parser.add_argument("--third", type=int, choices=range(THIRDS), help="only every third type, from this one on")
     parser.add_argument("--jobs", type=int, default=1, help="processes that try models at the same time")
     parser.add_argument(
         "--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}, for the table in the docs"
     )
     arguments = parser.parse_args()
-    rows = coverage(arguments.types, arguments.third, arguments.jobs, lambda row: print(line(row), flush=True))
+    rows = coverage(arguments.types, arguments.jobs, lambda row: print(line(row), flush=True))
     equal = sum(all(row[column] == "equal" for column in COLUMNS) for row in rows.values())
     print(f"{equal} of {len(rows)} are equal in all four columns.")
     if arguments.write:
@@ -82,7 +80,6 @@ def main() -> int:
 
 def coverage(
     types: list[str] | None = None,
-    third: int | None = None,
     jobs: int = 1,
     report: Callable[[dict[str, str]], None] = lambda row: None,
 ) -> dict[str, dict[str, str]]:
@@ -91,10 +88,9 @@ def coverage(
     unknown = [name for name in types or () if name not in known]
     if unknown:
         raise SystemExit(f"{unknown[0]} is no model type with experts; known are {', '.join(known)}")
-    chosen = [name for number, name in enumerate(known) if third is None or number % THIRDS == third]
     rows = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) if jobs > 1 else nullcontext() as pool:
-        for row in (map if pool is None else pool.map)(examine, types or chosen):
+        for row in (map if pool is None else pool.map)(examine, types or known):
             rows[row["type"]] = row
             report(row)
             gc.collect()
@@ -202,15 +198,15 @@ class Trial:
 
         self.save()
         os.environ["GOLDSMITH_CACHE"] = str(self.folder / "cache")
-        held = refusing(
+        check = refusing(
             lambda: offload.from_pretrained(self.folder / "model", device="cpu", threads=1, dtype=torch.float32)
         )
-        with held:
-            self.compare(lambda ids: logits(held.model, ids))
+        with check:
+            self.compare(lambda ids: logits(check.model, ids))
             ids = self.ids()[:1]
             options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-            came, wanted = (model.generate(ids, **options) for model in (held.model, self.plain))
-            came, wanted = (getattr(made, "sequences", made) for made in (came, wanted))
+            came, wanted = (model.generate(ids, **options) for model in (check.model, self.plain))
+            came, wanted = (getattr(output, "sequences", output) for output in (came, wanted))
             if not torch.equal(came, wanted) and not self._tie(came[0], wanted[0]):
                 raise AssertionError(f"the text is {came.tolist()}, wanted {wanted.tolist()}")
 

@@ -42,7 +42,7 @@ SEEN = (
 
 def main(wanted: list[str]) -> int:
     text = PAGE.read_text(encoding="utf-8")
-    text = BLOCK.sub(lambda m: m[1] + shown(m[2]) + m[4] if _asked(m[2], wanted) else m[0], text)
+    text = BLOCK.sub(lambda m: m[1] + shown(m[2]) + m[4] if _requested(m[2], wanted) else m[0], text)
     rows = {line.split(" | ")[2].strip("`"): line for line in TABLE.search(text)[2].splitlines()[2:]}
     for number, seen, key in SEEN:
         if not wanted or key.split()[0] in wanted or key not in rows:
@@ -55,7 +55,7 @@ def main(wanted: list[str]) -> int:
     return 0
 
 
-def _asked(command: str, wanted: list[str]) -> bool:
+def _requested(command: str, wanted: list[str]) -> bool:
     return not wanted or any(f"--fault {name} " in command for name in wanted)
 
 

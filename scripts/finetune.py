@@ -72,13 +72,13 @@ def runs(table: Table) -> str:
     ]
     text = table(titles, rows) + "\n" if rows else "No run yet.\n"
     for name, run in kept.items():
-        given, data = run["options"], run["data"]
+        options, data = run["options"], run["data"]
         text += (
             f"{name}: {run['machine']['name']}, {_on(run)}; "
             f"{', '.join(f'{part} {number}' for part, number in run['versions'].items())}. "
-            f"{data['tokens']:,} tokens of {data['file']}, {run['steps']} steps of {given['batch_size']} x "
-            f"{given['seq_len']} tokens, LoRA of rank {given['rank']} on {', '.join(given['targets'])}, "
-            f"{given['dtype']}, learning rate {given['lr']:g}, {given['schedule']}.\n\n"
+            f"{data['tokens']:,} tokens of {data['file']}, {run['steps']} steps of {options['batch_size']} x "
+            f"{options['seq_len']} tokens, LoRA of rank {options['rank']} on {', '.join(options['targets'])}, "
+            f"{options['dtype']}, learning rate {options['lr']:g}, {options['schedule']}.\n\n"
             f"![loss while fine-tuning](images/finetune-{name}.svg)\n\n"
         )
     return text

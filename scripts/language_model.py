@@ -51,13 +51,13 @@ def losses(table: Table) -> str:
 
 
 def _section(name: str, result: dict, table: Table) -> str:
-    groups, given = by_model(result["runs"]), result["conditions"]
+    groups, setup = by_model(result["runs"]), result["conditions"]
     seeds = max(len(runs) for runs in groups.values())
-    read = given["steps"] * given["batch"] * given["seq"]
+    read = setup["steps"] * setup["batch"] * setup["seq"]
     message = (
-        f"{given['device']}, torch {given['torch']}. dim {given['dim']}, {given['layers']} blocks, n = {given['n']}, "
-        f"{given['steps']} steps of {given['batch']} x {given['seq']} bytes ({read / 1e6:.3g} million, from a text of "
-        f"{given['bytes'] / 1e6:.3g} million), learning rate {given['lr']:g}, {seeds} seed{'s' * (seeds > 1)}. "
+        f"{setup['device']}, torch {setup['torch']}. dim {setup['dim']}, {setup['layers']} blocks, n = {setup['n']}, "
+        f"{setup['steps']} steps of {setup['batch']} x {setup['seq']} bytes ({read / 1e6:.3g} million, from a text of "
+        f"{setup['bytes'] / 1e6:.3g} million), learning rate {setup['lr']:g}, {seeds} seed{'s' * (seeds > 1)}. "
         f"Byte frequencies alone: {result['unigram_nats']:.3f} nats."
     )
     rows = []

@@ -107,7 +107,7 @@ def of_machine(table: Table, machine: str, places: dict[tuple, dict[str, dict]])
         ours = entry["goldsmith"]
         share = f"{100 * ours['share_of_ceiling']:.0f} % of {ours['ceiling']}"
         others = [milliseconds(entry.get(peer)) for peer in peers]
-        lines.append([f"`{op}`", case, direction, str(threads), milliseconds(ours), share, *others, proved(ours)])
+        lines.append([f"`{op}`", case, direction, str(threads), milliseconds(ours), share, *others, checked(ours)])
     titles = ["", "case", "", "threads", "ours, ms", "ceiling", *(f"{PEERS[p]}, ms" for p in peers), "verified"]
     shown = [row for entry in places.values() for row in entry.values()]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(machine, shown))
@@ -123,8 +123,8 @@ def milliseconds(row: dict | None) -> str:
     return f"{median:.3g} ±{spread:.0f} %{error}"
 
 
-def proved(row: dict) -> str:
-    """ "yes" where the proof has all cases, otherwise the number of its cases.
+def checked(row: dict) -> str:
+    """ "yes" where the check has all cases, otherwise the number of its cases.
 
     `goldsmith verify` on a CPU takes every case in one dtype, and one case in the others. Until 23 November 2026 `bench
     --proof` accepted that one case, and did not write how many there are (since then: "49 of 49 cases").

@@ -33,6 +33,7 @@ import router_peers
 import speed_cpu
 import speed_short
 import strategies
+import training_stacks
 import watch_cost
 from benchmarks.bench import app as bench
 from benchmarks.offload.command import app as offload
@@ -64,16 +65,16 @@ def support() -> str:
         row = [f"`{op.name}`", op.summary, "of all inputs" if op.grads == op.inputs else ", ".join(op.grads) or "none"]
         streams = set()
         for backend in backends:
-            taken = []
+            entries = []
             for dtype in DTYPES if backend in op.backends else ():
                 for case, reason in refused(op, backend, dtype):
                     if reason is None:
-                        taken.append(dtype)
+                        entries.append(dtype)
                         if backend == "triton":
                             streams.add(case.sizes.get("n"))
                     elif backend == "triton" and "float64" not in reason:
                         refusals.setdefault(reason, []).append(f"`{op.name}`")
-            row.append(" ".join(DTYPES[d] for d in dict.fromkeys(taken)) or "-")
+            row.append(" ".join(DTYPES[d] for d in dict.fromkeys(entries)) or "-")
         row.append(", ".join(str(n) for n in sorted(streams - {None})) if "triton" in op.backends else "-")
         rows.append(row)
     titles = ["operator", "computes", "gradients", "reference: any device, any n", "Triton: CUDA", "C++: CPU",
@@ -86,8 +87,8 @@ def refused(op: Op, backend: str, dtype: str) -> Iterator[tuple[Case, str | None
     """(small case, the backend's reason to refuse it, or None)."""
     for case in op.cases:
         if "large" not in case.tags:
-            given = case.build(getattr(torch, dtype))
-            tensors, options = [given.get(name) for name in op.inputs], {name: given[name] for name in op.options}
+            inputs = case.build(getattr(torch, dtype))
+            tensors, options = [inputs.get(name) for name in op.inputs], {name: inputs[name] for name in op.options}
             if backend == "cuda_grouped":  # it answers on a machine without a GPU too
                 yield case, op.backend(backend).unsupported(dict(zip(op.inputs, tensors, strict=True)), options)
             else:
@@ -148,7 +149,7 @@ def one_machine(rows: list[dict], machine: str) -> str:
         share = "" if ours["share_of_ceiling"] is None else f"{100 * ours['share_of_ceiling']:.0f} %"
         where = f"{case}, {dtype}" + {"graph": ", CUDA graph", "replayed": ", CUDA graph, L2 cold"}.get(mode, "")
         times = [microseconds(result.get(peer)) for peer in peers]
-        lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], speed_cpu.proved(ours)])
+        lines.append([f"`{op}`", where, direction, times[0], share, *times[1:], speed_cpu.checked(ours)])
     titles = ["", "case", "", "ours", "of the copy rate", *(NAMES.get(p, p) for p in peers[1:]), "verified"]
     shown = [row for result in places.values() if "goldsmith" in result for row in result.values()]
     return table(titles, lines) + "\n" + "".join(f"{line}\n" for line in conditions(shown, machine)) + "\n"
@@ -195,6 +196,8 @@ def commands() -> str:
         arguments, options, usage = [], [], [program, name]
         for parameter in signature(command.callback).parameters.values():
             kind, about = get_args(hints[parameter.name])[:2]
+            if about.hidden:
+                continue
             output = one_line(about.help)
             if isinstance(about, ArgumentInfo):
                 output += default(parameter.default, about.help)
@@ -203,8 +206,8 @@ def commands() -> str:
                 usage.append(about.metavar if parameter.default is Parameter.empty else f"[{about.metavar}]{many}")
             else:
                 # with Annotated, typer takes the first name for a default
-                given = [n for n in (about.default, *(about.param_decls or ())) if str(n).startswith("-")]
-                flags = ", ".join(given or [f"--{parameter.name.replace('_', '-')}"])
+                names = [n for n in (about.default, *(about.param_decls or ())) if str(n).startswith("-")]
+                flags = ", ".join(names or [f"--{parameter.name.replace('_', '-')}"])
                 on = flags.partition("/")[0] if parameter.default is True else parameter.default
                 output += default(on, about.help)
                 options.append([f"`{flags}{value(kind, about.metavar)}`", output])
@@ -225,8 +228,8 @@ def value(kind: object, metavar: str | None) -> str:
     return " " + (metavar or ("N" if int in kinds else "X" if float in kinds else "NAME"))
 
 
-def default(given: object, about: str) -> str:
-    return "" if given in (None, False, "", Parameter.empty) or "Default" in about else f" Default: {given}."
+def default(value: object, about: str) -> str:
+    return "" if value in (None, False, "", Parameter.empty) or "Default" in about else f" Default: {value}."
 
 
 def one_line(text: str) -> str:
@@ -285,6 +288,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "finetune": lambda: finetune.runs(table),
     "models": model_coverage.rendered,
     "evaluation": lambda: evaluation_rows.parity(table),
+    "training_stacks": training_stacks.rendered,
     "watch_cost": lambda: watch_cost.by_size(table),
 }
 

@@ -1,5 +1,6 @@
 """What every test gets: one thread, a seed of its own, and the Triton interpreter where there is no GPU."""
 
+import datetime
 import hashlib
 import importlib.util
 import os
@@ -36,10 +37,17 @@ def _has_amx() -> bool:
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow, and all parts of the sweeps")
+    parser.addoption(
+        "--day",
+        type=int,
+        help="which part of each sweep to run: parts take turns by day (default: today's number)",
+    )
 
 
 def pytest_configure(config):
+    if config.option.day is None:  # decided once: xdist's workers get it with the other options
+        config.option.day = datetime.date.today().toordinal()
     config.addinivalue_line(
         "markers",
         "forks: children of a fork use autograd, which torch refuses once it knows a card: then a process without one",
@@ -48,14 +56,29 @@ def pytest_configure(config):
 
 def pytest_report_header(config):
     kernels = "on the GPU" if HAS_GPU else "through the interpreter (no CUDA device here)"
-    return f"goldsmith: torch {torch.__version__}, Triton kernels {kernels}"
+    sweeps = "whole sweeps" if config.option.slow else f"sweeps: --day {config.option.day}"
+    return f"goldsmith: torch {torch.__version__}, Triton kernels {kernels}, {sweeps}"
 
 
 # What takes longest by itself comes first: at the end a worker has nothing to do while another is at such a test.
 FIRST = ("native", "repo", "examples")
 
 
+def _in_todays_part(item, day: int) -> bool:
+    """Parts take turns. A test's part is given by its marker, or by its name, so that new tests move no others."""
+    sweep = item.get_closest_marker("sweep")
+    if sweep is None:
+        return True
+    parts = sweep.args[0]
+    part = sweep.kwargs.get("part", int.from_bytes(hashlib.sha256(item.nodeid.encode()).digest()[:4], "big"))
+    return part % parts == day % parts
+
+
 def pytest_collection_modifyitems(config, items):
+    if not config.option.slow:
+        today = [_in_todays_part(item, config.option.day) for item in items]
+        config.hook.pytest_deselected(items=[item for item, runs in zip(items, today) if not runs])
+        items[:] = [item for item, runs in zip(items, today) if runs]
     items.sort(key=lambda item: item.path.parent.name not in FIRST)
     reasons = {}
     if not HAS_GPU:

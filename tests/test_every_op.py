@@ -15,6 +15,7 @@ OPS = Op.all()
 SMALL = [(op, case) for op in OPS.values() for case in op.cases if "large" not in case.tags]
 LARGE = [(op, case) for op in OPS.values() for case in op.cases if "large" in case.tags]
 USUAL = [(op, op.cases[1]) for op in OPS.values()]  # the second case: one token, or the published sizes
+SWEEP = pytest.mark.sweep(4)  # `goldsmith verify`, and with it `make`, checks all cases
 DIFFERENTIABLE = [(op, case) for op, case in USUAL if op.grads]
 
 
@@ -28,7 +29,7 @@ def backends(pairs):
     A case tagged "storage" tests how a backend reads its inputs; `goldsmith verify` checks it on the reference.
     """
     return [
-        pytest.param(op, b, case, id=f"{op.name}-{b}-{case}")
+        pytest.param(op, b, case, id=f"{op.name}-{b}-{case}", marks=SWEEP)
         for op, case in pairs
         for b in op.backends
         if b != "reference" or "storage" not in case.tags

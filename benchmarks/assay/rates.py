@@ -127,8 +127,8 @@ def _kept(path: Path | None) -> dict[tuple[str, str], dict]:
 
 
 def _run(job: Job) -> dict:
-    (kind, _), taken = job
-    return clean_run(*taken) if kind == "clean" else wrong_run(*taken)
+    (kind, _), seconds = job
+    return clean_run(*seconds) if kind == "clean" else wrong_run(*seconds)
 
 
 def _results(jobs: list[Job], workers: int) -> Iterator[dict]:
@@ -173,7 +173,7 @@ def summarise(rows: list[dict], interrupted: bool) -> dict:
     alarms, escapes, accused = (sum(r["verdict"] != r["wanted"] for r in part) for part in (clean, wrong, twins))
     seconds = sorted(r["seconds"] for r in rows)
     return {
-        "command": "python -m benchmarks.assay.rates " + " ".join(_asked(sys.argv[1:])),
+        "command": "python -m benchmarks.assay.rates " + " ".join(_requested(sys.argv[1:])),
         "commit": commit(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"Python {platform.python_version()}",
@@ -194,7 +194,7 @@ def summarise(rows: list[dict], interrupted: bool) -> dict:
     }
 
 
-def _asked(arguments: list[str]) -> list[str]:
+def _requested(arguments: list[str]) -> list[str]:
     """The command's arguments without --keep, which does not change what is measured."""
     kept = [i for i, a in enumerate(arguments) if a == "--keep"]
     return [a for i, a in enumerate(arguments) if i not in kept and i - 1 not in kept]

@@ -61,9 +61,9 @@ def _measure(dim: int, arguments: argparse.Namespace, device: torch.device) -> l
         for name, how in list(VARIANTS.items())[:: -1 if turn % 2 else 1]:
             watch = contextlib.nullcontext() if how is None else assay.watch(model, **how)
             with watch:
-                taken = [_step(model, optimizer, x) for _ in range(arguments.steps)]
+                seconds = [_step(model, optimizer, x) for _ in range(arguments.steps)]
             if turn:  # the first round warms up
-                times[name] += [sum(taken) / len(taken)]
+                times[name] += [sum(seconds) / len(seconds)]
     with OperatorCount() as operators:
         _step(model, optimizer, x)
     facts = {"dim": dim, "operators": operators.count}

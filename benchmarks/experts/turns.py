@@ -111,16 +111,16 @@ class Worker:
         command = [sys.executable, __file__, "--one", *words]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
-        self.asked, self.answered = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
+        self.orders, self.answers = cast(IO[str], self.process.stdin), cast(IO[str], self.process.stdout)
         self.level: str = self.answer()
 
     def ask(self, word: str) -> Any:
-        self.asked.write(word + "\n")
-        self.asked.flush()
+        self.orders.write(word + "\n")
+        self.orders.flush()
         return self.answer()
 
     def answer(self) -> Any:
-        line = self.answered.readline()
+        line = self.answers.readline()
         if not line:
             raise SystemExit("a library's process ended; its error is above")
         return json.loads(line)

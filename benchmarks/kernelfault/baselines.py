@@ -150,8 +150,8 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
 
     class Whole(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *given: Tensor) -> Any:
-            supply = {**material.supply, **dict(zip(names, given, strict=True))}
+        def forward(ctx: Any, *arguments: Tensor) -> Any:
+            supply = {**material.supply, **dict(zip(names, arguments, strict=True))}
             results = name_results(target.bound("candidate", supply)(supply), target.outputs)
             ctx.supply, ctx.results = supply, results
             ctx.visible = [n for n, t in results.items() if n not in target.saved and t.is_floating_point()]
@@ -163,8 +163,8 @@ def _gradcheck(make: Callable[[], Any], case: str, seed: int) -> bool | None:
             grads = name_gradients(target.bound("backward", named)(named), names)
             return tuple(grads[n] for n in names)
 
-    def direct(*given: Tensor) -> Any:
-        supply = {**material.supply, **dict(zip(names, given, strict=True))}
+    def direct(*arguments: Tensor) -> Any:
+        supply = {**material.supply, **dict(zip(names, arguments, strict=True))}
         results = name_results(target.bound("candidate", supply)(supply), target.outputs)
         return tuple(t for n, t in results.items() if n not in target.saved and t.requires_grad)
 

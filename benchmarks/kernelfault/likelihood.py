@@ -133,25 +133,25 @@ def _causes() -> list[str]:
     return [id for id in CATALOGUE if id not in _CAUSES_LEFT]
 
 
-def fitted(given: Sequence[Example], penalty: float = PENALTY) -> dict[str, Any]:
+def fitted(training: Sequence[Example], penalty: float = PENALTY) -> dict[str, Any]:
     """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}}"""
     import torch
 
     likely, causes = _model(), _causes()
-    true = [likely.statements(e.features, e.said) for e in given]
+    true = [likely.statements(e.features, e.said) for e in training]
     count = Counter(s for names in true for s in names)
     names = sorted(s for s, n in count.items() if n >= RARE)
     at, place = {s: i for i, s in enumerate(names)}, {c: i for i, c in enumerate(causes)}
-    x = torch.zeros(len(given), len(names), dtype=torch.float64)
-    strength_flags = torch.zeros(len(given), len(causes), len(likely.STRENGTHS), dtype=torch.float64)
-    wanted = torch.zeros(len(given), len(causes), dtype=torch.float64)
-    for i, (e, seen) in enumerate(zip(given, true, strict=True)):
+    x = torch.zeros(len(training), len(names), dtype=torch.float64)
+    strength_flags = torch.zeros(len(training), len(causes), len(likely.STRENGTHS), dtype=torch.float64)
+    wanted = torch.zeros(len(training), len(causes), dtype=torch.float64)
+    for i, (e, seen) in enumerate(zip(training, true, strict=True)):
         x[i, [at[s] for s in seen if s in at]] = 1.0
         for id, how in e.said.items():
             strength_flags[i, place[id], likely.STRENGTHS.index(how)] = 1.0
         for id in e.causes:
             wanted[i, place[id]] = 1.0 / len(e.causes)
-    share = torch.tensor([SEEN_SHARE if e.batch == OURS else 1.0 for e in given], dtype=torch.float64)
+    share = torch.tensor([SEEN_SHARE if e.batch == OURS else 1.0 for e in training], dtype=torch.float64)
     base = torch.zeros(len(causes), dtype=torch.float64, requires_grad=True)
     weights = torch.zeros(len(names), len(causes), dtype=torch.float64, requires_grad=True)
     strength_weights = torch.zeros(len(likely.STRENGTHS), dtype=torch.float64, requires_grad=True)
@@ -191,12 +191,12 @@ def ranking(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
     return [(id, chances[id]) for id in ordered(raw, chances)]
 
 
-def left_out(given: Sequence[Example], penalty: float = PENALTY) -> list[tuple[Example, list[tuple[str, float]]]]:
+def left_out(training: Sequence[Example], penalty: float = PENALTY) -> list[tuple[Example, list[tuple[str, float]]]]:
     """[(example, its ranking)] of strangers' batches, each by a model that was fitted without that batch."""
     out = []
-    for batch in sorted({e.batch for e in given} - {OURS, HELD}):
-        model = fitted([e for e in given if e.batch not in (batch, HELD)], penalty)
-        out += [(e, ranking(model, e)) for e in given if e.batch == batch]
+    for batch in sorted({e.batch for e in training} - {OURS, HELD}):
+        model = fitted([e for e in training if e.batch not in (batch, HELD)], penalty)
+        out += [(e, ranking(model, e)) for e in training if e.batch == batch]
     return out
 
 
@@ -216,18 +216,18 @@ def write() -> str:
     """Fit, and write likelihood.json with scores from left-out batches; returns lines for the terminal."""
     from . import calibration
 
-    given = examples()
-    result = left_out(given)
+    training = examples()
+    result = left_out(training)
     pairs: dict[str, list[tuple[float, bool]]] = {calibration.FIRST: [], calibration.OTHER: []}
     for e, order in result:
         for place, (id, chance) in enumerate(order[:6]):
             pairs[calibration.OTHER if place else calibration.FIRST].append((round(chance, 2), id in e.causes))
-    model = fitted([e for e in given if e.batch != HELD])
+    model = fitted([e for e in training if e.batch != HELD])
     points = {place: calibration.isotonic(seen) for place, seen in pairs.items() if seen}
-    count = sum(e.batch != HELD for e in given)
+    count = sum(e.batch != HELD for e in training)
     _written({"about": _ABOUT, "examples": count, "points": points, **model})
-    held_out_answers = [(e, ranking(model, e)) for e in given if e.batch == HELD]
-    batches = Counter(e.batch for e in given)
+    held_out_answers = [(e, ranking(model, e)) for e in training if e.batch == HELD]
+    batches = Counter(e.batch for e in training)
     lines = [f"{FILE.relative_to(catalogue.ROOT)}: examples {dict(sorted(batches.items()))}"]
     for name, part in (
         (f"each batch left out in turn, {len(result)} faults", result),

@@ -95,8 +95,8 @@ def made_of(host: Host, backend: str, fault: Fault | None = None) -> str:
             files += [p for p in sorted((ROOT / catalogue.NATIVE_SOURCES).rglob("*")) if p.suffix in (".h", ".cpp")]
     else:
         files = [ROOT / host.backends[backend]]
-    tried = (host.cases, fault.cases, fault.dtype, fault.together, fault.edits) if fault is not None else host.cases
-    return _hashed(files, repr(tried))
+    key = (host.cases, fault.cases, fault.dtype, fault.together, fault.edits) if fault is not None else host.cases
+    return _hashed(files, repr(key))
 
 
 def _hashed(files: list[Path], words: str = "") -> str:

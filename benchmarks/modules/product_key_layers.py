@@ -34,11 +34,11 @@ class PeerLayer(ModuleSubject):
 
     def __init__(self, entry: BenchCase, device: str) -> None:
         self.op, self.entry, self.device, self.name = Op.get("router.atomic_experts"), entry, device, self.kind
-        given = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
-        self.options = {name: given.pop(name) for name in ("heads", "k")}
+        inputs = entry.build(dtype=entry.dtype, device=device, seed=0, make=MakeThere)
+        self.options = {name: inputs.pop(name) for name in ("heads", "k")}
         self.turns: dict[str, Any] = {}
-        self.given: dict[str, Any] = given
-        self.tensors, self.grads = given, tuple(given)
+        self.drawn: dict[str, Any] = inputs
+        self.tensors, self.grads = inputs, tuple(inputs)
 
     @classmethod
     def entries(cls) -> list[BenchCase]:
@@ -71,7 +71,7 @@ class PeerLayer(ModuleSubject):
         return drawn | {"w_in": make.normal(s * s, D, std=D**-0.5)}
 
     def choose(self, backend: str) -> str:
-        h, w = (self.given[name][0] for name in ("h", "w_out"))
+        h, w = (self.drawn[name][0] for name in ("h", "w_out"))
         lists = torch.zeros(len(h), 1, dtype=torch.int32, device=h.device)
         options = {"activation": "gelu", "strategy": "gather", "sparse_grad": False}
         return self.op.choose(backend, (h, None, w[None], lists.to(h.dtype), lists), options)
@@ -85,7 +85,7 @@ class PeerLayer(ModuleSubject):
         return lambda tensors: (formula(**{**tensors, **self.options}),)
 
     def golden(self) -> Tensor:
-        wide = {name: t.double() for name, t in self.given.items()}
+        wide = {name: t.double() for name, t in self.drawn.items()}
         return formula(**{**wide, **self.options, "h": wide["h"][:1]})
 
     def target(self, backend: str) -> Target:

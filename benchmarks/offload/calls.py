@@ -21,9 +21,9 @@ from goldsmith.offload.planning.costs import Costs
 
 from . import hardware, rules
 from .clock import take_turns
-from .proof import golden, proved
 from .rows import OffloadRow
 from .shapes import Layers, Turn, turns, waits
+from .verification import golden, verify
 
 OURS = "goldsmith"
 OP = "offload.calls"
@@ -97,8 +97,8 @@ def rows(
     """Timings of one case; one row without a time where the engine's result is wrong."""
     engine = engine_for(layers, share, calibration, threads)
     try:
-        layers.say("proving")
-        verdict = proved(engine, layers, tokens)
+        layers.say("checking")
+        verdict = verify(engine, layers, tokens)
         inputs = turns(layers, tokens, TURNS.get(tokens, FEW))
         base = OffloadRow(
             OP, layers.shape.name, f"{'decode' if tokens == 1 else 'prefill'} T={tokens}, {share:.0%} cached",
@@ -181,7 +181,7 @@ def _timed(
     inputs: list[Turn],
     variants: list[LayerVariant],
     base: OffloadRow,
-    proof: str,
+    verified_by: str,
     seconds: float,
 ) -> Iterator[OffloadRow]:
     wait, counts = waits(layers.device), len(layers.numbers)
@@ -212,7 +212,7 @@ def _timed(
             row = _filled(base, timings[v.name], counts, v)
             row = replace(row, error=errors[v.name], hardware_us=floor, hardware_share=floor / (row.median_us or 1.0))
             if v.name == OURS:
-                row = replace(row, verified=True, verified_by=proof)
+                row = replace(row, verified=True, verified_by=verified_by)
             if v.name in lanes:
                 row = _with_lanes(row, lanes[v.name])
             if v.name == OURS:

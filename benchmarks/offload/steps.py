@@ -19,9 +19,9 @@ from goldsmith.offload.memory.budget import _ROWS, SPARE, STAGING
 
 from .calls import COMPARED, FEW, OURS, TURNS, WARM
 from .clock import take_turns
-from .proof import golden
 from .rows import OffloadRow
 from .shapes import Layers, waits
+from .verification import golden
 
 OP = "offload.step"
 Forward = Callable[[Tensor], Tensor]
@@ -62,8 +62,8 @@ def rows(
     with ExitStack() as stack, torch.no_grad():
         ours = _ours(layers, calibration, threads, stack)
         forwards: dict[str, Forward] = {name: partial(_forward, each.model) for name, each in ours.items()}
-        layers.say("proving")
-        verdicts = {name: _proved(layers, each, tokens) for name, each in ours.items()}
+        layers.say("checking")
+        verdicts = {name: _verify(layers, each, tokens) for name, each in ours.items()}
         notes = dict.fromkeys(forwards, "the calibrated plan, lru")
         notes[CPU] = "gpu_budget=0"
         for name, make in _peers(layers, tokens).items() if peers else ():
@@ -179,7 +179,7 @@ def _with_stats(
     )  # fmt: skip
 
 
-def _proved(layers: Layers, offloaded: offload.Offloaded, tokens: int) -> tuple[bool, str, float]:
+def _verify(layers: Layers, offloaded: offload.Offloaded, tokens: int) -> tuple[bool, str, float]:
     """Whether the last layer's experts are at least as close to float64 as the plain model's, on a forward's inputs."""
     layer, seen = layers.numbers[-1], []
     experts = offloaded.model.layers[layer].mlp.experts

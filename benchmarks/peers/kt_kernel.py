@@ -71,7 +71,7 @@ class _Layer:
         self.count = torch.tensor([self.tokens], dtype=torch.int32)
         self.y = torch.zeros(self.tokens, sizes["H"], dtype=torch.bfloat16)
         self.dy, self.kept = torch.randn_like(self.y), False
-        factors = [torch.zeros_like(subject.given(name)) for name in FACTORS] if self.rank else []
+        factors = [torch.zeros_like(subject.required(name)) for name in FACTORS] if self.rank else []
         self.gradients = [torch.zeros_like(self.y), *factors, torch.zeros(self.tokens, self.slots)]
 
     def variant(self) -> Variant:
@@ -147,7 +147,7 @@ class _Layer:
     def _factors(self, config: Any) -> list[Tensor]:
         if not self.rank:
             return []
-        factors = [self.subject.given(name).contiguous() for name in FACTORS]
+        factors = [self.subject.required(name).contiguous() for name in FACTORS]
         for name, factor in zip(FACTORS, factors, strict=True):
             target, which = name.split("_")
             setattr(config, f"{target}_lora_{which}", factor.data_ptr())
@@ -161,7 +161,7 @@ def _nibbles(subject: MoeSubject) -> dict[str, tuple[Tensor, Tensor]]:
     """
     layout, nibbles = Layout.parse(subject.options["layout"]), {}
     for name in TARGETS:
-        blob = subject.given("down" if name == "down" else "gate_up")
+        blob = subject.required("down" if name == "down" else "gate_up")
         (place,) = layout.matrices("down" if name == "down" else "gate_up")
         two: list[tuple[Tensor, Tensor]] = []
         for e in range(DRAWN):

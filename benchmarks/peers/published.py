@@ -48,11 +48,11 @@ def _published(name: str, package: str, kind: str, build: Callable[..., Any]) ->
     def prepare(subject: Subject) -> Variant | None:
         if not isinstance(subject, PeerLayer) or subject.kind != kind:
             return None
-        ours = layer(subject.given, "reference", **subject.options)
+        ours = layer(subject.drawn, "reference", **subject.options)
         theirs, table = build(ours)
         h = subject.fresh_leaves()["h"]
         leaves = [h, *theirs.parameters()]
-        note = f"{_others(ours, theirs, table, subject.given['h'])} of its selections are not ours"
+        note = f"{_others(ours, theirs, table, subject.arguments['h'])} of its selections are not ours"
         return Variant(name, lambda: theirs(h), leaves, note=note)
 
     return SimpleNamespace(NAME=name, missing=missing, prepare=prepare)
@@ -62,7 +62,7 @@ def _published(name: str, package: str, kind: str, build: Callable[..., Any]) ->
 def _others(module: Any, theirs: Any, table: Any, h: Tensor) -> str:
     """The share of experts that the published layer selects for a token and ours does not."""
     seen: list[Tensor] = []
-    handle = table.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    handle = table.register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
     theirs(h)
     handle.remove()
     ours = module(h, return_router=True)[1].indices.reshape(h.shape[:-1].numel(), module.heads, module.k)

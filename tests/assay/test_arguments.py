@@ -12,7 +12,7 @@ def golden(x, w):
     return (x * w).sum(-1)
 
 
-def made(**changes):
+def target(**changes):
     cases = {"x": X, "w": X[0]}
     return assay.Target(**{"candidate": golden, "golden": golden, "cases": cases, **changes})
 
@@ -57,12 +57,12 @@ ARGUMENTS = [
 )
 def test_a_wrong_argument_is_named_with_its_value_and_what_is_valid(function, changes, kind, text):
     with pytest.raises(kind, match=text):
-        function(made(), **changes)
+        function(target(), **changes)
 
 
 def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
     runs = []
-    one = made(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
+    one = target(candidate=lambda x, w: runs.append(1) or golden(x, w) * 2, outputs=("y",))
     (tmp_path / "file").write_text("here")
     for out, kind, text in (
         (3, TypeError, "^out: expected a folder's path or None, got 3$"),
@@ -73,7 +73,7 @@ def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
         with pytest.raises(kind, match=text):
             assay.diagnose(one, out=out)
     assert not runs
-    assert assay.diagnose(made(), out=tmp_path / "new" / "kept").ok and not (tmp_path / "new").exists()
+    assert assay.diagnose(target(), out=tmp_path / "new" / "kept").ok and not (tmp_path / "new").exists()
     assert assay.diagnose(one, out=tmp_path / "new" / "kept", probes="quick").bundle.is_dir()
 
 
@@ -81,37 +81,39 @@ def test_an_unwritable_folder_is_refused_before_the_diagnosis(tmp_path):
 def test_a_missing_cuda_device_is_an_error():
     text = "^device: cuda: this machine has no CUDA device that torch can use; use device='cpu'$"
     with pytest.raises(assay.TargetError, match=text):
-        assay.check(made(), device="cuda")
+        assay.check(target(), device="cuda")
 
 
 def test_a_literal_case_is_run_and_reported_in_its_own_dtype():
-    report = assay.check(made(dtypes=(torch.bfloat16, torch.float32)), probes="values")
+    report = assay.check(target(dtypes=(torch.bfloat16, torch.float32)), probes="values")
     assert report.dtypes == ["float32"] and report.cases == ["given"]
 
 
 def test_a_check_inside_a_transform_is_refused():
-    one, text = made(), "called inside a torch.func transform"
+    one, text = target(), "called inside a torch.func transform"
     for transform in (torch.func.grad, torch.func.vmap):
         with pytest.raises(assay.TargetError, match=f"^check: {text}"):
             transform(lambda x: (assay.check(one), x.sum())[1])(torch.ones(3))
         with pytest.raises(assay.TargetError, match=f"^Target: {text}"):
-            transform(lambda x: (made(), x.sum())[1])(torch.ones(3))
-    by_rows = made(candidate=lambda x, w: torch.func.vmap(lambda row: (row * w).sum())(x))
+            transform(lambda x: (target(), x.sum())[1])(torch.ones(3))
+    by_rows = target(candidate=lambda x, w: torch.func.vmap(lambda row: (row * w).sum())(x))
     assert assay.check(by_rows).ok, "a candidate may use them"
 
 
 @pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
 def test_gradients_are_judged_whatever_mode_the_caller_is_in(outside):
-    wrong = made(backward=lambda x, w, grad_y: (grad_y[:, None] * w, (grad_y[:, None] * x).sum(0) * 2), outputs=("y",))
+    wrong = target(
+        backward=lambda x, w, grad_y: (grad_y[:, None] * w, (grad_y[:, None] * x).sum(0) * 2), outputs=("y",)
+    )
     with outside():
-        assert {r.tensor for r in assay.check(made(), probes="values").rows} == {"y", "x.grad", "w.grad"}
+        assert {r.tensor for r in assay.check(target(), probes="values").rows} == {"y", "x.grad", "w.grad"}
         report = assay.check(wrong, probes="values", raises=False)
     assert [f.tensor for f in report.findings] == ["w.grad"]
 
 
 def test_a_check_under_autocast_is_refused():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(assay.TargetError, match="^check: called under autocast"):
-        assay.check(made())
+        assay.check(target())
 
 
 SEGMENTS = [
@@ -124,25 +126,25 @@ SEGMENTS = [
 @pytest.mark.parametrize("segments, text", SEGMENTS, ids=["long", "axis", "raises"])
 def test_segments_lie_within_their_tensor(segments, text):
     with pytest.raises(assay.TargetError, match=text):
-        assay.check(made(segments=segments))
+        assay.check(target(segments=segments))
 
 
 def test_a_reset_that_raises_and_a_gradient_that_is_a_number_are_mistakes_in_the_declaration():
     with pytest.raises(assay.TargetError, match="^reset: raised ZeroDivisionError: "):
-        assay.check(made(reset=lambda: 1 / 0))
+        assay.check(target(reset=lambda: 1 / 0))
     with pytest.raises(assay.TargetError, match="^backward: the gradient of 'x' is of type float, not a tensor$"):
-        assay.check(made(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
+        assay.check(target(backward=lambda x, w, grad_y: (1.0, w), outputs=("y",)))
     with pytest.raises(TypeError, match="^case: expected a function of make and the sizes, got int 3$"):
         assay.case(T=[1])(3)
 
 
 DECLARED = [
-    (lambda: made(cases={}), assay.TargetError, "^cases: the dict is empty; pass the inputs by name"),
+    (lambda: target(cases={}), assay.TargetError, "^cases: the dict is empty; pass the inputs by name"),
     (lambda: assay.load_bundle(3), TypeError, "^path: expected the path of a bundle's folder, got 3$"),
     (lambda: assay.case(T=[1], tags="abc"), TypeError, "^tags: expected a tuple of words, got 'abc'$"),
     (lambda: assay.case(T=[1], tags=(1,)), TypeError, r"^tags: expected a tuple of words, got \(1,\)$"),
     (lambda: assay.case(T=[1], why=3), TypeError, "^why: expected a text, got 3$"),
-    (lambda: assay.check(made(), strict="yes"), TypeError, "^strict: expected True or False, got 'yes'$"),
+    (lambda: assay.check(target(), strict="yes"), TypeError, "^strict: expected True or False, got 'yes'$"),
     (
         lambda: assay.storage(3).__enter__(),
         assay.TargetError,
@@ -162,4 +164,4 @@ def test_declarations_validate_their_arguments(call, kind, text):
 def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
     named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
     with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) needs a name for the value$"):
-        assay.check(made(**named))
+        assay.check(target(**named))

@@ -135,7 +135,7 @@ def test_errors_in_a_case_name_the_case():
     with pytest.raises(assay.TargetError, match="^case tensor: must return a dict of inputs and scalars, got Tensor$"):
         tensor[0].build()
     for size in (1.5, True, -1):
-        made = assay.case(T=size)(lambda make, T: {"x": make.normal(T, 3)})[0]
+        built = assay.case(T=size)(lambda make, T: {"x": make.normal(T, 3)})[0]
         message = rf"could not be drawn: ValueError: sizes must be whole numbers >= 0, got {size} in \[{size}, 3\]$"
         with pytest.raises(assay.TargetError, match=message):
-            made.build()
+            built.build()

@@ -347,7 +347,7 @@ def test_a_report_survives_json():
         assay.Report.from_json({**data, "schema": 99})
 
 
-def test_maps_show_the_bad_tensors_or_else_one_output():
+def test_maps_show_the_wrong_tensors_or_one_output_if_all_are_right():
     good = assay.check(target(plain_sum), probes="values")
     (picture,) = good.maps.values()
     assert (picture.tensor, picture.bad, picture.shape) == ("y", False, (1, 12))

@@ -222,9 +222,11 @@ def test_a_dropout_mask_is_accepted_as_drawn_and_its_rate_is_tested():
 
         return kernel
 
-    cases, asked = {"x": torch.randn(64, 128), "p": 0.25}, {"mask": assay.given(rate="p")}
-    assert assay.check(assay.Target(dropout(0.25), golden, cases=cases, decisions=asked)).ok
-    report = assay.check(assay.Target(dropout(0.3), golden, cases=cases, decisions=asked), probes="quick", raises=False)
+    cases, decisions = {"x": torch.randn(64, 128), "p": 0.25}, {"mask": assay.given(rate="p")}
+    assert assay.check(assay.Target(dropout(0.25), golden, cases=cases, decisions=decisions)).ok
+    report = assay.check(
+        assay.Target(dropout(0.3), golden, cases=cases, decisions=decisions), probes="quick", raises=False
+    )
     (finding,) = report.findings
     assert finding.rung == "SYSTEMATIC" and finding.limit == 0.25 and abs(finding.measured - 0.3) < 0.02
     untested = {"mask": assay.given()}

@@ -50,6 +50,7 @@ def chunked(x, a, b, c, chunk=4, past=0):
     return torch.cat(rows).to(dtype)
 
 
+@pytest.mark.sweep(3)
 @BOTH
 @SEEDS
 def test_a_cumulative_sum_of_decays_is_right(dtype, seed):
@@ -284,6 +285,7 @@ def signals(make, B, L):
     return {"x": make.normal(B, L), "k": make.normal(L)}
 
 
+@pytest.mark.sweep(3)
 def test_a_transform_over_a_whole_axis_passes():
     """Every element rounds at the size of the largest: a note says so, and no finding claims a leak."""
 

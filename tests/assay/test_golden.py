@@ -96,7 +96,7 @@ def test_a_kink_at_the_point_is_a_note():
     assert report.problems == [] and len(report.notes) == 1 and report.notes[0].startswith("a kink: ")
 
 
-def test_a_kink_beside_the_point_is_stepped_around():
+def test_a_kink_next_to_the_point_is_stepped_around():
     own = {"x": torch.full((6, 8), 3e-7, dtype=F64), "w": leaves()["w"]}
     own["x"][0] = 1.0  # gives the other inputs a step that crosses their kink
     for seed in range(5):
@@ -123,7 +123,7 @@ def test_a_golden_that_computes_in_a_narrow_dtype_is_named_with_operator_and_lin
     report = check(forward)
     assert len(report.problems) == 1
     text = report.problems[0]
-    assert text.startswith(f"the golden computes in {str(narrow)[6:]}: aten._to_copy made it at ")
+    assert text.startswith(f"the golden computes in {str(narrow)[6:]}: aten._to_copy is at fault at ")
     assert f"test_golden.py:{forward.__code__.co_firstlineno + 1};" in text
 
 

@@ -70,7 +70,7 @@ def test_names_from_users_are_text_and_never_markup():
         assert "60481729" not in Reader(text).visible_text()[:400], "a name went through the template"
 
 
-def test_the_verdict_stands_first_in_one_sentence():
+def test_the_verdict_comes_first_in_one_sentence():
     first = {name: Reader(make()).visible_text().partition(", backend, case")[0][:700] for name, make in PAGES.items()}
     assert (
         "Everything tried here holds: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
@@ -79,8 +79,8 @@ def test_the_verdict_stands_first_in_one_sentence():
     assert "CERTAIN more than rounding can do to the reference's formula in any order of its sums" in first["fail"]
     assert "the golden computes in float32: aten.rsqrt made it" in first["reference"]
     assert "mhc.pre on triton, " in first["verify"] and "mhc.head on reference are rejected." in first["verify"]
-    assert "7 proofs" not in first["verify"] and "6 proofs" in first["verify"], "what could not run is no proof"
-    assert "1 proof could not run here" in first["verify"]
+    assert "7 checks" not in first["verify"] and "6 checks" in first["verify"], "what could not run is no check"
+    assert "1 check could not run here" in first["verify"]
 
 
 def test_no_rung_claims_more_than_it_proves():
@@ -89,7 +89,7 @@ def test_no_rung_claims_more_than_it_proves():
         assert word not in text
 
 
-def test_one_failing_proof_among_many_is_named_with_what_is_wrong():
+def test_one_failing_check_among_many_is_named_with_what_is_wrong():
     text = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).visible_text()
     head = text.partition(", backend, case")[0]
     assert "mhc.pre is rejected." in head
@@ -127,13 +127,13 @@ def test_a_page_without_failures_claims_only_what_was_tried_and_says_what_was_no
         assert text.count(remarks[1]) == 1 and 0 < text.find(remarks[1]) < 700 and remarks[0] in text
 
 
-def test_the_worst_proof_leads_with_its_finding():
+def test_the_worst_check_leads_with_its_finding():
     mild = samples.failing("mild")
     mild.findings = [dataclasses.replace(f, rung="SYSTEMATIC", text="a slope") for f in mild.findings]
     text = Reader(page.render([samples.passing(), mild, samples.failing("gross")])).visible_text()
     assert "gross and mild are rejected. gross: bias.grad is wrong" in text[:400]
-    proofs = text.partition("Every proof, the worst first")[2]
-    assert proofs.find("gross") < proofs.find("mild") < proofs.find("mhc.pre")
+    checks = text.partition("Every check, the worst first")[2]
+    assert checks.find("gross") < checks.find("mild") < checks.find("mhc.pre")
 
 
 def test_a_single_number_has_no_picture():
@@ -191,7 +191,7 @@ def test_findings_of_other_cases_are_folded_away():
     assert ["details" in parents for parents in articles] == [False, False, False, True]
 
 
-def test_maps_draw_the_borders_of_segments_and_nan_in_a_colour_of_its_own():
+def test_maps_draw_the_borders_of_segments_and_show_nan_in_another_colour():
     text = page.render([samples.failing()])
     assert 'class="border"' in text and 'class="en"' in text and "segments pre, post, res" in text
 

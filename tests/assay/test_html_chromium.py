@@ -53,10 +53,11 @@ def folder(tmp_path_factory):
     return Path(os.environ.get("GOLDSMITH_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PAGES)
-def test_fits_the_width_and_is_drawn_in_the_scheme_asked_for(browser, folder, name, width, scheme):
+def test_the_page_fits_the_width_and_uses_the_requested_colour_scheme(browser, folder, name, width, scheme):
     browser.open(PAGES[name](folder / f"{name}.html"), width, scheme)
     assert browser.size()[0] == width, "it scrolls sideways"
     shot = folder / f"{name}-{width}-{scheme}.png"
@@ -71,9 +72,10 @@ UNFOLDED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", UNFOLDED)
-def test_fits_the_width_with_everything_unfolded(browser, folder, name, width):
+def test_the_page_fits_the_width_with_everything_unfolded(browser, folder, name, width):
     path = folder / f"{name}.html"
     text = UNFOLDED[name]()
     path.write_text(text.replace("<details", "<details open"), encoding="utf-8")

@@ -103,7 +103,7 @@ def test_no_profile_is_drawn_where_every_element_is_wrong():
     assert diagnosis_view.profiles(diagnosis) == []
 
 
-def test_the_dependence_of_golden_and_candidate_stand_one_above_the_other():
+def test_the_dependences_of_golden_and_candidate_are_drawn_one_above_the_other():
     phi, gamma = diagnosis_view.dependence(samples.diagnosis())
     assert (phi["name"], phi["length"]) == ("phi, axis 1", 64)
     assert phi["said"] == "32..63 should reach bias.grad, but does not; 0..1 reaches bias.grad, but should not"

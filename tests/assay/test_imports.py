@@ -9,7 +9,7 @@ SOURCE = Path(assay.__file__).parent
 MODULES = {p.relative_to(SOURCE).with_suffix("").parts: ast.parse(p.read_text()) for p in SOURCE.rglob("*.py")}
 
 
-def made(tree):
+def constructed(tree):
     """The names that a module offers: those that it defines, and those of its `__all__`."""
     result = set()
     for node in ast.walk(tree):
@@ -29,7 +29,7 @@ def borrowed():
             if isinstance(node, ast.ImportFrom) and node.level:
                 source = (*parts[: len(parts) - node.level], *(node.module.split(".") if node.module else ()))
                 if source in MODULES:
-                    missing = {alias.name for alias in node.names} - made(MODULES[source])
+                    missing = {alias.name for alias in node.names} - constructed(MODULES[source])
                     yield from (("/".join(parts), name, "/".join(source)) for name in sorted(missing))
 
 

@@ -7,7 +7,7 @@ import torch
 
 from goldsmith import assay
 from goldsmith.assay.execute.interpreter import watching
-from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import choose_own
 
 triton = pytest.importorskip("triton")
@@ -133,11 +133,11 @@ def test_triton_is_restored():
 def test_verify_reports_every_case_as_not_judged(dtypes):
     target = scale(*dtypes)
     jobs = choose_own(target, "default", None).jobs
-    proof = Proof("scale", "", "cpu", jobs, done=len(jobs))
+    check = Check("scale", "", "cpu", jobs, done=len(jobs))
     for job in jobs:
         dtype = getattr(torch, job.dtype)
-        proof.reports.append(assay.check(target, job.case, dtype=dtype, probes="values", raises=False))
-    entry = proof.entry()
+        check.reports.append(assay.check(target, job.case, dtype=dtype, probes="values", raises=False))
+    entry = check.entry()
     if len(dtypes) == 1:
         assert entry.report is None and entry.verdict == "absent" and "check it on a GPU" in entry.reason
     else:

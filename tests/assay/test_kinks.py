@@ -193,7 +193,7 @@ def test_a_gate_that_is_open_below_its_kink_is_wrong():
     assert [f.rung for f in report.findings] == ["CERTAIN"] and report.findings[0].tensor == "x.grad"
 
 
-def test_gates_summed_behind_a_product_pass():
+def test_gates_summed_after_a_product_pass():
     @assay.case(T=[13])
     def sparse(make, T):
         return {"a": torch.where(make.normal(T, 4).abs() < 1, 0.0, make.normal(T, 4)), "b": make.normal(4, 9)}
@@ -282,8 +282,8 @@ def test_repeated_zeros_are_not_a_mask(at_zero):
             (x,) = ctx.saved_tensors
             return g * torch.where(x == 0, at_zero, (x > 0).to(g.dtype))
 
-    given = {"x": torch.tensor([[0.0, -8.0, 3.0, 0.5, -1.0]])}
+    inputs = {"x": torch.tensor([[0.0, -8.0, 3.0, 0.5, -1.0]])}
     report = assay.check(
-        target(Gate.apply, lambda x: torch.relu(x), given, backward="auto"), probes="layouts", raises=False
+        target(Gate.apply, lambda x: torch.relu(x), inputs, backward="auto"), probes="layouts", raises=False
     )
     assert report.ok, str(report)

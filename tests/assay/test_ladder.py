@@ -186,16 +186,16 @@ def test_an_alarm_that_a_fresh_seed_does_not_repeat_is_dropped():
     wrong, right = leaves["a"][:, :-1] @ leaves["b"][:-1], leaves["a"] @ leaves["b"]
     quiet = ref.bounded.bound * 1e9  # rung 1 would see it, so a wide bound leaves it to the rungs above
     ref.bounded.bound = torch.where(ref.bounded.bound > 0, ref.bounded.bound, quiet)
-    asked = []
+    requests = []
 
     def confirm(got):
-        return lambda attempt: (asked.append(attempt) or got, ref)
+        return lambda attempt: (requests.append(attempt) or got, ref)
 
     small = right + (wrong - right) * 2e-3
     assert rungs(judge("y", small, ref, confirm=confirm(small))) == ["STATISTICAL"]
     assert rungs(judge("y", small, ref, confirm=confirm(right))) == []
     assert rungs(judge("y", small, ref, confirm=None)) == []
-    assert asked == [1, 1]
+    assert requests == [1, 1]
 
 
 # masks, shapes, dtypes

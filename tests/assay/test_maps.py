@@ -74,7 +74,7 @@ def test_a_tensor_that_is_wrong_at_once_is_drawn_from_the_plain_run():
     assert {m.run for m in view.shown_maps(report, 4).values()} == {"values"}
 
 
-def test_no_other_tensors_map_stands_beside_a_finding():
+def test_a_finding_shows_no_map_of_another_tensor():
     good = samples.error_map("y", "small", bad=False)
     finding = Finding("CERTAIN", "alias", "x", None, None, None, "the input x was modified", "large")
     report = Report("kernel", "fail", [finding], cases=["small", "large"], maps={"small y": good})

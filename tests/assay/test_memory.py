@@ -102,8 +102,8 @@ def test_poison_differs_from_nan_made_by_arithmetic(dtype):
         fresh = torch.empty(6, dtype=dtype)
         like, new = torch.empty_like(fresh), fresh.new_empty(6)
         strided = torch.empty_strided((2, 3), (3, 1), dtype=dtype)
-    for made in (fresh, like, new, strided.flatten()):
-        assert poison_left(made).all() and made.isnan().all()
+    for tensor in (fresh, like, new, strided.flatten()):
+        assert poison_left(tensor).all() and tensor.isnan().all()
     fresh[:3] = torch.zeros(3, dtype=dtype) / torch.zeros(3, dtype=dtype)
     assert poison_left(fresh).tolist() == [False] * 3 + [True] * 3
     assert poison_left(torch.full((3,), float("nan"), dtype=dtype)) is None

@@ -112,14 +112,18 @@ def test_a_wrong_write_in_place_on_a_view_is_found():
 def test_empty_tensors_begin_their_storage_in_any_dtype_and_layout(dtype):
     arena = Arena()
     with Poison(arena):
-        made = [torch.empty(3, 5, dtype=dtype), torch.empty_strided((3, 5), (1, 4), dtype=dtype)]
-        made += [torch.empty_like(made[1]), made[0].new_empty_strided((2, 2), (7, 3)), torch.empty(0, 3, dtype=dtype)]
-    assert [t.storage_offset() for t in made] == [0] * 5
-    assert [t.stride() for t in made[:4]] == [(5, 1), (1, 4), (1, 3), (7, 3)]
-    assert all(t.data_ptr() % 256 == 0 and t.dtype == dtype for t in made)
-    owners = [arena.owner(t[1:]) for t in made[:4]]
-    assert [o.tensor.data_ptr() for o in owners] == [t.data_ptr() for t in made[:4]]
-    assert arena.owner(made[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.overruns()
+        tensors = [torch.empty(3, 5, dtype=dtype), torch.empty_strided((3, 5), (1, 4), dtype=dtype)]
+        tensors += [
+            torch.empty_like(tensors[1]),
+            tensors[0].new_empty_strided((2, 2), (7, 3)),
+            torch.empty(0, 3, dtype=dtype),
+        ]
+    assert [t.storage_offset() for t in tensors] == [0] * 5
+    assert [t.stride() for t in tensors[:4]] == [(5, 1), (1, 4), (1, 3), (7, 3)]
+    assert all(t.data_ptr() % 256 == 0 and t.dtype == dtype for t in tensors)
+    owners = [arena.owner(t[1:]) for t in tensors[:4]]
+    assert [o.tensor.data_ptr() for o in owners] == [t.data_ptr() for t in tensors[:4]]
+    assert arena.owner(tensors[4]) is None and arena.owner(torch.zeros(3)) is None and not arena.overruns()
 
 
 def test_a_write_before_or_past_an_empty_tensor_is_an_overrun():

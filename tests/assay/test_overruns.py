@@ -177,16 +177,16 @@ def test_a_copied_band_is_reported_as_an_overrun(name):
 
 def every(dtype):
     """All marks of a dtype, and those of inputs separately."""
-    given = [band_mark(dtype, n, True)[0] for n in range(64)]
-    made = [band_mark(dtype, n, False)[0] for n in range(64)]
-    return set(given), set(made), band_mark(dtype, 0, True)[1]
+    bands_before = [band_mark(dtype, n, True)[0] for n in range(64)]
+    bands_after = [band_mark(dtype, n, False)[0] for n in range(64)]
+    return set(bands_before), set(bands_after), band_mark(dtype, 0, True)[1]
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
-    given, made, unit = every(dtype)
-    assert len(given) == 18 and len(made) >= 38 and not given & made
-    bits = torch.tensor(sorted(given | made), dtype=unit)
+    bands_before, bands_after, unit = every(dtype)
+    assert len(bands_before) == 18 and len(bands_after) >= 38 and not bands_before & bands_after
+    bits = torch.tensor(sorted(bands_before | bands_after), dtype=unit)
     values = bits.view(dtype)
     assert values.isnan().all() and band_read(values).all() and poison_left(values) is None
     assert band_read(torch.full((3,), float("nan"), dtype=dtype)) is None
@@ -197,8 +197,8 @@ def test_every_mark_is_a_nan_that_is_recognised_and_survives_arithmetic(dtype):
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
 def test_a_converted_mark_matches_no_mark_of_the_new_width(dtype):
-    given, made, unit = every(dtype)
-    values = torch.tensor(sorted(given | made), dtype=unit).view(dtype)
+    bands_before, bands_after, unit = every(dtype)
+    values = torch.tensor(sorted(bands_before | bands_after), dtype=unit).view(dtype)
     for other in WIDE:
         if other.itemsize == dtype.itemsize:
             continue
@@ -217,8 +217,8 @@ def test_a_truncated_mark_is_recognised():
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.uint8], ids=str)
 def test_integer_bands_are_small_and_differ_between_inputs_and_results(dtype):
-    given, made, unit = every(dtype)
-    assert unit.itemsize == dtype.itemsize and not given & made and min(given | made) >= -13
-    sums = {a + b for a in given | {0} for b in given | {0}} | {2 * a for a in given}
-    assert not made & sums
+    bands_before, bands_after, unit = every(dtype)
+    assert unit.itemsize == dtype.itemsize and not bands_before & bands_after and min(bands_before | bands_after) >= -13
+    sums = {a + b for a in bands_before | {0} for b in bands_before | {0}} | {2 * a for a in bands_before}
+    assert not bands_after & sums
     assert not memory_marks.wide(dtype)

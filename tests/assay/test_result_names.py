@@ -89,7 +89,7 @@ def test_the_default_name_is_unused(more, name):
     assert {row.tensor for row in report.rows} == {name, "x.grad", "y.grad"}
 
 
-def test_with_autograd_the_default_name_is_y_even_beside_an_input_y():
+def test_with_autograd_the_default_name_is_y_even_with_an_input_y():
     assert {row.tensor for row in assay.check(make(times)).rows} == {"y", "x.grad", "y.grad"}
     gradient = make(lambda x, grad_y: x * grad_y, {"x": X["x"], "grad_y": X["y"]})
     assert "z" in {row.tensor for row in assay.check(gradient).rows}

@@ -99,18 +99,18 @@ def test_two_passes_are_left_alone_at_an_offset(case):
 
 def test_no_finding_where_other_honest_runs_stand_out_as_well(monkeypatch):
     """Seen on an H100: with logits of 10^7 a ninth honest Sinkhorn may lie outside the range of the other eight."""
-    legal, asked = ensemble.legal_runs, []
+    legal, requests = ensemble.legal_runs, []
 
     def one_far_off(*args, seed, **options):
         runs = legal(*args, seed=seed, **options)
-        asked.append(seed)
+        requests.append(seed)
         if seed == 7:  # the second ensemble: one member is as far off as in_one_pass
             runs[0] = {name: t + 0.01 for name, t in runs[0].items()}
         return runs
 
     monkeypatch.setattr(ensemble, "legal_runs", one_far_off)
     report = scaled(in_one_pass, layer_norm, wide[1], probes=("scaling", "ensemble"))
-    assert report.ok and 7 in asked
+    assert report.ok and 7 in requests
     notes = [n.text for n in report.notes if n.id == "compute_range"]
     assert any("other honest runs stand out of the noise, too at values:offset" in text for text in notes)
 

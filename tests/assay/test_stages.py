@@ -102,7 +102,7 @@ def test_tracing_is_true_for_debug_or_a_substituted_stage():
     def asks():
         return assay.tracing("a"), assay.tracing("b"), assay.tracing()
 
-    assert run(asks)[0] == (False, False, False) and run(asks)[1].asked
+    assert run(asks)[0] == (False, False, False) and run(asks)[1].called_tracing
     assert run(asks, debug=True)[0] == (True, True, True)
     assert run(asks, substitute={"a": torch.ones(1)})[0] == (True, False, False)
 

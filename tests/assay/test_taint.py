@@ -42,22 +42,22 @@ def slice_texts(kernel, cases=rows, golden=weighted_sum):
 
 
 def test_first_last_and_a_random_slice_of_every_axis_are_tried_each_once():
-    _, tried, _ = slice_texts(plain_sum)
-    assert [t for t in tried if t.startswith("x[axis T")][:2] == ["x[axis T = 0]", "x[axis T = 11]"]
-    assert len(tried) == 9  # three of x's T, of its D, and of w's only axis
+    _, slices, _ = slice_texts(plain_sum)
+    assert [t for t in slices if t.startswith("x[axis T")][:2] == ["x[axis T = 0]", "x[axis T = 11]"]
+    assert len(slices) == 9  # three of x's T, of its D, and of w's only axis
 
     @assay.case(T=[1], D=[1])
     def single(make, T, D):
         return {"x": make.normal(T, D), "w": make.normal(D)}
 
-    _, tried, _ = slice_texts(plain_sum, single)
-    assert len(tried) == 4  # the only element of each, with NaN and with a number
+    _, slices, _ = slice_texts(plain_sum, single)
+    assert len(slices) == 4  # the only element of each, with NaN and with a number
 
 
 def test_a_right_kernel_is_cleared_in_fewer_runs_than_there_are_slices():
-    report, tried, left = slice_texts(plain_sum)
+    report, slices, left = slice_texts(plain_sum)
     runs = next(p.runs for p in report.probes if p.name == "taint")
-    assert report.ok and not left and runs - BESIDE < len(tried)
+    assert report.ok and not left and runs - BESIDE < len(slices)
 
 
 def cut(x, w):

@@ -15,7 +15,7 @@ def golden(x, w):
     return (x * w).sum(-1)
 
 
-def made(**changes):
+def declare(**changes):
     return assay.Target(**{"candidate": golden, "golden": golden, "cases": dict(X), **changes})
 
 
@@ -68,13 +68,13 @@ CALLABLES = (
 
 @pytest.mark.parametrize("candidate", CALLABLES, ids=lambda c: getattr(c, "__qualname__", type(c).__name__))
 def test_callables_are_bound_by_parameter_name(candidate):
-    report = assay.check(made(candidate=candidate), probes="values")
+    report = assay.check(declare(candidate=candidate), probes="values")
     assert {r.tensor for r in report.rows} == {"y", "x.grad", "w.grad"}
 
 
 def test_a_parameter_without_a_value_is_an_error_that_lists_the_names():
     with pytest.raises(assay.TargetError) as error:
-        made(candidate=lambda x, weight: x)
+        declare(candidate=lambda x, weight: x)
     assert str(error.value) == "candidate: <lambda> takes 'weight', which is not supplied; there are: x, w, eps"
     with pytest.raises(
         assay.TargetError, match=r"^golden: wrong takes 'z', which is not supplied; there are: x, w, eps$"
@@ -83,12 +83,12 @@ def test_a_parameter_without_a_value_is_an_error_that_lists_the_names():
         def wrong(z):
             return z
 
-        made(golden=wrong)
+        declare(golden=wrong)
 
 
 def test_a_positional_callable_gets_inputs_and_scalars_in_the_order_of_the_case():
-    def product(*given):
-        x, eps, w = given
+    def product(*arguments):
+        x, eps, w = arguments
         return x * w + eps
 
     cases = {"x": torch.randn(3), "eps": 0.5, "w": torch.randn(3)}
@@ -101,7 +101,7 @@ def test_a_name_after_a_gap_in_positions_is_an_error():
         return x
 
     with pytest.raises(assay.TargetError, match="takes 'w' by position after 'other', which is not supplied"):
-        made(candidate=gap)
+        declare(candidate=gap)
 
 
 # validation on construction
@@ -192,7 +192,7 @@ ERRORS = [
 @pytest.mark.parametrize("changes, kind, text", ERRORS, ids=[next(iter(e[0])) + str(i) for i, e in enumerate(ERRORS)])
 def test_a_mistake_in_the_declaration_names_the_argument(changes, kind, text):
     with pytest.raises(kind) as error:
-        made(**changes)
+        declare(**changes)
     assert str(error.value).startswith(text)
     assert isinstance(error.value, assay.TargetError) == (kind is ValueError)
 
@@ -209,30 +209,30 @@ def test_nothing_runs_before_the_declaration_is_valid():
         raise AssertionError("ran")
 
     with pytest.raises(assay.TargetError):
-        made(candidate=never, golden=never, grads=("nosuch",))
-    made(candidate=never, golden=never)  # binding reads signatures; it does not call
+        declare(candidate=never, golden=never, grads=("nosuch",))
+    declare(candidate=never, golden=never)  # binding reads signatures; it does not call
 
 
 def test_a_target_is_frozen_and_has_a_short_repr():
-    one = made(name="sum")
+    one = declare(name="sum")
     with pytest.raises(AttributeError):
         one.name = "other"
     assert repr(one) == "Target(sum, 1 cases)" and [c.name for c in one.cases] == ["given"]
-    assert made(candidate=Function.apply).name == "Function"
+    assert declare(candidate=Function.apply).name == "Function"
 
 
 def test_a_target_without_a_name_is_named_after_the_source_of_its_candidate():
-    anonymous, part = made(candidate=lambda x, w: golden(x, w)), made(candidate=functools.partial(golden))
+    anonymous, part = declare(candidate=lambda x, w: golden(x, w)), declare(candidate=functools.partial(golden))
     where = f"{__name__}:test_a_target_without_a_name_is_named_after_the_source_of_its_candidate.<locals>.<lambda>"
     assert (anonymous.name, part.name) == (where, f"{__name__}:golden") and anonymous.nameless and part.nameless
-    assert not made().nameless and not made(candidate=lambda x, w: x, name="sum").nameless
+    assert not declare().nameless and not declare(candidate=lambda x, w: x, name="sum").nameless
 
 
 # check's own arguments
 
 
 def test_check_names_its_wrong_argument():
-    one = made()
+    one = declare()
     with pytest.raises(TypeError, match="^check: expected an assay.Target, got function$"):
         assay.check(golden)
     with pytest.raises(TypeError, match="^dtype: expected a torch dtype or None, got 'float32'$"):
@@ -252,24 +252,24 @@ def test_check_names_its_wrong_argument():
 
 def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration():
     with pytest.raises(assay.TargetError, match="^outputs: the candidate returned 1 result, but .* declares 2: y, z$"):
-        assay.check(made(outputs=("y", "z")))
+        assay.check(declare(outputs=("y", "z")))
     with pytest.raises(assay.TargetError, match="^outputs: the candidate's 'y' is of type str, not a tensor"):
-        assay.check(made(candidate=lambda x, w: "three"))
+        assay.check(declare(candidate=lambda x, w: "three"))
     with pytest.raises(
         assay.TargetError, match="^outputs: the candidate returns 'z', but the golden has no output or stage"
     ):
-        assay.check(made(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
+        assay.check(declare(candidate=lambda x, w: {"z": golden(x, w)}, golden=lambda x, w: {"y": golden(x, w)}))
     with pytest.raises(assay.TargetError, match="^backward: returned 1 gradients, expected 2: x, w$"):
-        assay.check(made(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
+        assay.check(declare(backward=lambda x, w, grad_y: (x,), outputs=("y",)))
     with pytest.raises(assay.TargetError, match="^backward: returned a gradient for 'eps', expected .* for: x, w$"):
-        assay.check(made(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
+        assay.check(declare(backward=lambda x, w, grad_y: {"eps": x}, outputs=("y",)))
     with pytest.raises(assay.TargetError, match="^case broken: could not be drawn: ZeroDivisionError: "):
 
         @assay.case()
         def broken(make):
             return {"x": make.normal(1 // 0)}
 
-        made(cases=broken)
+        declare(cases=broken)
 
 
 # outputs, saved results, backwards
@@ -277,7 +277,7 @@ def test_results_that_do_not_fit_the_declaration_are_errors_of_the_declaration()
 
 def test_names_of_outputs_come_from_the_tuple_the_dict_or_the_declaration():
     def names(result, **more):
-        report = assay.check(made(candidate=result, golden=result, backward=None, **more), probes="values")
+        report = assay.check(declare(candidate=result, golden=result, backward=None, **more), probes="values")
         return [r.tensor for r in report.rows]
 
     assert names(lambda x: x * 2) == ["y"]
@@ -302,7 +302,7 @@ def test_a_saved_result_is_compared_with_the_goldens_stage_and_gets_no_gradient(
     assert [f.tensor for f in report.findings] == ["saved.scaled"]
 
 
-def test_an_own_backward_may_return_a_dict_or_a_tuple_in_the_order_of_grads():
+def test_the_golden_backward_may_return_a_dict_or_a_tuple_in_the_order_of_grads():
     def swapped(x, w, grad_y):
         return sum_gradients(x, w, grad_y)[::-1]
 
@@ -384,16 +384,16 @@ RESULTS = [
 @pytest.mark.parametrize("changes, text", RESULTS, ids=[str(i) for i in range(len(RESULTS))])
 def test_wrong_return_types_are_errors_of_the_declaration(changes, text):
     with pytest.raises(assay.TargetError, match=text):
-        assay.check(made(**{**ONE, **changes}, backward=None))
+        assay.check(declare(**{**ONE, **changes}, backward=None))
 
 
 def test_a_missing_result_is_named_by_its_position():
-    both = made(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
+    both = declare(candidate=lambda x, w: (x, None), golden=lambda x, w: (x, x * 2))
     report = assay.check(both, raises=False)
     assert [f.text for f in report.findings if f.probe == "values"] == ["y1: no tensor came, expected shape [3, 4]"]
 
 
 def test_a_golden_that_returns_a_number_leaves_it_unproven():
-    number = made(candidate=lambda x, w: (x * w).sum(), golden=lambda x, w: float((x * w).sum()), backward=None)
+    number = declare(candidate=lambda x, w: (x * w).sum(), golden=lambda x, w: float((x * w).sum()), backward=None)
     report = assay.check(number)
     assert {n.id for n in report.notes} == {"not_proven"}

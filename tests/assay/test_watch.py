@@ -183,7 +183,7 @@ def test_results_of_a_written_infinity_are_not_attributed_to_finite_values():
         infinite - infinite
         torch.where(torch.tensor([True, False]), -math.inf, beside) * 1e38
     assert [(e.kind, e.likely.id) for e in w.events] == [("nan", "unknown"), ("inf", "overflow")]
-    assert w.first.likely.evidence == "aten::sub made it from infinities that the program wrote down"
+    assert w.first.likely.evidence == "aten::sub produced it from infinities that the program had written"
     assert w.events[1].count == 1 and "in float64 it reaches 1e+76" in w.events[1].likely.evidence
 
 
@@ -353,7 +353,7 @@ def test_table_and_page_show_the_first_event(model, tmp_path):
     assert "default-src 'none'" in page and "&#39;s gradient" in page
 
 
-def test_the_page_shows_the_events_step_beside_the_one_before(tmp_path):
+def test_the_page_shows_the_events_step_next_to_the_previous_one(tmp_path):
     model = torch.nn.Linear(4, 3)
     with assay.watch(model) as w:
         for step in range(4):

@@ -43,10 +43,10 @@ def tiny_tokenizer():
     inner = Tokenizer(models.BPE({c: k for k, c in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>")
-    made.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
-    made.chat_template = CHAT
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|pad|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
+    tokenizer.chat_template = CHAT
+    return tokenizer
 
 
 def tiny_model(vocabulary=264, seed=0, **options):

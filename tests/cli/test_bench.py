@@ -14,15 +14,17 @@ from benchmarks.modules.connection import Connection
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding
 from goldsmith.cli import app
-from goldsmith.cli.bench import command, moved, prover
+from goldsmith.cli.bench import command, moved, verifier
 from goldsmith.cli.bench.rows import Conditions, TimingRow
 from goldsmith.cli.bench.subject import MakeThere, Subject, Variant
 from goldsmith.cli.bench.timing import CpuClock, Timing
+from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.outcome import VerifyOutcome
-from goldsmith.cli.verify.proof import Proof
 from goldsmith.cli.verify.selection import Job
 from goldsmith.core.device import machine
 from goldsmith.core.op import Op
+
+pytestmark = pytest.mark.sweep(2, part=1)
 
 PREFIX = ["--device", "cpu", "--backend", "reference", "--commit", "abc1234", "--json"]
 
@@ -67,19 +69,21 @@ def words(text):
 
 def outcome_of(request, *, verdict="pass", findings=()):
     """What verify would have found, without running it."""
-    proofs = []
+    checks = []
     for name in request.names:
         made = Report(name, verdict, cases=["a float32"], findings=list(findings))
-        proofs.append(Proof(name, request.backend, "cpu", [Job("a", "float32", "a float32")], reports=[made], done=1))
-    return VerifyOutcome(proofs, {})
+        checks.append(Check(name, request.backend, "cpu", [Job("a", "float32", "a float32")], reports=[made], done=1))
+    return VerifyOutcome(checks, {})
 
 
 def test_a_row_says_everything_that_a_table_needs(monkeypatch):
-    asked = []
-    monkeypatch.setattr(prover.verify, "verify", lambda request, say: asked.append(request) or outcome_of(request))
+    requests = []
+    monkeypatch.setattr(verifier.verify, "verify", lambda request, say: requests.append(request) or outcome_of(request))
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "eager")
     assert result.exit_code == 0, result.output
-    assert [(r.names, r.backend, r.device, r.dtype) for r in asked] == [(("mhc.post",), "reference", "cpu", "bfloat16")]
+    assert [(r.names, r.backend, r.device, r.dtype) for r in requests] == [
+        (("mhc.post",), "reference", "cpu", "bfloat16")
+    ]
     ours, eager = rows(result)
     assert list(ours) == [f.name for f in fields(TimingRow)]
     assert (ours["op"], ours["case"], ours["peer"], ours["backend"]) == (
@@ -110,32 +114,32 @@ def error_of_the_reference(name, case):
 def test_the_error_is_of_the_first_result_and_none_where_it_means_nothing():
     golden = torch.tensor([3.0, 4.0], dtype=torch.float64)
     made = Variant("ours", lambda: (torch.tensor([3.0, 5.0]), torch.tensor([9.0])), [])
-    assert prover.relative_error(golden, made) == 0.2
-    assert prover.relative_error(golden, replace(made, comparable=False)) is None
-    assert prover.relative_error(None, made) is None and prover.relative_error(golden * 0, made) is None
+    assert verifier.relative_error(golden, made) == 0.2
+    assert verifier.relative_error(golden, replace(made, comparable=False)) is None
+    assert verifier.relative_error(None, made) is None and verifier.relative_error(golden * 0, made) is None
 
 
 def test_an_operator_that_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "x_next exceeds its rounding bound", "a")
     monkeypatch.setattr(
-        prover.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
+        verifier.verify, "verify", lambda request, say: outcome_of(request, verdict="fail", findings=[bad])
     )
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
     assert "mhc.post on reference was not timed: x_next exceeds its rounding bound" in words(result.stderr)
 
 
-def test_an_operator_without_a_proof_is_not_timed(monkeypatch):
+def test_an_operator_without_a_check_is_not_timed(monkeypatch):
     def nothing(request, say):
-        return VerifyOutcome([Proof("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
+        return VerifyOutcome([Check("mhc.post", "reference", "cpu", [], reason="none of its cases applies")], {})
 
-    monkeypatch.setattr(prover.verify, "verify", nothing)
+    monkeypatch.setattr(verifier.verify, "verify", nothing)
     result = run("mhc.post", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
     assert "nothing could be checked: none of its cases applies" in words(result.stderr)
 
 
-def test_a_real_proof_precedes_a_timing(tmp_path):
+def test_a_real_check_precedes_a_timing(tmp_path):
     file = tmp_path / "new" / "rows.jsonl"
     result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", to=file)
     assert result.exit_code == 0, result.output
@@ -143,20 +147,20 @@ def test_a_real_proof_precedes_a_timing(tmp_path):
     assert row["verified"] is True and "cases, bfloat16" in row["verified_by"]
 
 
-def test_without_a_proof_the_rows_say_so():
+def test_without_a_check_the_rows_say_so():
     result = run("mhc.expand", "--case", "T=1,D=4096", "--against", "none", "--no-verify")
     (row,) = rows(result)
     assert (row["verified"], row["verified_by"]) == (None, "not verified (--no-verify)")
 
 
 def test_a_module_is_verified_in_this_process_and_timed(monkeypatch):
-    tried = []
+    runs = []
     monkeypatch.setattr(
-        prover, "check", lambda target, case, **options: tried.append((target.name, case.name)) or Report("x")
+        verifier, "check", lambda target, case, **options: runs.append((target.name, case.name)) or Report("x")
     )
     result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "eager")
     assert result.exit_code == 0, result.output
-    assert {name for name, _ in tried} == {"mhc.connection on reference"} and len(tried) == 4
+    assert {name for name, _ in runs} == {"mhc.connection on reference"} and len(runs) == 4
     ours, eager = rows(result)
     assert ours["op"] == "mhc.connection" and ours["verified_by"] == "assay.check, 4 cases, bfloat16"
     assert ours["error"] == pytest.approx(eager["error"], rel=0.2)
@@ -164,7 +168,7 @@ def test_a_module_is_verified_in_this_process_and_timed(monkeypatch):
 
 def test_a_module_that_the_assay_rejects_is_not_timed(monkeypatch):
     bad = Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "phi.grad is wrong", "a")
-    monkeypatch.setattr(prover, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
+    monkeypatch.setattr(verifier, "check", lambda *_, **__: Report("x", "fail", findings=[bad]))
     result = run("mhc.connection", "--case", "T=1,D=4096", "--against", "none")
     assert result.exit_code == 1 and rows(result) == []
     assert "mhc.connection on reference was not timed: one_token: phi.grad is wrong" in words(result.stderr)
@@ -207,7 +211,7 @@ def test_a_failure_of_ours_at_one_size_is_reported_and_other_operators_go_on(mon
         return ours(subject, backend)
 
     monkeypatch.setattr(Subject, "ours", sometimes)
-    monkeypatch.setattr(prover.verify, "verify", lambda request, say: outcome_of(request))
+    monkeypatch.setattr(verifier.verify, "verify", lambda request, say: outcome_of(request))
     result = run("mhc.expand", "mhc.post", "--case", "T=1,", "--against", "none")
     assert result.exit_code == 1
     assert [(r["op"], r["case"]) for r in rows(result)] == [
@@ -271,14 +275,14 @@ def test_each_call_takes_the_next_of_the_inputs_that_rotate():
     entry = replace(drawn, build=lambda **_: {"x": torch.arange(6.0).view(3, 2), "n": 4}, rotated=("x",))
     subject = Subject(Op.get("mhc.expand"), entry, "cpu")
     assert subject.tensors["x"].tolist() == [0.0, 1.0]
-    call = subject.in_turn(subject.tensors, lambda given: given["x"][0].item())
+    call = subject.in_turn(subject.tensors, lambda tensors: tensors["x"][0].item())
     assert [call() for _ in range(4)] == [0.0, 2.0, 4.0, 0.0]
     subject.rewind()
     assert call() == 0.0
 
 
 def test_each_number_of_threads_is_a_row_and_one_may_be_for_some_cases(monkeypatch):
-    monkeypatch.setattr(prover.verify, "verify", lambda request, say: outcome_of(request))
+    monkeypatch.setattr(verifier.verify, "verify", lambda request, say: outcome_of(request))
     before = torch.get_num_threads()
     result = run("mhc.expand", "--case", "T=1,", "--against", "none", "--threads", "1", "--threads", "2:D=7168")
     assert [(r["case"], r["threads"]) for r in rows(result)] == [

@@ -71,10 +71,10 @@ def test_the_call_before_a_prepared_call_is_not_timed(monkeypatch):
 
 
 def test_a_missing_instruction_sets_no_ceiling_and_each_rate_is_measured_once_per_thread_count(monkeypatch):
-    asked = []
+    requests = []
 
     def measure(what, *, threads, seconds, megabytes):
-        asked.append((what, threads))
+        requests.append((what, threads))
         if what == "amx_bf16":
             raise BackendUnavailable("level avx2 has no such instruction")
         return {"read": 2e9, "fma": 5e9, "dot_bf16": 4e9}[what]
@@ -84,7 +84,9 @@ def test_a_missing_instruction_sets_no_ceiling_and_each_rate_is_measured_once_pe
     subject = SimpleNamespace(entry=SimpleNamespace(forward_flop=1, products=(), dtype=torch.bfloat16))
     result = ceilings.Ceilings(CpuClock())
     assert result.of(subject, 3) == result.of(subject, 3) == Ceiling("read", 2000.0, "fma", 5000.0)
-    assert sorted(set(asked)) == [(what, 3) for what in ("amx_bf16", "dot_bf16", "fma", "read")] and len(asked) == 8
+    assert (
+        sorted(set(requests)) == [(what, 3) for what in ("amx_bf16", "dot_bf16", "fma", "read")] and len(requests) == 8
+    )
 
 
 # the clock of a GPU, on a device of straw: what it queues, and in which order
@@ -188,9 +190,9 @@ def test_replayed_calls_find_none_of_their_inputs_in_the_cache(monkeypatch):
 
     monkeypatch.setattr(Subject, "ours", ours)
     monkeypatch.setattr(Variant, "backward", lambda self: lambda: None)
-    prover = SimpleNamespace(prove=lambda subject, backend: (None, ""))
+    verifier = SimpleNamespace(verdict=lambda subject, backend: (None, ""))
     conditions = Conditions("cuda", "machine", {}, "abc1234", "2026-01-01")
-    bench = Bench(BenchRequest(backend="reference"), conditions, Card(), {}, prover, Console(quiet=True))
+    bench = Bench(BenchRequest(backend="reference"), conditions, Card(), {}, verifier, Console(quiet=True))
     rows = list(bench.run([lambda: Subject(op, case, "cpu")]))
     assert [(row.direction, row.mode) for row in rows] == [
         ("forward", "cold"), ("backward", "cold"), ("forward", "replayed"),

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.peers import ALL, kt_kernel
 from goldsmith import assay, experts
-from goldsmith.cli.bench import command, prover
+from goldsmith.cli.bench import command, verifier
 from goldsmith.cli.bench.experts import COMPARED, MoeInt8Subject, MoeSubject, SlotsSubject
 from goldsmith.cli.bench.run import BenchRequest
 from goldsmith.cli.bench.subject import MakeThere
@@ -22,23 +22,23 @@ SIZES = {"H": 64, "I": 32, "E": 8, "k": 2}
 
 def entry(monkeypatch, T, packed, r):
     monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
-    made = benchmarks._entry("case", T, "test", packed, r, train=bool(r), on_cpu=True)
-    return replace(made, dtype=torch.float32) if packed != "bf16" else made
+    entry = benchmarks._entry("case", T, "test", packed, r, train=bool(r), on_cpu=True)
+    return replace(entry, dtype=torch.float32) if packed != "bf16" else entry
 
 
 def hold(subject, result):
     """`result()` of the subject is that of the reference with the same tensors, as far as it goes."""
     tensors, few = dict(subject.tensors), COMPARED
 
-    def candidate(**given):
-        subject.tensors = tensors | given
-        return result()[:few].to(given["x"].dtype)
+    def candidate(**inputs):
+        subject.tensors = tensors | inputs
+        return result()[:few].to(inputs["x"].dtype)
 
-    def golden(**given):
-        return subject.op.reference.forward(*(tensors | given).values(), **subject.options)[0][:few]
+    def golden(**inputs):
+        return subject.op.reference.forward(*(tensors | inputs).values(), **subject.options)[0][:few]
 
-    given = {name: t for name, t in tensors.items() if t is not None}
-    assay.check(assay.Target(candidate, golden, cases=given, grads=()), probes=("values",))
+    inputs = {name: t for name, t in tensors.items() if t is not None}
+    assay.check(assay.Target(candidate, golden, cases=inputs, grads=()), probes=("values",))
 
 
 @pytest.mark.parametrize("packed", ["", "int4", "fp8_block"])
@@ -56,15 +56,15 @@ def test_the_timed_layer_has_lora_and_returns_all_gradients(monkeypatch, packed)
 def test_a_token_uses_other_experts_at_every_call_until_all_were_used(monkeypatch):
     for kind, name in ((MoeSubject, "experts.moe"), (SlotsSubject, "experts.slots")):
         monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
-        made = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is SlotsSubject)
-        subject = kind(Op.get(name), made, "cpu")
+        entry = benchmarks._entry("decode", 1, "test", "int8", 0, train=False, on_cpu=True, slots=kind is SlotsSubject)
+        subject = kind(Op.get(name), entry, "cpu")
         assert subject.decoding and not subject.timed_backward
         visited = torch.cat([turn.flatten() for turn in subject.turns["topk_ids"]])
         assert sorted(visited.tolist()) == list(range(8)) and len(subject.turns["topk_ids"]) == 4
         first, second = subject.ours("reference").forward, subject.turns["topk_ids"][1]
         first()
-        given = subject.tensors | {"topk_ids": second}
-        wanted = subject.op(*given.values(), backend="reference", **subject.options)
+        inputs = subject.tensors | {"topk_ids": second}
+        wanted = subject.op(*inputs.values(), backend="reference", **subject.options)
         assert torch.equal(first(), wanted if kind is MoeSubject else wanted[0])
 
 
@@ -72,7 +72,7 @@ def test_a_repeated_expert_is_packed_as_if_it_were_drawn(monkeypatch):
     subject = MoeSubject(Op.get("experts.moe"), entry(monkeypatch, 5, "int4", 4), "cpu")
     gate_up, down = subject.base.unpack()
     again = experts.pack(gate_up, down, format="int4")
-    assert torch.equal(again.gate_up, subject.given("gate_up")) and torch.equal(again.down, subject.given("down"))
+    assert torch.equal(again.gate_up, subject.required("gate_up")) and torch.equal(again.down, subject.required("down"))
     weights = subject.weights()
     assert torch.equal(weights[0], gate_up) and torch.equal(weights[1], down)
     assert torch.equal(subject.weights([3, 6])[1], down[[3, 6]])
@@ -94,7 +94,7 @@ def test_the_error_in_int8_is_against_unrounded_activations():
     few = drawn | {name: None for name in FACTORS}
     subject = MoeInt8Subject(Op.get("experts.moe_int8"), entry, "cpu")
     (got,) = subject.ours("reference").results()
-    off = prover.relative_error(subject.golden(), subject.ours("reference"))
+    off = verifier.relative_error(subject.golden(), subject.ours("reference"))
     assert got.shape == (8, 64) and 1e-3 < off < 0.1, "8 bits cost about one per cent"
     exact = MoeSubject(Op.get("experts.moe"), replace(entry, build=lambda **_: few | {"save": False}), "cpu")
     assert torch.equal(exact.golden(), subject.golden())
@@ -117,8 +117,8 @@ def test_peers_of_other_operators_and_formats_are_left_out(monkeypatch):
         assert ALL[name].prepare(quantised) is None
     for packed, r, train in (("fp8_block", 4, True), ("bf16", 0, True), ("mxfp4", 0, False)):
         monkeypatch.setitem(benchmarks.LAYERS, "test", SIZES)
-        made = benchmarks._entry("case", 3, "test", packed, r, train=train, on_cpu=True)
-        assert kt_kernel.prepare(MoeSubject(Op.get("experts.moe"), made, "cpu")) is None
+        timed_entry = benchmarks._entry("case", 3, "test", packed, r, train=train, on_cpu=True)
+        assert kt_kernel.prepare(MoeSubject(Op.get("experts.moe"), timed_entry, "cpu")) is None
 
 
 def test_a_layer_is_timed_with_lora_of_rank_16_and_without(monkeypatch):
@@ -141,11 +141,11 @@ def test_codes_go_to_kt_kernel_in_its_encoding():
 
     codes = torch.tensor([[0x71, 0x0F]], dtype=torch.uint8)
     scale = torch.tensor([[126]], dtype=torch.uint8)
-    given, powers = kt_kernel._in_its_encoding(Codes(codes, scale), "mxfp4")
-    assert torch.equal(given, codes) and powers.dtype == torch.bfloat16 and powers.item() == 0.5 and E2M1[1] == 0.5
+    inputs, powers = kt_kernel._in_its_encoding(Codes(codes, scale), "mxfp4")
+    assert torch.equal(inputs, codes) and powers.dtype == torch.bfloat16 and powers.item() == 0.5 and E2M1[1] == 0.5
     halves = torch.tensor([[0.25]], dtype=torch.bfloat16)
-    given, same = kt_kernel._in_its_encoding(Codes(codes, halves), "int4")
-    assert given.tolist() == [[0xF9, 0x87]] and same is halves
+    inputs, same = kt_kernel._in_its_encoding(Codes(codes, halves), "int4")
+    assert inputs.tolist() == [[0xF9, 0x87]] and same is halves
 
 
 def test_a_missing_kt_kernel_is_reported_with_its_reason(monkeypatch):

@@ -26,13 +26,13 @@ from repo.tree import ROOT
 pytestmark = pytest.mark.skipif(native.reason() is not None, reason="needs the native library")
 
 
-def at_once(given, seconds, around=nullcontext):
+def at_once(arguments, seconds, around=nullcontext):
     """Every way is called twice, and takes 100, 200, ... us."""
-    for name, call in given.items():
+    for name, call in arguments.items():
         with around(name):
             call()
             call()
-    return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(given, 1)}
+    return {name: Timing(100.0 * k, 90.0 * k, 120.0 * k, 2) for k, name in enumerate(arguments, 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def bench(*arguments):
     return result, [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_every_way_is_timed_in_one_run_and_ours_is_verified_first():
+def test_all_variants_are_timed_in_one_run_and_ours_is_verified_first():
     result, rows = bench("--tokens", "1")
     assert result.exit_code == 0, result.stderr
     ways = {(row["op"], row["case"]): [r["peer"] for r in rows if (r["op"], r["case"]) == (row["op"], row["case"])]
@@ -91,7 +91,7 @@ def test_a_rule_sends_experts_where_it_says_and_the_bound_is_the_plans():
     assert by["0% cached", "fixed ratio"]["on_cpu"] == by["0% cached", "fixed ratio"]["copied"] == 1
 
 
-def test_the_tables_of_the_documents_say_what_the_rows_say(tmp_path, monkeypatch):
+def test_the_tables_of_the_documents_agree_with_the_rows(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import offload_rows
 
@@ -118,7 +118,7 @@ def test_the_time_of_a_calibration_is_a_row(monkeypatch):
     result, rows = bench("memory")
     first, memory = rows
     assert (first["op"], memory["op"]) == ("offload.calibrate", "offload.memory") and "verified" not in first
-    assert first["case"].startswith("first") and "others took 25% of the processors' time" in first["note"]
+    assert first["case"].startswith("first") and "other programs took 25% of the processors' time" in first["note"]
     assert first["figures"]["calibrate_s"] >= 0.01
     result = CliRunner().invoke(command.app, ["memory", "--device", "cpu", "--layers", "1"])
     assert result.exit_code == 0 and re.search(r"calibrate +[0-9.]+ s", result.stdout)
@@ -142,7 +142,7 @@ def test_the_times_of_a_store_need_no_calibration(monkeypatch):
 
 def test_an_engine_that_computes_something_else_is_not_timed(monkeypatch):
     whole = Engine._piece
-    monkeypatch.setattr(Engine, "_piece", lambda self, *given: whole(self, *given) * 1.1)
+    monkeypatch.setattr(Engine, "_piece", lambda self, *arguments: whole(self, *arguments) * 1.1)
     result, rows = bench("calls", "--tokens", "1", "--cached", "0")
     assert result.exit_code == 1
     _, *rows = rows  # after the calibration

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.peers import embedding_bag, gather, topk, topk_compiled
 from goldsmith import assay
-from goldsmith.cli.bench.prover import relative_error
 from goldsmith.cli.bench.subject import OURS, Subject
+from goldsmith.cli.bench.verifier import relative_error
 from goldsmith.core.op import Op
 
 EXPERTS = Op.get("router.atomic_experts")
@@ -34,9 +34,9 @@ def test_peers_compute_tiny_experts(peer, case, monkeypatch):
     def candidate(h, w_in=None, *, w_out, weights, indices, activation):
         return peer.lookup(h, w_in, w_out, weights, indices, activation)
 
-    given = {name: value for name, value in SMALL[case].build().items() if value is not None}
-    given = {name: value for name, value in given.items() if name not in ("strategy", "sparse_grad")}
-    assay.check(assay.Target(candidate, golden, cases=given), probes=("values", "ensemble"))
+    inputs = {name: value for name, value in SMALL[case].build().items() if value is not None}
+    inputs = {name: value for name, value in inputs.items() if name not in ("strategy", "sparse_grad")}
+    assay.check(assay.Target(candidate, golden, cases=inputs), probes=("values", "ensemble"))
 
 
 def test_the_timed_cases_have_both_tables():

@@ -13,10 +13,12 @@ from goldsmith.cli.diagnose import deadlines
 from goldsmith.cli.diagnose.deadlines import RunDeadline
 from goldsmith.cli.workers import pool
 
+pytestmark = pytest.mark.sweep(2)
+
 HERE = Path(__file__).resolve().parent
 
 
-def asked(monkeypatch, *arguments, budget, deaf=False):
+def run_command(monkeypatch, *arguments, budget, deaf=False):
     """What a command says that gives a run the budget if it is the first, and any other 2 s, whatever the budget.
 
     So a busy machine, where everything before takes longer, uses up no budget. deaf: it looks at no signal, so that it
@@ -32,7 +34,7 @@ def asked(monkeypatch, *arguments, budget, deaf=False):
 
 
 def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", "endless_kernels:first", budget=1)
+    code, text = run_command(monkeypatch, "diagnose", "endless_kernels:first", budget=1)
     assert code == 1 and text.startswith("FAIL sleeps does not end (no_end, score 1.00)")
     message = r"run 'values' of probe values did not end within [\d.]+ s \(case given, seed 0\), in sleeps \("
     assert re.search(message, text)
@@ -41,7 +43,7 @@ def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
 
 @pytest.mark.parametrize("name", ["loop", "deaf"])
 def test_findings_before_a_hung_run_are_kept(name, monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
+    code, text = run_command(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
     assert code == 1 and "did not end within" in text and "in wrong_then_" in text
     if name == "loop":  # Python could raise in it: the diagnosis tells its story
         assert text.startswith("FAIL y is wrong") and "Also, run '" in text
@@ -53,7 +55,7 @@ def test_findings_before_a_hung_run_are_kept(name, monkeypatch):
 def test_a_replay_of_a_run_that_hangs_is_stopped(name, monkeypatch, tmp_path):
     kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     budget, deaf = 1 if name == "first" else 600, name == "deaf"
-    code, text = asked(monkeypatch, "replay", kept, f"endless_kernels:{name}", budget=budget, deaf=deaf)
+    code, text = run_command(monkeypatch, "replay", kept, f"endless_kernels:{name}", budget=budget, deaf=deaf)
     assert code == 1 and "did not end within" in text and "endless_kernels.py, line" in text
     if name != "deaf":
         assert text.startswith("not finished: the verdict was fail; here run '")
@@ -106,7 +108,7 @@ def test_the_clock_of_a_run_stops_during_a_nested_run(monkeypatch):
 
 
 def test_a_backward_that_hangs_after_a_nested_call_is_stopped_and_named(monkeypatch):
-    code, text = asked(monkeypatch, "diagnose", "endless_kernels:backward", budget=600, deaf=True)
+    code, text = run_command(monkeypatch, "diagnose", "endless_kernels:backward", budget=600, deaf=True)
     assert code == 1 and "run 'interleaved' of probe second_call did not end within" in text
     assert "in backward (" in text and "endless_kernels.py, line" in text
 
@@ -115,7 +117,7 @@ def test_a_backward_that_hangs_after_a_nested_call_is_stopped_and_named(monkeypa
 def test_an_import_that_hangs_is_stopped_and_explained(command, monkeypatch, tmp_path):
     kept = assay.diagnose(endless_kernels.target(lambda x: x * 3), probes="values", out=tmp_path).bundle
     arguments = [kept, "never_imported:x"] if command == "replay" else ["never_imported:x"]
-    code, text = asked(monkeypatch, command, *arguments, budget=1, deaf=True)
+    code, text = run_command(monkeypatch, command, *arguments, budget=1, deaf=True)
     assert code == 2 and text.startswith("Importing never_imported:x did not finish within 1 s, in <module> (")
     assert re.search("never_imported.py, line [56]\\)", text) and text.endswith("give a larger --budget.")
 

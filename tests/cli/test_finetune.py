@@ -81,7 +81,7 @@ def whole(place):
 def held_out_loss(model, place, apart=no_masks):
     """As the run has it, in its batches of two."""
     tokenizer = AutoTokenizer.from_pretrained(place / "model")
-    documents = cut("held", read(place / "held.txt", tokenizer), 128).documents
+    documents = cut(read(place / "held.txt", tokenizer), 128).documents
     stream, loss = RowStream(documents, 128, packed=True, seed=0), 0.0
     with torch.no_grad():
         for first in range(0, len(stream), 2):
@@ -126,10 +126,10 @@ def test_the_loss_falls_and_stock_peft_reads_the_adapter(place, tmp_path):
 
 def test_gpt_oss_with_its_biases_and_masks_is_trained(place, tmp_path):
     folder = tmp_path / "model"
-    made = models.model(
+    model = models.model(
         "gpt_oss", vocab_size=264, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
     )
-    made.to(torch.bfloat16).save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(place / "model").save_pretrained(folder)
     words = command(place, tmp_path / "out", "--eval-data", place / "held.txt", "--json")
     words[1] = str(folder)

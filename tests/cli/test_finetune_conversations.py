@@ -85,10 +85,12 @@ KINDS = {
 
 
 def tokenizer_of(inner, template=CHAT, **how):
-    made = PreTrainedTokenizerFast(tokenizer_object=inner)
-    made.add_tokens([AddedToken(role, special=True, normalized=False, **how) for role in ROLES], special_tokens=True)
-    made.chat_template = template
-    return made
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    tokenizer.add_tokens(
+        [AddedToken(role, special=True, normalized=False, **how) for role in ROLES], special_tokens=True
+    )
+    tokenizer.chat_template = template
+    return tokenizer
 
 
 def messages(turns=TURNS):

@@ -8,7 +8,9 @@ import pytest
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
 from cli.finetune_tools import VERSE, tiny_tokenizer
-from goldsmith.hf.training.data.documents import Document, cut, paragraphs, read
+from goldsmith.hf.training.data.documents import Document, cut, read
+from goldsmith.hf.training.data.rows import RowPlace
+from goldsmith.hf.training.data.text_files import paragraphs
 from goldsmith.hf.training.errors import DataError
 
 
@@ -35,10 +37,14 @@ def counted(document, tokenizer):
     return tokenizer.decode(ids), tokenizer.decode(document.ids)
 
 
+def tokens(documents):
+    return [(document.ids, document.trained, document.place.number) for document in documents]
+
+
 def test_text_is_divided_at_blank_lines_or_kept_whole(reading, tokenizer):
     result = reading(VERSE.replace("\n\n", "\n \t\n\n") + "\n\n\n", "verse.txt")
     assert len(result) == 5 and tokenizer.decode(result[0].ids).endswith("more temperate.<|end|>")
-    assert [d.line for d in result[:3]] == [1, 5, 9]
+    assert [d.place.number for d in result[:3]] == [1, 5, 9]
     (whole,) = reading(VERSE, "verse.md", document="whole")
     assert tokenizer.decode(whole.ids) == VERSE + "<|end|>"
     assert all(whole.trained) and whole.divisible
@@ -46,7 +52,8 @@ def test_text_is_divided_at_blank_lines_or_kept_whole(reading, tokenizer):
 
 def test_windows_line_ends_and_a_byte_order_mark_are_removed(reading):
     plain = reading(VERSE, "a.txt")
-    assert reading(b"\xef\xbb\xbf" + VERSE.replace("\n", "\r\n").encode(), "b.txt") == plain
+    marked = reading(b"\xef\xbb\xbf" + VERSE.replace("\n", "\r\n").encode(), "b.txt")
+    assert tokens(marked) == tokens(plain)
 
 
 def test_paragraphs_have_their_line_numbers():
@@ -73,7 +80,7 @@ def test_line_numbers_are_found_in_one_pass():
 
 
 def test_a_file_name_extension_may_be_in_capitals(reading, tokenizer):
-    assert reading(VERSE, "VERSE.TXT") == reading(VERSE, "verse.txt")
+    assert tokens(reading(VERSE, "VERSE.TXT")) == tokens(reading(VERSE, "verse.txt"))
     assert counted(reading([{"prompt": "a", "completion": "b"}], "ROWS.JSONL")[0], tokenizer)[0] == "b<|end|>"
 
 
@@ -149,7 +156,7 @@ def test_a_bad_row_is_named_with_file_line_and_reason(reading, row, message):
             "a.txt",
             "line 1: byte 0x00 at offset 1, which text never contains; if it is UTF-16",
         ),
-        (b"a,b", "a.csv", r"the name ends in \.csv; supported are \.txt, \.md, \.jsonl"),
+        (b"a,b", "a.docx", r"the name ends in \.docx; supported are \.txt, \.md, \.jsonl, \.json, \.csv, \.parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_clear_error(reading, content, name, message):
@@ -180,17 +187,17 @@ def test_a_tokenizer_without_a_chat_template_is_reported(tmp_path):
 @pytest.mark.parametrize("length, seq_len", [(10, 4), (11, 4), (4, 4), (5, 4), (9, 2)])
 def test_long_text_is_cut_so_that_every_token_is_predicted_once(length, seq_len):
     text = Document(list(range(length)), [True] * length, True)
-    pieces = cut("f", [text], seq_len).documents
+    pieces = cut([text], seq_len).documents
     assert [token for piece in pieces for token in piece.ids[1:]] == list(range(1, length))
     assert all(2 <= len(piece) <= seq_len for piece in pieces)
     assert sum(piece.targets for piece in pieces) == text.targets
 
 
 def test_a_long_row_loses_its_end_and_one_with_too_long_a_prompt_is_rejected():
-    row = Document(list(range(10)), [False] * 6 + [True] * 4, line=7)
-    result = cut("f.jsonl", [row], 8)
+    row = Document(list(range(10)), [False] * 6 + [True] * 4, place=RowPlace("f.jsonl", 7))
+    result = cut([row], 8)
     assert (result.shortened, result.documents[0].targets) == (1, 2)
     with pytest.raises(
         DataError, match="f.jsonl, line 7: 6 tokens come before the first trained one, and --seq-len is 6"
     ):
-        cut("f.jsonl", [row], 6)
+        cut([row], 6)

@@ -127,12 +127,12 @@ def test_an_existing_adapter_is_moved_and_not_overwritten(place, tmp_path):
 
 def test_starting_over_moves_everything_and_continuing_moves_nothing(place, tmp_path):
     run(place, tmp_path)
-    made = {path.name for path in tmp_path.iterdir()}
+    written = {path.name for path in tmp_path.iterdir()}
     run(place, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == made
+    assert {path.name for path in tmp_path.iterdir()} == written
     adapter = (tmp_path / WEIGHTS).read_bytes()
     assert run(place, tmp_path, "--resume", "never", "--seed", "1")[0].exit_code == 0
-    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == made - {".lock"}
+    assert {path.name for path in (tmp_path / "earlier-1").iterdir()} == written - {".lock"}
     assert (tmp_path / "earlier-1" / WEIGHTS).read_bytes() == adapter != (tmp_path / WEIGHTS).read_bytes()
     assert result_of(tmp_path / "earlier-1")["status"] == "trained"
 
@@ -172,11 +172,11 @@ def test_the_log_of_a_run_that_was_killed_before_its_first_checkpoint_is_moved_t
     assert len(rows(tmp_path / LOG)) == 1 and result_of(tmp_path)["status"] == "trained"
 
 
-@pytest.mark.parametrize("inside, given", [(".", "step-000004"), ("step-000006", "../step-000004")])
-def test_a_checkpoints_log_is_found_from_inside_its_folder(tmp_path, monkeypatch, inside, given):
+@pytest.mark.parametrize("inside, argument", [(".", "step-000004"), ("step-000006", "../step-000004")])
+def test_a_checkpoints_log_is_found_from_inside_its_folder(tmp_path, monkeypatch, inside, argument):
     trained(tmp_path / "a")
     monkeypatch.chdir(tmp_path / "a" / "checkpoints" / inside)
-    trained(tmp_path / "b", resume=given)
+    trained(tmp_path / "b", resume=argument)
     assert rows_without_times(tmp_path / "b") == rows_without_times(tmp_path / "a")
 
 
@@ -246,8 +246,8 @@ def test_out_of_memory_in_a_step_is_one_paragraph_and_the_same_command_continues
 def paragraph_after(folder, *, begun=True, checkpoints=("step-000002",), **options):
     for name in checkpoints:
         (folder / "checkpoints" / name).mkdir(parents=True)
-    given = Options(model="m", data="d", output=str(folder), **options)
-    return paragraph(MemoryError(), given, begun=begun)
+    argument = Options(model="m", data="d", output=str(folder), **options)
+    return paragraph(MemoryError(), argument, begun=begun)
 
 
 def test_the_out_of_memory_message_names_a_command_that_continues(tmp_path):

@@ -39,8 +39,8 @@ def going_on(model, text="**MACBETH**  \nIs this a dagger which I see"):
     """The text with what the model adds to it."""
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     words = tokenizer(text, return_tensors="pt")
-    made = model.generate(**words, max_new_tokens=24, min_new_tokens=24, do_sample=False)
-    return tokenizer.decode(made[0])
+    generated = model.generate(**words, max_new_tokens=24, min_new_tokens=24, do_sample=False)
+    return tokenizer.decode(generated[0])
 
 
 @pytest.fixture(scope="module")

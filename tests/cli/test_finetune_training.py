@@ -64,7 +64,7 @@ def test_packed_documents_have_the_same_loss_and_gradient_as_alone(family, chang
     wide, name = goldens.InItsDtype(model), "model.embed_tokens.weight"
 
     def loss(rows, embedding, keeps_apart):
-        called = lambda **given: wide.outputs(embedding.dtype, {name: embedding}, given)  # noqa: E731
+        called = lambda **inputs: wide.outputs(embedding.dtype, {name: embedding}, inputs)  # noqa: E731
         return summed_loss(called, batch(rows, pad=0), keeps_apart)
 
     def packed(embedding):
@@ -85,7 +85,7 @@ def test_a_model_in_which_documents_attend_to_each_other_is_detected(monkeypatch
     assert attention_masks.keeps_apart(models.model("olmoe"), attention_masks.no_masks)
     leaky = models.model("gpt_oss")
     assert not attention_masks.keeps_apart(leaky, attention_masks.no_masks)
-    monkeypatch.setattr(attention_masks, "_by_layer", lambda model, given: None)
+    monkeypatch.setattr(attention_masks, "_by_layer", lambda model, inputs: None)
     with pytest.raises(TrainingError, match="In GptOssForCausalLM a document attends to the one before it.*--no-pack"):
         attention_masks.masks(leaky)
 
@@ -175,12 +175,12 @@ def test_the_learning_rate_follows_its_schedule():
 def test_a_continued_run_has_the_bits_and_the_log_of_an_uninterrupted_one(tmp_path, whole):
     for done in (1, 4):
         folder = tmp_path / str(done)
-        asked = iter([False] * done + [True])
+        stops = iter([False] * done + [True])
         first = session(folder)
         first.output.mkdir()
         first.run(
             tiny_trainer(),
-            RunCallbacks(stop=asked.__next__),
+            RunCallbacks(stop=stops.__next__),
             evaluation=RowStream(tiny_documents(4, seed=9), 16, packed=True, seed=0),
         )
         assert same(trained(folder), whole[1])
@@ -346,10 +346,10 @@ def test_a_gradient_that_is_not_finite_stops_as_well():
 
 
 def test_ctrl_c_between_steps_leaves_a_checkpoint_of_the_step(tmp_path):
-    asked = iter([False, False, False, True])
+    stops = iter([False, False, False, True])
     saved = []
     session(tmp_path).run(
-        tiny_trainer(), RunCallbacks(stop=lambda: next(asked), saved=lambda rows: saved.append(len(rows)))
+        tiny_trainer(), RunCallbacks(stop=lambda: next(stops), saved=lambda rows: saved.append(len(rows)))
     )
     assert saved == [2, 3]
 

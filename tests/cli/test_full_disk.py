@@ -13,7 +13,7 @@ from goldsmith.cli import app
 from goldsmith.cli.bench import command as bench
 from goldsmith.cli.terminal import console
 from goldsmith.cli.verify import command, display
-from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import Job
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -24,14 +24,14 @@ WORDS = "Cannot write /dev/full: No space left on device."
 
 @pytest.fixture
 def outcome(monkeypatch):
-    """Replaces the run of `verify` by one proof that passed or failed."""
+    """Replaces the run of `verify` by one check that passed or failed."""
 
     def known(status):
-        found = [Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "y is wrong", "a")] if status else []
-        report = Report("op", FAIL if status else "pass", findings=found, cases=["a"])
-        proof = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[report], done=1)
+        findings = [Finding("CERTAIN", "values", "y", None, 9.0, 1.0, "y is wrong", "a")] if status else []
+        report = Report("op", FAIL if status else "pass", findings=findings, cases=["a"])
+        check = Check("op", "", "cpu", [Job("a", "float32", "a")], reports=[report], done=1)
         machine = {"cpu": "a", "cores": 2, "torch": "2", "triton": None, "gpus": []}
-        monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([proof], machine))
+        monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([check], machine))
 
     return known
 
@@ -43,7 +43,7 @@ def test_verify_shows_its_table_and_keeps_status_and_the_other_file(outcome, tmp
     other = {"--html": "--json", "--json": "--html"}[lost]
     result = CliRunner().invoke(app, ["verify", lost, str(FULL), other, str(tmp_path / "kept")])
     assert result.exit_code == status
-    assert "error / bound" in result.stdout and ("1 of 1 proof failed" if status else "passed") in result.stdout
+    assert "error / bound" in result.stdout and ("1 of 1 check failed" if status else "passed") in result.stdout
     assert " ".join(result.stderr.split()) == WORDS and "/dev/full" not in result.stdout
     assert (tmp_path / "kept").stat().st_size and f": {tmp_path / 'kept'}" in result.stdout
 

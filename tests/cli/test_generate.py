@@ -170,7 +170,7 @@ def test_ctrl_c_while_the_store_is_built_leaves_none(model, monkeypatch, tmp_pat
 
     monkeypatch.setattr(display.ProgressLines, "update", lambda *progress: signal.raise_signal(signal.SIGINT))
     done = run(model, "--prompt", "x", "--store", tmp_path / "s")
-    assert done.exit_code == 130 and "before the first token" in done.stderr and not done.stdout.strip()
+    assert done.exit_code == 130 and "before there was any result" in done.stderr and not done.stdout.strip()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,9 +283,9 @@ def test_a_warning_of_goldsmith_is_printed_as_one_line(model, monkeypatch):
 
     make = attach.from_pretrained
 
-    def warning(*given, **options):
+    def warning(*arguments, **options):
         warnings.warn("offload.calibrate: what was measured could not be kept", RuntimeWarning, stacklevel=2)
-        return make(*given, **options)
+        return make(*arguments, **options)
 
     monkeypatch.setattr(attach, "from_pretrained", warning)
     done = run(model, "--prompt", "x", "--max-new-tokens", "1")
@@ -337,17 +337,17 @@ def test_from_the_shell_no_token_is_computed_twice():
 
 
 def test_memory_is_reserved_for_all_prompts_and_a_full_gpu_is_one_paragraph(model, monkeypatch):
-    given = {}
+    arguments = {}
 
     def full(place, **options):
-        given.update(options)
+        arguments.update(options)
         raise MemoryError("offload.Engine: cuda:0 ran out of memory in a call of 9 tokens")
 
     monkeypatch.setattr("goldsmith.offload.attach.from_pretrained", full)
     done = run(model, "--prompt", "to be", "--prompt", "or not")
     output = " ".join(done.stderr.split())
     assert done.exit_code == 2 and "fewer prompts" in output and "ran out of memory in a call of 9 tokens" in output
-    assert given["batch"] == 2 and given["max_length"] > STEPS
+    assert arguments["batch"] == 2 and arguments["max_length"] > STEPS
 
 
 needs_a_full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -364,6 +364,7 @@ def test_a_full_disk_at_the_end_loses_no_text(model, option):
     assert len(json.loads(done.stdout)["outputs"][0]["tokens"]) == STEPS
 
 
+@pytest.mark.sweep(2)
 @needs_a_full_disk
 @pytest.mark.parametrize("words", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize(

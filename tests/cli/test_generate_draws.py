@@ -43,7 +43,7 @@ def test_a_nan_that_the_guard_ignores_ends_the_run_at_sampling(bad, guard, monke
     at = {"monkeypatch": monkeypatch, "tmp_path": tmp_path}
     assert run(bad, "--guard", guard, **at)[0].exit_code == 0  # greedy: some token is the greatest
     done, output = run(bad, "--guard", guard, "--temperature", "0.8", **at)
-    assert done.exit_code == 1 and "The greatest logit of prompt 1 is nan: there are no probabilities" in output
+    assert done.exit_code == 1 and "The largest logit of prompt 1 is nan: there are no probabilities" in output
     assert f"--guard {guard} does not stop at a NaN or Inf; --guard raise names its origin." in output
     done, _ = run(bad, "--guard", guard, "--temperature", "0.8", "--json", **at)
     content = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_the_guard_reports_a_nan_before_sampling_does(bad, monkeypatch, tmp_path
 def test_a_temperature_too_low_for_the_logits_is_blamed_on_the_option(model, monkeypatch, tmp_path):
     done, output = run(model, "--temperature", "1e-42", monkeypatch=monkeypatch, tmp_path=tmp_path)
     assert done.exit_code == 2 and not done.stdout.strip()
-    assert ", then model --temperature 1e-42: the greatest logit of prompt 1 is " in output
+    assert ", then model --temperature 1e-42: the largest logit of prompt 1 is " in output
     assert "which divided by 1e-42 does not fit float32" in output and output.endswith("Give a higher one, or 0.")
 
 
@@ -69,6 +69,6 @@ def test_sampling_works_with_masked_tokens_and_large_logits():
     for row, worst in ((0, torch.nan), (1, torch.inf), (1, -torch.inf)):
         wrong = scores.clone()
         wrong[row] = worst if worst == -torch.inf else wrong[row].index_fill(0, torch.tensor([2]), worst)
-        with pytest.raises(NothingToDraw, match=f"the greatest logit of prompt {row + 1} is") as raised:
+        with pytest.raises(NothingToDraw, match=f"the largest logit of prompt {row + 1} is") as raised:
             there(ids, wrong)
         assert not raised.value.scaled

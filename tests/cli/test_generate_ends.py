@@ -25,10 +25,10 @@ from repo.tree import ROOT
 def test_a_closed_pipe_is_not_an_error(words, tmp_path_factory):
     reading, writing = os.pipe()
     os.close(reading)
-    asked = ["generate", ROOT / "examples" / "shakespeare-moe", "--prompt", "x", "--max-new-tokens", "2", *words]
+    command = ["generate", ROOT / "examples" / "shakespeare-moe", "--prompt", "x", "--max-new-tokens", "2", *words]
     env = os.environ | {"GOLDSMITH_CACHE": str(tmp_path_factory.getbasetemp() / "ends-cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "goldsmith.cli", *asked, "--device", "cpu"],
+        [sys.executable, "-m", "goldsmith.cli", *command, "--device", "cpu"],
         stdout=writing, stderr=subprocess.PIPE, text=True, env=env, check=False,
     )  # fmt: skip
     os.close(writing)
@@ -56,8 +56,8 @@ def test_an_error_under_way_at_ctrl_c_is_reported(monkeypatch, tmp_path):
     """A GPU's last call had a NaN that nobody has been told of: a paragraph, and still the status of Ctrl-C."""
 
     class Kept(Simulation):
-        def __init__(self, *given, **options):
-            super().__init__(*given, **options)
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
             kept.append(self)
 
     def stopped(*_, **__):

@@ -21,11 +21,12 @@ def test_the_help_wraps_at_80_columns_and_names_no_types(command, columns, monke
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_a_purpose_and_an_explanation(command):
-    found = typer.main.get_command(app).commands[command]
-    names = [parameter.name for parameter in found.params]
-    assert sorted(n for group in found.purposes.values() for n in group) == sorted(names)
+    command_object = typer.main.get_command(app).commands[command]
+    parameters = [parameter for parameter in command_object.params if not getattr(parameter, "hidden", False)]
+    names = [parameter.name for parameter in parameters]
+    assert sorted(n for group in command_object.purposes.values() for n in group) == sorted(names)
     shown = CliRunner().invoke(app, [command, "--help"]).output
-    for parameter in found.params:
+    for parameter in parameters:
         assert parameter.help and (parameter.opts[0] in shown or parameter.metavar in shown)
 
 

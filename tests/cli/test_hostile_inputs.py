@@ -99,7 +99,7 @@ def test_a_folder_s_own_code_never_runs_even_if_every_question_is_answered_yes(c
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    "spoil, message",
     [
         (lambda f: (f / "config.json").unlink(), "has no config.json: it is not the folder of a transformers model"),
         (lambda f: (f / "config.json").rename(f / "adapter_config.json"), "that of an adapter .adapter_config.json"),
@@ -109,12 +109,12 @@ def test_a_folder_s_own_code_never_runs_even_if_every_question_is_answered_yes(c
         (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "no class with a language model's head"),
     ],
 )  # fmt: skip
-def test_a_folder_without_a_language_model_is_named_before_its_tokenizer_is_read(spoil, said, tmp_path):
+def test_a_folder_without_a_language_model_is_named_before_its_tokenizer_is_read(spoil, message, tmp_path):
     saved_model(tmp_path / "model")
     spoil(tmp_path / "model")
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=message):
         loading.check(options(tmp_path / "model"))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         attach.from_pretrained(tmp_path / "model", device="cpu")
 
 
@@ -199,8 +199,8 @@ def test_codes_at_an_odd_storage_offset_are_imported(by):
         torch.randint(0, 256, size, dtype=torch.uint8, generator=draw) for size in ((2, 128, 4, 16), (2, 128, 2, 16))
     ]
     scales = [torch.full(size, 125, dtype=torch.uint8) for size in ((2, 128, 4), (2, 128, 2))]
-    given = (blocks[0], scales[0], blocks[1], scales[1])
-    ours, theirs = experts.from_mxfp4(*(shifted(t, by) for t in given)), experts.from_mxfp4(*given)
+    parts = (blocks[0], scales[0], blocks[1], scales[1])
+    ours, theirs = experts.from_mxfp4(*(shifted(t, by) for t in parts)), experts.from_mxfp4(*parts)
     assert all(torch.equal(a, b) for a, b in zip(ours.unpack(), theirs.unpack()))
 
 

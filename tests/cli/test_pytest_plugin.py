@@ -54,7 +54,7 @@ def helper(case):
     assay.check(wrong, case, probes="values")  # the line to be shown
 
 
-def test_without_it():
+def test_without_the_assay():
     assert True
 """
 
@@ -122,7 +122,7 @@ def test_marked(assay):
     assert assay.check(right, "rows[T=2]", probes="values", seed=3).seed == 3
 
 
-def test_by_fixture(assay):
+def test_the_seed_by_fixture(assay):
     assert assay.check(right, "rows[T=2]", probes="values").seed == assay.seed == 5
 """
     )
@@ -221,7 +221,7 @@ def test_one_page_comes_from_all_workers(pytester):
     assert [len(t["reports"]) for t in tests] == [1, 1, 1, 1]
     assert [r["seed"] for t in tests for r in t["reports"]] == [_seed_of(t["nodeid"]) for t in tests]
     text = (pytester.path / "page.html").read_text()
-    assert "2 proofs, 4 cases" in text
+    assert "2 checks, 4 cases" in text
 
 
 def test_an_installed_goldsmith_brings_the_plugin(pytester, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_gguf_file_generates_the_plain_text_and_is_trained(tmp_path):
     assert again.exit_code == 0 and "trained" in again.output
 
 
-def test_experts_that_are_decoded_are_told_on_the_terminal(tmp_path):
+def test_experts_that_are_decoded_are_announced_on_the_terminal(tmp_path):
     file, plain = gguf_model(tmp_path / "model" / "m.gguf", Type.Q4_1)
     wanted = "no format of goldsmith holds the codes of its experts (GGUF: Q4_1: "
     assert wanted in " ".join(check_text(file, plain).split())
@@ -95,7 +95,7 @@ def test_experts_that_are_decoded_are_told_on_the_terminal(tmp_path):
     assert done.exit_code == 0 and wanted in " ".join(done.output.split()) and "experts, fp32" in done.output
 
 
-def test_a_gguf_file_takes_a_tokenizer_beside_it(tmp_path):
+def test_a_gguf_file_uses_a_tokenizer_in_its_folder(tmp_path):
     file, plain = gguf_model(tmp_path / "model" / "m.gguf", Type.Q8_0)
     tiny_tokenizer().save_pretrained(file.parent)
     assert tokenizer_of(file).get_vocab() == AutoTokenizer.from_pretrained(file.parent).get_vocab()

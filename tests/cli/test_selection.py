@@ -123,7 +123,7 @@ def test_one_sentence_says_what_ran():
     assert examined([]) == ""
 
 
-def test_the_typical_case_is_the_one_of_about_the_typical_size():
+def test_the_typical_case_has_about_the_typical_size():
     def case(name, elements, *tags):
         return SimpleNamespace(
             name=name, tags=tags, sizes={}, given=False, build=lambda *_: {"x": torch.zeros(elements)}
@@ -137,7 +137,7 @@ def test_the_typical_case_is_the_one_of_about_the_typical_size():
 
 
 @pytest.mark.parametrize(
-    "asked, able, wanted",
+    "device, able, wanted",
     [
         (None, {"cpu", "cuda"}, ("cuda", None)),
         (None, {"cpu"}, ("cpu", None)),  # native kernels, on a machine that has a card as well
@@ -145,9 +145,9 @@ def test_the_typical_case_is_the_one_of_about_the_typical_size():
         (None, set(), ("cuda", "not on cuda")),
     ],
 )
-def test_a_backend_for_the_cpu_only_is_proved_there_unless_a_device_is_named(monkeypatch, asked, able, wanted):
+def test_a_backend_for_the_cpu_only_is_checked_there_unless_a_device_is_named(monkeypatch, device, able, wanted):
     monkeypatch.setattr(placement, "device_of", lambda request: request["device"] or "cuda")
     monkeypatch.setattr(
         placement, "machine_reason", lambda op, backend, device: None if device in able else f"not on {device}"
     )
-    assert placement.place(Op.get("experts.moe"), "native", {"device": asked}) == wanted
+    assert placement.place(Op.get("experts.moe"), "native", {"device": device}) == wanted

@@ -105,7 +105,7 @@ def test_one_target_of_several_must_be_named():
 def test_verify_lists_every_target_of_a_file_and_diagnose_takes_one():
     write("inner/kernel_files.py", TEXT.format(helper="helper_of_files", factor=4))
     result = CliRunner().invoke(app, ["verify", "inner/kernel_files.py", "--jobs", "1", "--quick"])
-    assert result.exit_code == 1 and "1 of 4 proofs failed" in " ".join(result.stdout.split()), result.output
+    assert result.exit_code == 1 and "1 of 4 checks failed" in " ".join(result.stdout.split()), result.output
     result = CliRunner().invoke(app, ["diagnose", "inner/kernel_files.py:second", "--budget", "20"])
     assert result.exit_code == 1 and "FAIL" in result.stdout, result.output
     result = CliRunner().invoke(app, ["diagnose", "inner/kernel_files.py"])

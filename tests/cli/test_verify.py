@@ -17,7 +17,7 @@ from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import Finding, Note, ProbeRun
 from goldsmith.cli import app
 from goldsmith.cli.verify import command, display, merged_report
-from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.verify.worker_tasks import VerifyTasks
 from goldsmith.cli.workers import pool
@@ -45,7 +45,7 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     page, results = tmp_path / "new" / "page.html", tmp_path / "results.json"
     result = run("own_kernels:several", "--html", str(page), "--json", str(results), jobs=2)
     assert result.exit_code == 0, result.output
-    assert "All proofs passed (2 proofs, 4 cases" in words(result.stdout)
+    assert "All checks passed (2 checks, 4 cases" in words(result.stdout)
     assert "Run: 4 cases with all probes." in words(result.stdout)
     data = json.loads(results.read_text())
     assert {"schema", "goldsmith", "ok", "interrupted", "remarks", "seconds", "machine", "proofs"} <= set(data)
@@ -54,7 +54,7 @@ def test_right_kernels_pass_whatever_they_print(tmp_path):
     assert all(report.ok and report.cases == ["rows[T=1]", "rows[T=5]"] for report in reports)
     assert reports[0].stages == ["scaled", "y", "x.grad"]
     text = page.read_text()
-    assert "<h1>Everything tried here holds.</h1>" in text and "2 targets, 2 proofs, 4 cases" in text
+    assert "<h1>Everything tried here holds.</h1>" in text and "2 targets, 2 checks, 4 cases" in text
     assert "operator" not in words(re.sub("<style>.*?</style>|<script>.*?</script>", "", text, flags=re.S))
     assert "Run: 4 cases with all probes." in text
 
@@ -64,15 +64,15 @@ def test_a_wrong_kernel_and_one_that_crashes_do_not_affect_the_others(tmp_path):
     result = run("own_kernels:wrong", "own_kernels:crashing", "own_kernels:target", "--json", str(results), jobs=2)
     assert result.exit_code == 1
     output = words(result.stdout)
-    assert "2 of 3 proofs failed" in output
+    assert "2 of 3 checks failed" in output
     assert "FAIL off case rows[T=1], probe values, CERTAIN y exceeds its rounding bound" in output
     assert "the process ended by signal 11 (SIGSEGV) while the candidate ran, in crashes" in output
     assert "The process ended in 1 case; the remaining probes of these cases did not run." in output
     assert "its last line: 'about to fall over'" in output
-    proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
-    assert {name: p["verdict"] for name, p in proofs.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
-    assert proofs["crashes"]["report"]["cases"] == ["rows[T=1]", "rows[T=5]"]
-    assert {f["case"] for f in proofs["crashes"]["report"]["findings"]} == {"rows[T=5]"}
+    checks = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
+    assert {name: p["verdict"] for name, p in checks.items()} == {"off": "fail", "crashes": "fail", "scaled": "pass"}
+    assert checks["crashes"]["report"]["cases"] == ["rows[T=1]", "rows[T=5]"]
+    assert {f["case"] for f in checks["crashes"]["report"]["findings"]} == {"rows[T=5]"}
 
 
 def test_a_wrong_golden_and_a_case_that_cannot_be_drawn_are_not_reported_as_a_wrong_kernel(tmp_path):
@@ -83,12 +83,12 @@ def test_a_wrong_golden_and_a_case_that_cannot_be_drawn_are_not_reported_as_a_wr
     result = run("own_kernels:undrawn", "own_kernels:target", "--json", str(results))
     assert result.exit_code == 2
     assert "could not be drawn: RuntimeError: the file with the inputs is gone" in words(result.stdout)
-    proofs = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
-    assert proofs["scaled (own_kernels:target)"]["verdict"] == "pass"
-    assert proofs["scaled"]["verdict"] == "partial"
+    checks = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
+    assert checks["scaled (own_kernels:target)"]["verdict"] == "pass"
+    assert checks["scaled"]["verdict"] == "partial"
 
 
-def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what_was_left_out():
+def test_an_operator_is_checked_on_every_backend_and_the_output_says_how_and_which_cases_did_not_run():
     result = run("mhc.expand", "--quick", "--interpret", "--json", "-")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
@@ -101,9 +101,9 @@ def test_an_operator_is_proved_on_every_backend_and_the_output_says_how_and_what
     assert "Triton kernels ran in Triton's interpreter on the CPU (--interpret)" in output
     assert "cases left out by --quick" in output
     if reason is None:
-        assert "All proofs passed (2 proofs, 2 cases" in output
+        assert "All checks passed (2 checks, 2 cases" in output
     else:
-        assert f"Not run: {reason} (mhc.expand on triton)" in output and "All proofs passed (1 proof, 1 case" in output
+        assert f"Not run: {reason} (mhc.expand on triton)" in output and "All checks passed (1 check, 1 case" in output
 
 
 def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
@@ -126,7 +126,7 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
         start_new_session=True,
     ) as process:
         try:
-            while b"pass" not in seen:  # the first proof's line
+            while b"pass" not in seen:  # the first check's line
                 seen += process.stderr.read1()
             time.sleep(1)
             workers = children(process.pid)
@@ -136,9 +136,9 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process_behind(tmp_path):
             process.kill()
     assert process.returncode == 130
     assert b"Interrupted. These results were finished:" in err and b"Traceback" not in err
-    assert b"No failures among the finished proofs" in out
-    proofs = json.loads(results.read_text())["proofs"]
-    assert [p["verdict"] for p in proofs] == ["pass", "absent", "absent"] or proofs[1]["verdict"] == "partial"
+    assert b"No failures among the finished checks" in out
+    checks = json.loads(results.read_text())["proofs"]
+    assert [p["verdict"] for p in checks] == ["pass", "absent", "absent"] or checks[1]["verdict"] == "partial"
     assert workers and not any(alive(pid) for pid in workers)
 
 
@@ -165,7 +165,7 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, mess
 
 
 @pytest.mark.parametrize(
-    "asked, message",
+    "options, message",
     [
         ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
@@ -182,9 +182,9 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, mess
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_exists(asked, message):
+def test_a_wrong_name_is_answered_with_what_exists(options, message):
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    assert message in VerifyTasks().answer(request | asked)["problem"]
+    assert message in VerifyTasks().answer(request | options)["problem"]
 
 
 def test_a_module_that_fails_on_import_is_reported_with_its_line(tmp_path, monkeypatch):
@@ -219,21 +219,21 @@ def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
 
 def test_a_backend_that_cannot_run_is_a_row_with_its_reason():
     reason = "needs a CUDA device; the inputs are on cpu"
-    proof = Proof("mhc.post", "triton", "cpu", [], "", reason)
-    ran = Proof("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
-    outcome = command.VerifyOutcome([proof, ran], {})
+    check = Check("mhc.post", "triton", "cpu", [], "", reason)
+    ran = Check("mhc.post", "reference", "cpu", [Job("a", "float32", "a")], reports=[report("a")], done=1)
+    outcome = command.VerifyOutcome([check, ran], {})
     assert outcome.status == 0
     assert display.remarks(outcome.entries)[0] == f"Not run: {reason} (mhc.post on triton)."
-    assert command.VerifyOutcome([proof], {}).status == 2, "nothing was checked"
-    assert "Nothing was checked" in display.conclusion(command.VerifyOutcome([proof], {}))
+    assert command.VerifyOutcome([check], {}).status == 2, "nothing was checked"
+    assert "Nothing was checked" in display.conclusion(command.VerifyOutcome([check], {}))
 
 
-def test_a_proof_without_judged_cases_does_not_pass():
+def test_a_check_without_judged_cases_does_not_pass():
     note = Note("not_judged", "k", "cannot run in the interpreter: no atomics", "a")
-    proof = Proof("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
-    proof.reports = [Report("kernel", cases=["a"], notes=[note])]
-    assert proof.entry().report is None and "no atomics" in proof.entry().reason
-    assert command.VerifyOutcome([proof], {}).status == 2
+    check = Check("kernel", "", "cpu", [Job("a", "float32", "a")], done=1)
+    check.reports = [Report("kernel", cases=["a"], notes=[note])]
+    assert check.entry().report is None and "no atomics" in check.entry().reason
+    assert command.VerifyOutcome([check], {}).status == 2
 
 
 def report(*cases, probes=(), findings=(), **options):
@@ -263,10 +263,10 @@ def test_reports_are_merged_with_their_costs_added_and_each_note_once():
 
 
 def test_cases_keep_their_order_whatever_worker_finishes_first():
-    proof = Proof("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
-    proof.reports = [report("d"), report("b"), report("a")]
-    proof.skipped = {"c": "it takes float64 only"}
-    assert proof.report().cases == ["a", "b", "c", "d"]
+    check = Check("op", "", "cpu", [Job(name, "float32", name) for name in "abcd"], done=4)
+    check.reports = [report("d"), report("b"), report("a")]
+    check.skipped = {"c": "it takes float64 only"}
+    assert check.report().cases == ["a", "b", "c", "d"]
 
 
 def test_a_reference_fault_is_not_hidden_by_cases_that_pass():
@@ -275,10 +275,10 @@ def test_a_reference_fault_is_not_hidden_by_cases_that_pass():
     assert merged_report.merge("op", faults).verdict == "fail"
 
 
-def test_cases_left_out_are_counted_over_all_proofs():
-    proofs = [Proof("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
-    proofs[0].left_out.append((1200, "small cases"))
-    assert display.left_out(proofs) == ["Not run: 5 large cases; 1,200 small cases."]
+def test_cases_left_out_are_counted_over_all_checks():
+    checks = [Check("a", "b", "cpu", [], left_out=[(n, "large cases")]) for n in (2, 3)]
+    checks[0].left_out.append((1200, "small cases"))
+    assert display.left_out(checks) == ["Not run: 5 large cases; 1,200 small cases."]
     assert display.left_out([]) == []
 
 

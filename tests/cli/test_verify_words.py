@@ -21,7 +21,7 @@ from goldsmith.assay.report.results import (
 from goldsmith.cli import app
 from goldsmith.cli.terminal import console
 from goldsmith.cli.verify import command, display, worker_tasks
-from goldsmith.cli.verify.proof import Proof
+from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import triton_interpreted, triton_version
@@ -47,16 +47,16 @@ def test_a_candidate_that_ends_its_process_is_named_in_the_last_sentence_and_los
     assert result.exit_code == 1
     output = words(result.stdout)
     assert output.rpartition("JSON: ")[2].partition(" ")[2].rpartition(", ")[0] == (
-        "3 of 4 proofs failed: own_kernels:aborting ended by signal 6 (SIGABRT) in case rows[T=5]; "
-        "interrupts raised KeyboardInterrupt in case rows[T=5] (4 proofs, 8 cases"
+        "3 of 4 checks failed: own_kernels:aborting ended by signal 6 (SIGABRT) in case rows[T=5]; "
+        "interrupts raised KeyboardInterrupt in case rows[T=5] (4 checks, 8 cases"
     )
     assert "the process ended by signal 6 (SIGABRT) while the candidate ran, in crashes_deep" in output
     assert "Extension modules" not in output, "that is faulthandler's report, not the candidate's last line"
     assert "which would have ended the program: in interrupts" in output
     assert "the candidate raised in its forward (values): SystemExit: not today (own_kernels.py:" in output
-    proofs = json.loads(results.read_text())["proofs"]
-    assert [p["verdict"] for p in proofs] == ["fail", "fail", "fail", "pass"]
-    assert [{row["case"] for row in p["report"]["rows"]} for p in proofs[:3]] == [{"rows[T=1]"}] * 3
+    checks = json.loads(results.read_text())["proofs"]
+    assert [p["verdict"] for p in checks] == ["fail", "fail", "fail", "pass"]
+    assert [{row["case"] for row in p["report"]["rows"]} for p in checks[:3]] == [{"rows[T=1]"}] * 3
 
 
 def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_on_the_machine(tmp_path):
@@ -69,9 +69,9 @@ def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_o
     assert "two declared wrongly" in output and "cannot run here" not in output
     assert "two: outputs: the golden returned 1 result, but the target declares 2: y, z" in output
     assert "1 target declared wrongly" in output and "1 target declared wrongly" in page.read_text()
-    only = [Proof("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
-    fine = Proof("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
-    assert "All proofs passed" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
+    only = [Check("op", "", "cpu", [Job("a", "float32", "a")], problem="op: outputs", done=1)]
+    fine = Check("b", "", "cpu", [Job("a", "float32", "a")], reports=[Report("b", cases=["a"])], done=1)
+    assert "All checks passed" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
 
 
 def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch, tmp_path):
@@ -82,8 +82,8 @@ def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch
     )
     monkeypatch.chdir(tmp_path)
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    asked = {"do": "plan", "names": ["several_declared:right"], **request}
-    problem = worker_tasks.VerifyTasks().answer(asked)["problem"]
+    plan = {"do": "plan", "names": ["several_declared:right"], **request}
+    problem = worker_tasks.VerifyTasks().answer(plan)["problem"]
     assert "several_declared:right: a target declaration is wrong (" in problem
     assert "several_declared.py, line 3): candidate: <lambda> takes 'z'" in problem
 
@@ -95,7 +95,7 @@ def test_a_workers_last_line_is_found_in_a_truncated_report():
     assert whole.last_line == "free(): invalid pointer"
 
 
-def test_sigterm_keeps_finished_proofs(tmp_path):
+def test_sigterm_keeps_finished_checks(tmp_path):
     results, seen = tmp_path / "results.json", b""
     arguments = ["own_kernels:target", "own_kernels:hanging", "--jobs", "1", "--json", str(results)]
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def test_sigterm_keeps_finished_proofs(tmp_path):
         start_new_session=True,
     ) as process:
         try:
-            while b"pass" not in seen:  # the first proof's line
+            while b"pass" not in seen:  # the first check's line
                 seen += process.stderr.read1()
             process.send_signal(signal.SIGTERM)
             out, _ = process.communicate(timeout=30)
@@ -117,24 +117,24 @@ def test_sigterm_keeps_finished_proofs(tmp_path):
     assert json.loads(results.read_text())["proofs"][0]["verdict"] == "pass"
 
 
-def test_a_run_that_ended_early_does_not_claim_that_all_proofs_passed():
-    ran = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+def test_a_run_that_ended_early_does_not_claim_that_all_checks_passed():
+    ran = Check("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
     output = display.conclusion(
         command.VerifyOutcome([ran], {}, broken="A worker process ended by signal 9 (SIGKILL).")
     )
     assert (
-        "No failures among the finished proofs" in output
+        "No failures among the finished checks" in output
         and "ended early, because no worker process was left" in output
     )
 
 
 def test_findings_and_notes_are_counted_with_the_option_that_shows_them(capsys):
     cases = ["a", "b", "c", "d"]
-    found = [Finding("CERTAIN", "layouts", "y", None, None, None, f"strides of {c}", c) for c in cases]
-    found += [Finding("CERTAIN", "values", "y", None, None, None, f"numbers of {c}", c) for c in cases]
+    findings = [Finding("CERTAIN", "layouts", "y", None, None, None, f"strides of {c}", c) for c in cases]
+    findings += [Finding("CERTAIN", "values", "y", None, None, None, f"numbers of {c}", c) for c in cases]
     notes = [Note("tie", "i", "3 rows tie", "a"), Note("refused_layout", "x", "x must be dense", "a")]
-    report = Report("op", "fail", findings=found, cases=cases, notes=notes)
-    entries = [Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[report], done=1).entry()]
+    report = Report("op", "fail", findings=findings, cases=cases, notes=notes)
+    entries = [Check("op", "", "cpu", [Job("a", "float32", "a")], reports=[report], done=1).entry()]
 
     def shown(every):
         display.failures(console(), entries, every=every)
@@ -150,9 +150,9 @@ def test_findings_and_notes_are_counted_with_the_option_that_shows_them(capsys):
 
 
 def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_path):
-    proof = Proof("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
+    check = Check("op", "", "cpu", [Job("a", "float32", "a")], reports=[Report("op", cases=["a"])], done=1)
     machine = {"cpu": "a", "cores": 2, "torch": "2", "triton": None, "gpus": []}
-    monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([proof], machine))
+    monkeypatch.setattr(command, "verify", lambda request, err: command.VerifyOutcome([check], machine))
 
     def closed(*arguments):
         raise BrokenPipeError
@@ -166,7 +166,7 @@ def test_files_are_written_before_a_reader_can_close_the_pipe(monkeypatch, tmp_p
 
 def plan(*names):
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
-    return worker_tasks.VerifyTasks().answer({"do": "plan", "names": list(names), **request})["proofs"]
+    return worker_tasks.VerifyTasks().answer({"do": "plan", "names": list(names), **request})["checks"]
 
 
 def test_a_target_without_a_name_is_named_as_the_user_typed_it():
@@ -209,21 +209,21 @@ def test_the_second_run_in_float32_is_not_a_case_of_its_own():
     assert {(f.case, f.probe) for f in report.findings} == {("rows[T=5]", "float32")}
     assert all(f.text.endswith("(float32 inputs)") for f in report.findings)
     assert {m.run for m in report.maps.values()} == {"float32 inputs"}
-    proof = Proof("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
+    little = Check("little", "", "cpu", [Job("rows[T=5]", "bfloat16", "rows[T=5]")], reports=[report], done=1)
     console = display.Console(width=100, file=None, record=True, quiet=False)
-    console.print(display.matrix([proof.entry()], {}))
+    console.print(display.matrix([little.entry()], {}))
     assert " 0/1 " in console.export_text()
-    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
+    assert "(1 check, 1 case" in display.conclusion(command.VerifyOutcome([little], {}))
 
 
 def test_a_case_that_was_not_judged_is_not_counted():
     jobs = [Job(name, "float32", name) for name in "ab"]
     reports = [Report("op", cases=["a"], rows=[Row("a", "values", "y", "output", "float32", (1,), 0.0)])]
     reports.append(Report("op", cases=["b"], notes=[Note("not_judged", "op", "cannot run in the interpreter", "b")]))
-    proof = Proof("op", "", "cpu", jobs, reports=reports, done=2)
-    assert [job.label for job in proof.judged] == ["a"]
-    assert display._line(proof).startswith("[green]pass[/]  op  [dim]1 case,")
-    assert "(1 proof, 1 case" in display.conclusion(command.VerifyOutcome([proof], {}))
+    check = Check("op", "", "cpu", jobs, reports=reports, done=2)
+    assert [job.label for job in check.judged] == ["a"]
+    assert display._line(check).startswith("[green]pass[/]  op  [dim]1 case,")
+    assert "(1 check, 1 case" in display.conclusion(command.VerifyOutcome([check], {}))
 
 
 def test_a_float32_run_does_not_replace_a_dtype_that_was_not_judged():

@@ -6,13 +6,13 @@ from goldsmith.assay.ranks import RankPool
 @pytest.fixture(scope="session")
 def pools():
     """Pools of ranks by size, which the tests of a session share."""
-    made = {}
+    groups = {}
 
     def pool(world):
-        if world not in made or not made[world]._processes:
-            made[world] = RankPool(world)
-        return made[world]
+        if world not in groups or not groups[world]._processes:
+            groups[world] = RankPool(world)
+        return groups[world]
 
     yield pool
-    for one in made.values():
+    for one in groups.values():
         one.close()

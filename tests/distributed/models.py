@@ -8,7 +8,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 
-from goldsmith import mhc, router
+from goldsmith import experts, mhc, router
 from goldsmith.distributed import ExpertParallel, shard
 
 DIM, N, LAYERS = 6, 2, 2
@@ -95,6 +95,36 @@ def parallel_experts(h, dy, *parameters):
     tables = dict(layer.named_parameters())
     gradients = [tables[name].grad.full_tensor() for name in TABLES]
     return (torch.cat(whole), *gradients)
+
+
+class RoutedExperts(nn.Module):
+    """experts.moe with trained weights; the router is elsewhere."""
+
+    def __init__(self, gate_up, down):
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(gate_up), nn.Parameter(down)
+
+    def forward(self, h, ids, weights):
+        return experts.moe(h, ids, weights, (self.gate_up, self.down))
+
+
+def plain_moe(ids, h, dy, weights, gate_up, down):
+    leaves = [t.detach().requires_grad_() for t in (h, weights, gate_up, down)]
+    with torch.enable_grad():
+        y = experts.moe(leaves[0], ids, leaves[1], tuple(leaves[2:]), backend="reference")
+        return (y.detach(), *torch.autograd.grad(y, leaves, dy))
+
+
+def parallel_moe(ids, h, dy, weights, gate_up, down):
+    mesh = init_device_mesh("cpu", (get_world_size(),))
+    layer = parallelize_module(RoutedExperts(gate_up, down), mesh, ExpertParallel())
+    own_ids, h, down_gradient, weights = (t.tensor_split(get_world_size())[get_rank()] for t in (ids, h, dy, weights))
+    h, weights = h.requires_grad_(), weights.requires_grad_()
+    y = layer(h, own_ids, weights)
+    y.backward(down_gradient)
+    whole = [None] * get_world_size()
+    all_gather_object(whole, (y.detach(), h.grad, weights.grad))
+    return (*map(torch.cat, zip(*whole, strict=True)), *(p.grad.full_tensor() for p in layer.parameters()))
 
 
 def plain_loss(kind, x, y, indices):

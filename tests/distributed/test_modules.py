@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from distributed import models
+from distributed import checkpoints, models, stages
 from goldsmith import assay, router
 
 NAMES = tuple(f"{name}{layer}" for layer in range(models.LAYERS) for name in ("fn", "base", "scale", "weight"))
@@ -51,6 +51,7 @@ def certify(pool, function, golden, values, names):
     assay.check(assay.Target(scope["c"], scope["g"], cases=values, outputs=outputs, backward=None), probes=("values",))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "style", ["sequence", "sequence stack", "sequence recompute", "sequence compile", "fsdp stack"]
 )
@@ -63,6 +64,15 @@ def test_uneven_tokens_and_experts_are_certified(pools):
     values = {"h": torch.randn(7, 6), "dy": torch.randn(7, 6), "rx": torch.randn(3, 6), "ry": torch.randn(3, 6)}
     values |= {"w_in": torch.randn(9, 6), "w_out": torch.randn(9, 6)}
     certify(pools(2), models.parallel_experts, models.plain_experts, values, tuple(values)[2:])
+
+
+def test_routed_experts_of_uneven_ranks_are_certified(pools):
+    torch.manual_seed(0)
+    ids = torch.randint(0, 5, (7, 2))
+    values = {"h": torch.randn(7, 6), "dy": torch.randn(7, 6), "weights": torch.rand(7, 2)}
+    values |= {"gate_up": torch.randn(5, 8, 6), "down": torch.randn(5, 6, 4)}
+    step, golden = (functools.partial(f, ids) for f in (models.parallel_moe, models.plain_moe))
+    certify(pools(2), step, golden, values, ("h", "weights", "gate_up", "down"))
 
 
 @pytest.mark.parametrize("kind", ["marginal", "joint"])
@@ -81,3 +91,38 @@ def test_counts_of_all_ranks_are_exact(pools):
     for own, mass in pools(2).run(models.counts, [(indices, 6, weights)] * 2):
         assert own.equal(whole.counts)
         assay.check(assay.Target(lambda w, m=mass: m, lambda w: whole.mass, cases={"w": weights}), probes=("values",))
+
+
+def test_a_pipeline_of_two_stages_is_certified(pools):
+    values = {name: t[:, 0] if name in ("x", "dy") else t for name, t in inputs().items()}
+    torch.manual_seed(1)
+    n, dim = models.N, models.DIM
+    values |= {"hc_fn": torch.randn(n, n * dim) / 4, "hc_base": torch.randn(n), "hc_scale": torch.rand(1)}
+    certify(pools(2), stages.pipelined, stages.plain_model, values, (*NAMES, *stages.OF_HEAD))
+
+
+@pytest.mark.parametrize("style", ["experts", "fsdp"])
+def test_a_checkpoint_of_two_ranks_loads_on_one_and_on_three(style, pools, tmp_path):
+    saved, other = pools(2).run(checkpoints.save, [(str(tmp_path), style)] * 2)
+    assert saved.keys() == other.keys() and not any("base" in name and "experts" in name for name in saved)
+    assert any("exp_avg_sq" in name and "w_in" in name for name in saved)
+    loaded = [checkpoints.load(str(tmp_path), style), *pools(3).run(checkpoints.load, [(str(tmp_path), style)] * 3)]
+    for states in loaded:
+        assert states.keys() == saved.keys()
+        assert all(torch.equal(states[name], tensor) for name, tensor in saved.items())
+
+
+def test_ranks_of_a_machine_share_one_copy_of_packed_experts(pools):
+    torch.manual_seed(0)
+    x, dy = torch.randn(7, models.DIM), torch.randn(7, models.DIM)
+    first, second = pools(2).run(checkpoints.shared_experts, [(x, dy)] * 2)
+    alone = pools(1).run(checkpoints.shared_experts, [(x, dy)])[0]
+    assert (first[0], second[0]) == ([0], [])  # the first rank packs, for both
+    assert first[3] == second[3] and len(first[3]) == 2 and first[4:] == second[4:] == alone[4:]
+    assert torch.equal(torch.cat((first[1], second[1])), alone[1])
+    for mine, theirs in zip(first[2], second[2], strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_an_error_while_shared_experts_are_packed_is_raised_on_all_ranks(pools):
+    assert pools(2).run(checkpoints.failing_experts, [()] * 2) == ["no such weights"] * 2

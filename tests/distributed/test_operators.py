@@ -30,6 +30,7 @@ def target_of(op, pool, placements, mesh=None):
     )  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPS)
 def test_results_and_gradients_are_certified(name, layout, pools):

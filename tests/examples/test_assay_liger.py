@@ -75,7 +75,7 @@ def test_ligers_swiglu_passes_in_float32_where_the_overwritten_inputs_are_declar
 
 
 @pytest.mark.parametrize("fault", ["addend_dropped", "narrowed_block", "mask_removed"])
-def test_a_fault_in_a_copy_of_liger_is_found(fault, example, modules, tmp_path):
+def test_a_planted_fault_in_a_copy_of_liger_is_detected(fault, example, modules, tmp_path):
     name, old, new = example.FAULTS[fault]
     target = example.targets(example.edited(modules[0], tmp_path, old, new), modules[1], DEVICE)[name]
     case = next(c.name for c in target.cases if c.sizes["T"] > 1 and c.sizes["C"] < 128)

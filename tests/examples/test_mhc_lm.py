@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.sweep(2, part=0)
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--dim", "16", "--heads", "2", "--layers", "1", "--seq", "16", "--batch", "2", "--device", "cpu")
 RUN_KEYS = {"loss", "val_loss", "params", "tokens_per_s", "peak_bytes"}
@@ -71,7 +73,7 @@ def test_every_seed_and_init_is_among_the_runs(trained):
     assert trained["result"]["mhc"]["init"] == "deepseek" and trained["result"]["mhc"]["seed"] == 0
 
 
-def test_the_peak_of_a_training_is_its_own(trained):
+def test_the_peak_memory_of_one_training_does_not_include_another(trained):
     """The trainings run one after the other in one process; each has its own figure, and the same for each seed."""
     peaks = {(r["residual"], r["seed"]): r["peak_bytes"] for r in trained["result"]["runs"] if r["init"] != "small"}
     assert peaks["mhc", 0] == peaks["mhc", 1] > peaks["plain", 0] == peaks["plain", 1]
@@ -194,12 +196,12 @@ def fabricated(residual, init, seed) -> dict:
     return {"runs": [own], "unigram_nats": 4.2, "conditions": {**size, "device": "CPU", "torch": "2"}}
 
 
-def test_a_comparison_goes_on_where_it_was_cut_short(twelve):
+def test_an_interrupted_comparison_continues(twelve):
     folder, called = twelve
     assert called["wrong"].returncode != 0 and "--lr nan: a positive number is needed" in called["wrong"].stdout
     assert called["first"].returncode == 0, called["first"].stdout + called["first"].stderr
-    made = [line for line in called["first"].stdout.splitlines() if "already" not in line]
-    assert made == [str(folder / f"plain-{seed}.json") for seed in (0, 1)]
+    steps = [line for line in called["first"].stdout.splitlines() if "already" not in line]
+    assert steps == [str(folder / f"plain-{seed}.json") for seed in (0, 1)]
     assert called["second"].stdout.count("is there already") == 12 and called["second"].returncode == 0
     runs = [json.loads(path.read_text())["runs"] for path in sorted(folder.glob("*.json"))]
     assert [len(run) for run in runs] == [1] * 12 and not list(folder.glob("*.part"))

@@ -52,7 +52,7 @@ def test_transformers_reads_the_written_model(example, tmp_path):
     assert "MIT licence" in card and "--steps 4 --batch 2" in card and f"{facts['validation_loss']:.4f}" in card
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_weights(example, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_and_reaches_the_same_weights(example, tmp_path, monkeypatch):
     whole, real = example.run(tmp_path / "whole"), example.rate
 
     def rate(step, args):

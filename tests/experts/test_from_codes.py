@@ -42,14 +42,14 @@ def test_codes_of_every_format_give_the_same_base(form, group, partitions):
 def test_codes_of_all_values_and_scales_of_every_dtype(dtype):
     """Also -128, which `pack` never gives."""
     generator = torch.Generator().manual_seed(1)
-    given, weights = [], []
+    codes_given, weights = [], []
     for out, inputs in SIZES:
         q = torch.randint(-128, 128, (E, out, inputs), generator=generator, dtype=torch.int8)
         q[:, 0] = -128
         s = torch.rand(E, out, inputs // 8, generator=generator).to(dtype)
-        given.append((q, s))
+        codes_given.append((q, s))
         weights.append(q.double() * s.double().repeat_interleave(8, -1))
-    base = from_codes(*given, format="int8", group_size=8)
+    base = from_codes(*codes_given, format="int8", group_size=8)
     assert base.scale_dtype == dtype
     holds(base, weights)
 
@@ -77,14 +77,14 @@ def wrong(change, projection, part, form="int4_asym"):
         torch.randn(E, 2 * I, H, generator=generator), torch.randn(E, H, I, generator=generator), format=form,
         group_size=None if FORMATS[form].fixed else 16,
     )  # fmt: skip
-    given = [
+    codes_given = [
         tuple(torch.stack([t.view(torch.uint8) for t in part]).view(part[0].dtype) for part in p)
         for p in codes_of(base)
     ]
-    tensors = list(given[projection])
+    tensors = list(codes_given[projection])
     tensors[part] = change(tensors[part])
-    given[projection] = tuple(tensors)
-    return given
+    codes_given[projection] = tuple(tensors)
+    return codes_given
 
 
 @pytest.mark.parametrize(

@@ -25,51 +25,51 @@ def random_bits(dtype, *shape):
 
 def k2_layer(group=32, dtype=torch.bfloat16, sizes=SIZES):
     """(arguments of the importer, weights in float64): three projections of E experts."""
-    given, weights = [], []
+    tensors, weights = [], []
     for out, inputs in sizes:
         q = torch.randint(-8, 8, (E, out, inputs))
         scale = random_bits(dtype, E, out, inputs // group)
-        given.append((torch.stack([encoders.k2(one) for one in q]), scale))
+        tensors.append((torch.stack([encoders.k2(one) for one in q]), scale))
         weights.append(q.double() * scale.double().repeat_interleave(group, -1))
-    return given, weights
+    return tensors, weights
 
 
 def awq_layer(group=16, sizes=SIZES):
-    given, weights = [], []
+    tensors, weights = [], []
     for out, inputs in sizes:
         q, z = torch.randint(0, 16, (E, inputs, out)), torch.randint(0, 16, (E, inputs // group, out))
         scale = random_bits(torch.float16, E, inputs // group, out)
-        given.append((*(torch.stack([encoders.awq(one) for one in codes]) for codes in (q, z)), scale))
+        tensors.append((*(torch.stack([encoders.awq(one) for one in codes]) for codes in (q, z)), scale))
         every = [t.double().repeat_interleave(group, 1) for t in (z, scale)]
         weights.append(((q.double() - every[0]) * every[1]).transpose(1, 2))
-    return given, weights
+    return tensors, weights
 
 
 def fp8_layer(sizes=((130, 257), (130, 257), (257, 130))):
-    given, weights = [], []
+    tensors, weights = [], []
     for out, inputs in sizes:
         codes = torch.randint(0, 256, (E, out, inputs), dtype=torch.uint8)
         codes[codes & 127 == 127] = 3
         q = codes.view(torch.float8_e4m3fn)
         scale = random_bits(torch.float32, E, -(-out // 128), -(-inputs // 128))
         every = scale.double().repeat_interleave(128, 1)[:, :out].repeat_interleave(128, 2)[:, :, :inputs]
-        given.append((q, scale))
+        tensors.append((q, scale))
         weights.append(q.double() * every)
-    return given, weights
+    return tensors, weights
 
 
 def mxfp4_layer(interleaved=True, hidden=H, inner=I):
     """(gpt-oss's four tensors, [gate, up, down] in float64)"""
     values = torch.tensor(E2M1, dtype=torch.float64)
-    given, weights = [], []
+    tensors, weights = [], []
     for out, inputs in ((2 * inner, hidden), (hidden, inner)):
         codes = torch.randint(0, 16, (E, out, inputs))
         scale = torch.randint(0, 255, (E, out, inputs // 32), dtype=torch.uint8)
-        given += [torch.stack([encoders.mxfp4(one) for one in codes]), scale]
+        tensors += [torch.stack([encoders.mxfp4(one) for one in codes]), scale]
         weights.append(values[codes] * torch.exp2(scale.double() - 127).repeat_interleave(32, -1))
     both, down = weights
     halves = (both[:, 0::2], both[:, 1::2]) if interleaved else (both[:, :inner], both[:, inner:])
-    return given, [*halves, down]
+    return tensors, [*halves, down]
 
 
 def holds(base, weights):
@@ -85,8 +85,8 @@ NAMES = ["k2", "awq", "fp8", "mxfp4"]
 @pytest.mark.parametrize(("importer", "layer", "options"), LAYERS, ids=NAMES)
 @pytest.mark.parametrize("partitions", [1, 2, 3, 5])
 def test_imported_weights_equal_the_source_with_any_number_of_slices(importer, layer, options, partitions):
-    given, weights = layer()
-    base = importer(*given, **options, partitions=partitions)
+    tensors, weights = layer()
+    base = importer(*tensors, **options, partitions=partitions)
     assert base.partitions == partitions and base.num_experts == E
     holds(base, weights)
 
@@ -97,12 +97,12 @@ def test_any_sizes_and_groups(seed, group, hidden, inner, partitions):
     torch.manual_seed(seed)
     sizes = ((inner * group, hidden * group),) * 2 + ((hidden * group, inner * group),)
     dtype = (torch.bfloat16, torch.float16, torch.float32)[seed % 3]
-    given, weights = k2_layer(group, dtype, sizes)
-    base = from_k2(*given, group_size=group, partitions=partitions)
+    tensors, weights = k2_layer(group, dtype, sizes)
+    base = from_k2(*tensors, group_size=group, partitions=partitions)
     assert (base.format, base.group_size, base.scale_dtype) == ("int4", group, dtype)
     holds(base, weights)
-    given, weights = awq_layer(group, sizes)
-    base = from_awq(*given, group_size=group, partitions=partitions)
+    tensors, weights = awq_layer(group, sizes)
+    base = from_awq(*tensors, group_size=group, partitions=partitions)
     assert (base.format, base.group_size, base.scale_dtype) == ("int4_asym", group, torch.float16)
     holds(base, weights)
 
@@ -113,40 +113,44 @@ def bits(tensor):
 
 def test_codes_zeros_and_scales_are_kept_bit_for_bit():
     """Also bits that do not change a value: codes of -0, scales of -0, a zero that equals every code."""
-    given, _ = awq_layer()
-    given[0][2][0, 0, :4] = torch.tensor([0.0, -0.0, 6e-8, -6e-8], dtype=torch.float16)
-    base = from_awq(*given, group_size=16)
+    tensors, _ = awq_layer()
+    tensors[0][2][0, 0, :4] = torch.tensor([0.0, -0.0, 6e-8, -6e-8], dtype=torch.float16)
+    base = from_awq(*tensors, group_size=16)
     for e in range(E):
         gate = read_expert(base.layout, base.gate_up, base.down, e).gate
-        assert torch.equal(bits(gate.scales), bits(given[0][2][e].t()))
-        zeros = torch.stack([(given[0][1][e] >> 4 * i) & 15 for i in (0, 4, 1, 5, 2, 6, 3, 7)], -1).flatten(1)
+        assert torch.equal(bits(gate.scales), bits(tensors[0][2][e].t()))
+        zeros = torch.stack([(tensors[0][1][e] >> 4 * i) & 15 for i in (0, 4, 1, 5, 2, 6, 3, 7)], -1).flatten(1)
         assert torch.equal(gate.zeros.int(), zeros.t())
-    given, _ = mxfp4_layer()
-    base = from_mxfp4(*given)
+    tensors, _ = mxfp4_layer()
+    base = from_mxfp4(*tensors)
     for e in range(E):
         expert = read_expert(base.layout, base.gate_up, base.down, e)
-        assert torch.equal(expert.up.codes, given[0][e, 1::2].flatten(1)) and torch.equal(
-            expert.gate.scales, given[1][e, 0::2]
+        assert torch.equal(expert.up.codes, tensors[0][e, 1::2].flatten(1)) and torch.equal(
+            expert.gate.scales, tensors[1][e, 0::2]
         )
-        assert torch.equal(expert.down.codes, given[2][e].flatten(1)) and torch.equal(expert.down.scales, given[3][e])
-    given, _ = fp8_layer()
-    base = from_fp8_block(*given)
+        assert torch.equal(expert.down.codes, tensors[2][e].flatten(1)) and torch.equal(
+            expert.down.scales, tensors[3][e]
+        )
+    tensors, _ = fp8_layer()
+    base = from_fp8_block(*tensors)
     down = read_expert(base.layout, base.gate_up, base.down, 1).down
-    assert torch.equal(bits(down.codes), bits(given[2][0][1])) and torch.equal(bits(down.scales), bits(given[2][1][1]))
+    assert torch.equal(bits(down.codes), bits(tensors[2][0][1])) and torch.equal(
+        bits(down.scales), bits(tensors[2][1][1])
+    )
 
 
 @pytest.mark.parametrize(("importer", "layer", "options"), LAYERS, ids=NAMES)
 def test_lists_generators_and_strided_tensors_are_accepted(importer, layer, options):
-    given, _ = layer()
-    wanted = importer(*given, **options)
+    tensors, _ = layer()
+    wanted = importer(*tensors, **options)
     seen = []
     if importer is from_mxfp4:
-        ways = [[list(t) for t in given], [iter(t) for t in given], [t.flip(0).flip(0) for t in given]]
+        ways = [[list(t) for t in tensors], [iter(t) for t in tensors], [t.flip(0).flip(0) for t in tensors]]
     else:
         ways = [
-            [tuple(list(t) for t in part) for part in given],
-            [[iter(t) for t in part] for part in given],
-            [tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in part) for part in given],
+            [tuple(list(t) for t in part) for part in tensors],
+            [[iter(t) for t in part] for part in tensors],
+            [tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in part) for part in tensors],
         ]
     for way in ways:
         base = importer(*way, **options, progress=lambda done, total: seen.append(done))
@@ -155,14 +159,14 @@ def test_lists_generators_and_strided_tensors_are_accepted(importer, layer, opti
 
 
 def test_mxfp4_imports_biases_and_both_row_orders():
-    given, weights = mxfp4_layer()
+    tensors, weights = mxfp4_layer()
     gate_up_bias, down_bias = torch.randn(E, 2 * I).bfloat16(), torch.randn(E, H).bfloat16()
-    base = from_mxfp4(*given, gate_up_bias=gate_up_bias, down_bias=down_bias)
+    base = from_mxfp4(*tensors, gate_up_bias=gate_up_bias, down_bias=down_bias)
     holds(base, weights)
     assert torch.equal(base.gate_up_bias, torch.cat((gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]), 1))
     assert torch.equal(base.down_bias, down_bias)
-    given, weights = mxfp4_layer(interleaved=False)
-    base = from_mxfp4(*given, gate_up_bias=gate_up_bias, interleaved=False)
+    tensors, weights = mxfp4_layer(interleaved=False)
+    base = from_mxfp4(*tensors, gate_up_bias=gate_up_bias, interleaved=False)
     holds(base, weights)
     assert torch.equal(base.gate_up_bias, gate_up_bias)
 
@@ -172,14 +176,14 @@ def test_mxfp4_imports_biases_and_both_row_orders():
 
 def changed(layer, projection, part, change):
     """The layer's arguments with one tensor changed (for mxfp4, `part` is its index)."""
-    given, _ = layer()
+    tensors, _ = layer()
     if projection is None:
-        given[part] = change(given[part])
-    else:
-        tensors = list(given[projection])
         tensors[part] = change(tensors[part])
-        given[projection] = tuple(tensors)
-    return given
+    else:
+        parts = list(tensors[projection])
+        parts[part] = change(parts[part])
+        tensors[projection] = tuple(parts)
+    return tensors
 
 
 def put(value, *place):
@@ -323,19 +327,19 @@ def test_the_two_int4_layouts_are_not_confused():
 @pytest.mark.parametrize("importer", [from_k2, from_awq])
 @pytest.mark.parametrize("group", [0, -32, 12, 2.5, True])
 def test_an_invalid_group_size_is_refused_before_any_division(importer, group):
-    given, _ = k2_layer() if importer is from_k2 else awq_layer()
+    tensors, _ = k2_layer() if importer is from_k2 else awq_layer()
     with pytest.raises((ValueError, TypeError), match=f"{importer.__name__}: group_size={group} "):
-        importer(*given, group_size=group)
+        importer(*tensors, group_size=group)
 
 
 @pytest.mark.parametrize("group", [0, -32, 12])
 def test_the_error_for_an_invalid_group_size_lists_sizes_that_would_work(group):
-    given, _ = awq_layer()
-    (inputs, columns), rows = given[0][0].shape[1:], given[2][0].shape[1]
-    assert (8 * columns, inputs) == (rows, 8 * given[2][0].shape[2])
+    tensors, _ = awq_layer()
+    (inputs, columns), rows = tensors[0][0].shape[1:], tensors[2][0].shape[1]
+    assert (8 * columns, inputs) == (rows, 8 * tensors[2][0].shape[2])
     wanted = rf"group_size={group} must .* hidden_size={inputs} and intermediate_size={rows}; these would work: 8, 16"
     with pytest.raises(ValueError, match=wanted):
-        from_awq(*given, group_size=group)
+        from_awq(*tensors, group_size=group)
 
 
 def test_wrong_options_are_refused():

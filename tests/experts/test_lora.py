@@ -39,7 +39,7 @@ def test_a_new_lora_has_gradients_in_b_only():
     assert all(p.grad.any() == name.endswith("_b") for name, p in lora.named_parameters())
 
 
-def test_a_is_uniform_within_one_over_the_root_of_its_inputs():
+def test_matrix_a_of_a_new_lora_is_uniform_within_one_over_the_root_of_its_inputs():
     lora = experts.LoRA(64, 16, 400, rank=8)
     for a in (lora.gate_a, lora.up_a, lora.down_a):
         bound = a.shape[-1] ** -0.5

@@ -94,17 +94,17 @@ def check_level(level, probes, names):
     before = native.isa()
     if LEVELS.index(level) > LEVELS.index(before):
         pytest.skip(f"this machine has {before}")
-    target, tried = op_target(MOE, "native"), 0
+    target, runs = op_target(MOE, "native"), 0
     native.check(native.library().gs_set_level(LEVELS.index(level)))
     try:
         assert native.isa() == level
         for name in names:
             for dtype in target.dtypes:
                 assay.check(target, name, dtype=dtype, probes=probes)
-                tried += 1
+                runs += 1
     finally:
         native.check(native.library().gs_set_level(LEVELS.index(before)))
-    assert tried == 2 * len(names)
+    assert runs == 2 * len(names)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -41,10 +41,10 @@ def draw_factors(make, experts, dtype=None):
     return {name: make.normal(*shape, std=0.2, dtype=dtype) for name, shape in zip(FACTORS, shapes)}
 
 
-def merged(experts, given):
+def merged(experts, values):
     """gate_up_proj and down_proj with s B A added, in the layout of the model."""
     scale = ALPHA / RANK
-    delta = {t: scale * given[f"{t}_b"] @ given[f"{t}_a"] for t in ("gate", "up", "down")}
+    delta = {t: scale * values[f"{t}_b"] @ values[f"{t}_a"] for t in ("gate", "up", "down")}
     if experts.is_concatenated:
         gate_up = torch.cat((delta["gate"], delta["up"]), 1)
     else:
@@ -59,9 +59,9 @@ def golden_of(plain, *, shared):
     wide = InItsDtype(plain)
     path, experts = next((n, m) for n, m in plain.named_modules() if n.endswith("mlp.experts"))
 
-    def golden(embeds, **given):
-        given = {"up_a": given["gate_a"], **given} if shared else given
-        return wide.logits(embeds, {f"{path}.{name}": value for name, value in merged(experts, given).items()})
+    def golden(embeds, **values):
+        values = {"up_a": values["gate_a"], **values} if shared else values
+        return wide.logits(embeds, {f"{path}.{name}": value for name, value in merged(experts, values).items()})
 
     return golden
 
@@ -72,13 +72,13 @@ class InItsDtype:
     def __init__(self, model):
         self.wide = copy.deepcopy(model).double()
 
-    def outputs(self, dtype, given, inputs):
-        weights = {name: value.to(dtype) for name, value in self.wide.state_dict().items()} | given
+    def outputs(self, dtype, values, inputs):
+        weights = {name: value.to(dtype) for name, value in self.wide.state_dict().items()} | values
         with Wide() if dtype == torch.float64 else contextlib.nullcontext():
             return torch.func.functional_call(self.wide, weights, (), inputs, tie_weights=False)  # all are there
 
-    def logits(self, embeds, given):
-        return self.outputs(embeds.dtype, given, {"inputs_embeds": embeds, "use_cache": False}).logits
+    def logits(self, embeds, values):
+        return self.outputs(embeds.dtype, values, {"inputs_embeds": embeds, "use_cache": False}).logits
 
 
 def alike(ours, theirs):
@@ -120,8 +120,8 @@ def target(plain, *, shared=True, **candidates):
         return {"embeds": make.normal(1, 3, plain.config.hidden_size), **factors}
 
     return assay.Target(
-        lambda **given: {name: candidate(**given) for name, candidate in candidates.items()},
-        lambda **given: dict.fromkeys(candidates, golden(**given)),
+        lambda **values: {name: candidate(**values) for name, candidate in candidates.items()},
+        lambda **values: dict.fromkeys(candidates, golden(**values)),
         cases=[Case("logits", draw, {})],
         dtypes=(dtype,),
         compute=None if dtype == torch.float32 else dtype,

@@ -147,22 +147,22 @@ def config(family, **changes):
 def model(family, *, dtype=torch.float32, implementation="eager", seed=0, **changes):
     """A model with eager experts by default, in which every weight matters."""
     torch.manual_seed(seed)
-    made = getattr(transformers, ALL[family][1])(config(family, **changes))
+    model_made = getattr(transformers, ALL[family][1])(config(family, **changes))
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in model_made.named_parameters():
             if "norm" not in name:
                 parameter.normal_(std=0.3 if "bias" in name else parameter.shape[-1] ** -0.5)
-    made.set_experts_implementation(implementation)
-    return made.to(dtype).eval()
+    model_made.set_experts_implementation(implementation)
+    return model_made.to(dtype).eval()
 
 
 def with_peft(plain, *, targets=EXPERTS, rank=4, alpha=6, seed=1, **options):
     """Stock peft over a copy of the model; its B is not zero."""
-    made = peft.get_peft_model(
+    model_made = peft.get_peft_model(
         copy.deepcopy(plain), peft.LoraConfig(target_parameters=list(targets), r=rank, lora_alpha=alpha, **options)
     )
-    randomise(made, seed)
-    return made
+    randomise(model_made, seed)
+    return model_made
 
 
 def randomise(model, seed=1):

@@ -44,7 +44,7 @@ def effects(folders, tmp_path_factory):
         return with_adapter - without, checking._mistakes(*folders, rows)
 
 
-def test_the_adapter_arrives_in_our_engine_in_peft_and_in_the_merged_model(folders):
+def test_our_engine_peft_and_the_merged_model_apply_the_adapter(folders):
     result = checking.check(*folders, text=TEXT, which=("ours", "peft", "merged"))
     assert result.ok and result.effect > 0 and {f.verdict for f in result.findings} == {ARRIVES}
     assert all(0.9 < finding.share < 1.1 for finding in result.findings)
@@ -136,7 +136,7 @@ def test_a_runtime_that_scales_the_adapter_down_is_found_out(folders, monkeypatc
     assert finding.wrong and finding.share < 0.1
 
 
-def test_a_runtime_that_is_missing_or_refuses_is_told_apart(folders, monkeypatch):
+def test_a_missing_runtime_and_one_that_refuses_are_distinguished(folders, monkeypatch):
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
     (missing,) = checking.check(*folders, text=TEXT, which=("sglang",)).findings
     assert missing.verdict == "missing" and not missing.wrong and "not installed" in missing.text

@@ -30,15 +30,15 @@ def adapter(request, tmp_path_factory):
     """An adapter on the experts and on attention, of a model of two layers."""
     folder = tmp_path_factory.mktemp("adapter")
     if request.param == "ours":
-        made = models.peft.get_peft_model(plain(), models.peft.LoraConfig(target_modules=["q_proj"], r=2))
-        hf.convert(made, format="fp32", lora={"rank": 2})
-        models.randomise(made)
-        hf.save_adapter(made, folder)
+        wrapped = models.peft.get_peft_model(plain(), models.peft.LoraConfig(target_modules=["q_proj"], r=2))
+        hf.convert(wrapped, format="fp32", lora={"rank": 2})
+        models.randomise(wrapped)
+        hf.save_adapter(wrapped, folder)
     else:
         lora = models.peft.LoraConfig(target_parameters=TARGETS, target_modules=["q_proj"], r=2)
-        made = models.peft.get_peft_model(plain(), lora)
-        models.randomise(made)
-        made.save_pretrained(folder)
+        wrapped = models.peft.get_peft_model(plain(), lora)
+        models.randomise(wrapped)
+        wrapped.save_pretrained(folder)
     return folder
 
 

@@ -75,11 +75,11 @@ def variants_of_nothing(fit, layers):
     from goldsmith.experts._factors import LayerLora
     from goldsmith.hf.adapter.reading import split_factors
 
-    made = {}
+    adapters = {}
     for n, (path, spec) in layers.items():
         factors, scaling, _ = split_factors(spec, fit.experts[path], fit.ranks.get(path))
-        made[n] = LayerLora(factors, scaling)
-    return made
+        adapters[n] = LayerLora(factors, scaling)
+    return adapters
 
 
 def deltas(lora):
@@ -216,7 +216,7 @@ def test_the_exported_layout_keeps_the_attention_part_and_has_one_scaling(tmp_pa
     assert all(re.search(r"\.experts\.\d+\.\w+_proj\.lora_[AB]\.weight$|o_proj", name) for name in after)
 
 
-def test_what_those_loaders_do_not_read_is_refused(tmp_path):
+def test_parts_that_those_loaders_do_not_read_are_refused(tmp_path):
     model = models.model("qwen3_moe")
     saved(model, tmp_path / "whole", modules_to_save=["mlp.gate"])
     with pytest.raises(ValueError, match="modules_to_save"):

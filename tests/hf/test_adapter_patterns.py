@@ -19,9 +19,9 @@ def plain(layers=2):
 
 def with_attention(**options):
     config = models.peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, lora_alpha=16, **options)
-    made = hf.convert(models.peft.get_peft_model(plain(), config), format="fp32", lora={"rank": 4, "alpha": 16})
-    models.randomise(made)
-    return made.eval()
+    converted = hf.convert(models.peft.get_peft_model(plain(), config), format="fp32", lora={"rank": 4, "alpha": 16})
+    models.randomise(converted)
+    return converted.eval()
 
 
 def check_read(ours, folder, layers=2):
@@ -75,8 +75,8 @@ def test_targets_that_differ_by_layer_are_named_by_layer(targets, tmp_path):
         experts.lora = LoRA(*sizes, rank=2 + i, alpha=3 + i, targets=names) if names else None
     models.randomise(ours)
     check_read(ours.eval(), tmp_path, len(targets))
-    given = json.loads((tmp_path / "adapter_config.json").read_text())["target_parameters"]
-    assert not all(name.startswith("mlp.") for name in given)
+    parameters = json.loads((tmp_path / "adapter_config.json").read_text())["target_parameters"]
+    assert not all(name.startswith("mlp.") for name in parameters)
 
 
 def test_a_stock_peft_adapter_with_targets_by_layer_round_trips(tmp_path):

@@ -38,14 +38,14 @@ def adapters(tmp_path_factory):
     folders = {}
     for seed, (name, options) in enumerate(ADAPTERS.items()):
         config = {"r": 4, "lora_alpha": 8, "target_parameters": EXPERTS, **options}
-        made = models.peft.get_peft_model(plain(), models.peft.LoraConfig(**config))
-        models.randomise(made, seed)
+        wrapped = models.peft.get_peft_model(plain(), models.peft.LoraConfig(**config))
+        models.randomise(wrapped, seed)
         with torch.no_grad():
-            for key, parameter in made.named_parameters():
+            for key, parameter in wrapped.named_parameters():
                 if parameter.requires_grad and "lora" not in key:
                     parameter.add_(0.5)
         folders[name] = tmp_path_factory.mktemp("adapter")
-        made.save_pretrained(folders[name])
+        wrapped.save_pretrained(folders[name])
     return folders
 
 
@@ -70,6 +70,7 @@ def check_same(ours, wanted, folder):
     assert weights[0] == weights[1] and settings[0] == settings[1]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("before, after", list(itertools.permutations(ADAPTERS, 2)))
 def test_only_the_later_adapter_counts(before, after, adapters, tmp_path):
     ours, wanted = loaded(adapters[before], adapters[after]), loaded(adapters[after])

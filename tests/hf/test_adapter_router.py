@@ -55,10 +55,10 @@ def test_stock_peft_reads_a_trained_router_of_every_family(family, tmp_path):
 
 def adapted(model, options):
     """peft's LoRA by these options and ours on the experts, of another rank."""
-    made = models.peft.get_peft_model(model, models.peft.LoraConfig(r=2, lora_alpha=6, **options))
-    hf.convert(made, format="fp32", lora={"rank": 3})
-    models.randomise(made)
-    return made.eval()
+    wrapped = models.peft.get_peft_model(model, models.peft.LoraConfig(r=2, lora_alpha=6, **options))
+    hf.convert(wrapped, format="fp32", lora={"rank": 3})
+    models.randomise(wrapped)
+    return wrapped.eval()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ LORAS = [
 ]
 
 
-def made(family="qwen3_moe", lora=None, **options):
+def converted(family="qwen3_moe", lora=None, **options):
     ours = hf.convert(models.model(family, **options), format="fp32", lora=lora)
     models.randomise(ours)
     return ours
@@ -92,13 +92,13 @@ def test_a_stock_peft_adapter_loads_with_the_weights_that_peft_merges(family, tm
 @pytest.mark.parametrize("lora", LORAS, ids=str)
 @pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
 def test_stock_peft_merges_our_files_to_the_same_bits_and_we_read_them_back(family, lora, tmp_path):
-    ours = made(family, lora)
+    ours = converted(family, lora)
     hf.save_adapter(ours, tmp_path)
     theirs = merged_by_peft(stock(family, tmp_path))
     wanted = merged_by_us(ours)
     assert {name for name, w in wanted.items() if not torch.equal(w, base_of(ours)[name])} == set(theirs)
     assert all(torch.equal(theirs[name], wanted[name]) for name in theirs)
-    for again in (made(family, lora), hf.convert(models.model(family), format="fp32")):
+    for again in (converted(family, lora), hf.convert(models.model(family), format="fp32")):
         hf.load_adapter(again, tmp_path)
         assert same(factors_of(again), factors_of(ours))
         assert models.experts_of(again).lora.scaling == models.experts_of(ours).lora.scaling
@@ -119,7 +119,7 @@ def base_of(model):
 
 
 def test_different_scalings_of_gate_and_up_are_written_as_one(tmp_path):
-    ours = made(lora={"rank": 2, "alpha": {"gate": 2, "up": 8, "down": 2}})
+    ours = converted(lora={"rank": 2, "alpha": {"gate": 2, "up": 8, "down": 2}})
     hf.save_adapter(ours, tmp_path)
     wanted = merged_by_us(ours)
     assert all(torch.equal(w, wanted[name]) for name, w in merged_by_peft(stock("qwen3_moe", tmp_path)).items())
@@ -130,7 +130,7 @@ def test_different_scalings_of_gate_and_up_are_written_as_one(tmp_path):
 
 @pytest.mark.parametrize("alpha", [{"gate": 0, "up": 2, "down": 2}, {"gate": 2, "up": 0, "down": 0}, 0], ids=str)
 def test_a_target_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
-    ours = made(lora={"rank": 2, "alpha": alpha})
+    ours = converted(lora={"rank": 2, "alpha": alpha})
     hf.save_adapter(ours, tmp_path)
     wanted = merged_by_us(ours)
     assert all(torch.equal(w, wanted[name]) for name, w in merged_by_peft(stock("qwen3_moe", tmp_path)).items())
@@ -140,13 +140,13 @@ def test_a_target_scaled_by_0_is_written_and_adds_nothing(alpha, tmp_path):
 
 def test_our_adapter_trained_further_by_stock_peft_is_read_unchanged(tmp_path):
     """Its B is full: the zeros of separate gate and up are gone, so both share all of A."""
-    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
     theirs = stock("qwen3_moe", tmp_path)
     models.randomise(theirs, seed=9)
     tensors = {n.replace(".default", ""): p.detach() for n, p in theirs.named_parameters() if "lora_" in n}
     with_our_metadata = models_metadata(tmp_path)
     save_file({n: t.contiguous() for n, t in tensors.items()}, tmp_path / WEIGHTS, with_our_metadata)
-    ours = hf.load_adapter(made(lora={"rank": 2}), tmp_path)
+    ours = hf.load_adapter(converted(lora={"rank": 2}), tmp_path)
     assert models.experts_of(ours).lora.rank == {"gate": 4, "up": 4, "down": 2}
     assert all(torch.equal(w, merged_by_us(ours)[name]) for name, w in merged_by_peft(theirs).items())
 
@@ -159,7 +159,7 @@ def models_metadata(folder):
 
 
 def test_a_lora_of_the_same_kind_is_written_in_place_and_another_replaced(tmp_path):
-    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
     ours = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 2, "dropout": 0.25})
     gate_a = models.experts_of(ours).lora.gate_a
     hf.load_adapter(ours, tmp_path)
@@ -170,7 +170,7 @@ def test_a_lora_of_the_same_kind_is_written_in_place_and_another_replaced(tmp_pa
 
 
 def test_layers_without_lora_are_left_out_by_name(tmp_path):
-    ours = made("mixtral", {"rank": 2}, num_hidden_layers=3)
+    ours = converted("mixtral", {"rank": 2}, num_hidden_layers=3)
     ours.model.layers[1].mlp.experts.lora = None
     hf.save_adapter(ours, tmp_path)
     theirs = stock("mixtral", tmp_path, num_hidden_layers=3)
@@ -222,7 +222,7 @@ def without_a_part(model):
 
 
 def test_the_config_describes_the_file_and_sets_dropout_to_0(tmp_path):
-    hf.save_adapter(made(lora={"rank": 3, "alpha": 6, "dropout": 0.5}), tmp_path / "a" / "b")
+    hf.save_adapter(converted(lora={"rank": 3, "alpha": 6, "dropout": 0.5}), tmp_path / "a" / "b")
     config = json.loads((tmp_path / "a" / "b" / CONFIG).read_text())
     assert config["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
     assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (6, 12, 0.0)
@@ -234,7 +234,7 @@ def test_the_config_describes_the_file_and_sets_dropout_to_0(tmp_path):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_files_whole(call, tmp_path, monkeypatch):
-    ours = made(lora={"rank": 2})
+    ours = converted(lora={"rank": 2})
     hf.save_adapter(ours, tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
 
@@ -254,10 +254,10 @@ def test_new_files_get_the_umask_s_mode_and_replaced_files_keep_theirs(tmp_path)
 
     before = os.umask(0o077)
     try:
-        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+        hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
         assert modes() == {CONFIG: 0o600, WEIGHTS: 0o600}
         (tmp_path / CONFIG).chmod(0o640)
-        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+        hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
         assert modes() == {CONFIG: 0o640, WEIGHTS: 0o600}
     finally:
         os.umask(before)
@@ -267,7 +267,7 @@ def test_new_files_get_the_umask_s_mode_and_replaced_files_keep_theirs(tmp_path)
 def test_a_folder_with_a_file_s_name_is_refused_before_writing(name, tmp_path):
     (tmp_path / name).mkdir()
     with pytest.raises(OSError, match=rf"save_adapter: this is a folder, no file; nothing was written.*{name}"):
-        hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+        hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
@@ -291,8 +291,8 @@ def doubled(weights):
     weights.update({name: torch.cat((t, t), 0 if "lora_A" in name else 1) for name, t in weights.items()})
 
 
-def metadata(folder, given):
-    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, given)
+def metadata(folder, value):
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS, value)
 
 
 def config(folder, **changes):
@@ -334,9 +334,9 @@ A = "base_model.model.model.layers.1.mlp.experts.lora_A.weight"
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_an_unreadable_adapter_is_reported_and_the_model_stays(spoil, message, tmp_path):
-    hf.save_adapter(made(lora={"rank": 2}), tmp_path)
+    hf.save_adapter(converted(lora={"rank": 2}), tmp_path)
     spoil(tmp_path)
-    ours = made(lora={"rank": 3})
+    ours = converted(lora={"rank": 3})
     before = {k: (a.clone(), b.clone()) for k, (a, b) in factors_of(ours).items()}
     with pytest.raises(ValueError, match=message):
         hf.load_adapter(ours, tmp_path)

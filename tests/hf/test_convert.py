@@ -10,13 +10,13 @@ from hf import models
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
 
-def made(family="qwen3_moe", **options):
+def converted(family="qwen3_moe", **options):
     return hf.convert(models.model(family), **{"format": "fp32", "lora": {"rank": 2}, **options})
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
 def test_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(family):
-    plain, ours = models.model(family), made(family)
+    plain, ours = models.model(family), converted(family)
     before, after = plain.state_dict(), ours.state_dict()
     gone = {name for name in before if ".mlp.experts." in name}
     assert gone and set(after) - set(before) == {name for name in after if ".experts.lora." in name}
@@ -26,8 +26,8 @@ def test_experts_leave_the_parameters_and_everything_else_stays_bit_for_bit(fami
 
 
 def test_everything_but_the_lora_is_frozen_if_there_is_one():
-    assert all(p.requires_grad == ("lora" in name) for name, p in made().named_parameters())
-    assert all(p.requires_grad for p in made(lora=None).parameters())
+    assert all(p.requires_grad == ("lora" in name) for name, p in converted().named_parameters())
+    assert all(p.requires_grad for p in converted(lora=None).parameters())
 
 
 def test_old_weights_are_freed_even_while_the_old_module_is_referenced():
@@ -49,7 +49,7 @@ def test_bfloat16_is_the_default_and_the_model_may_be_cast():
 
 
 def test_a_copy_shares_the_packed_base_and_has_its_own_lora():
-    ours = made()
+    ours = converted()
     other = copy.deepcopy(ours)
     assert models.experts_of(other).base is models.experts_of(ours).base
     assert models.experts_of(other).lora.gate_a is not models.experts_of(ours).lora.gate_a
@@ -57,7 +57,7 @@ def test_a_copy_shares_the_packed_base_and_has_its_own_lora():
 
 
 def test_gradient_checkpointing_and_generation_work():
-    ours = made()
+    ours = converted()
     models.randomise(ours)
     ours.enable_input_require_grads()
     ours.train()
@@ -75,7 +75,7 @@ def test_gradient_checkpointing_and_generation_work():
 
 
 def test_dropout_applies_only_in_training():
-    ours = made(lora={"rank": 2, "dropout": 0.5})
+    ours = converted(lora={"rank": 2, "dropout": 0.5})
     models.randomise(ours)
     ids = models.tokens()
     assert torch.equal(ours(ids).logits, ours(ids).logits)
@@ -85,7 +85,7 @@ def test_dropout_applies_only_in_training():
 
 def test_progress_is_reported_for_each_module():
     seen = []
-    made(progress=lambda *progress: seen.append(progress))
+    converted(progress=lambda *progress: seen.append(progress))
     assert seen == [(1, 1, "model.layers.1.mlp.experts")]
 
 
@@ -93,7 +93,7 @@ def test_progress_is_reported_for_each_module():
 
 
 def test_the_report_counts_what_an_optimizer_would_hold():
-    ours = made(lora={"rank": 3, "shared_a": True, "targets": ("gate", "up", "down")})
+    ours = converted(lora={"rank": 3, "shared_a": True, "targets": ("gate", "up", "down")})
     ours.model.layers[1].mlp.gate.weight.requires_grad_(True)
     report = hf.trainable_report(ours)
     trained = [p for p in ours.parameters() if p.requires_grad]
@@ -122,7 +122,7 @@ def test_the_report_of_a_plain_model_counts_everything_as_trained():
 
 def test_converting_twice_is_refused():
     with pytest.raises(ValueError, match="the experts of this Qwen3MoeForCausalLM are already converted"):
-        hf.convert(made())
+        hf.convert(converted())
 
 
 def test_a_model_without_experts_is_refused():

@@ -24,7 +24,7 @@ IDS = models.tokens()
 def test_a_converted_model_trains_and_goes_through_its_files(family, options, tmp_path):
     plain = models.model(family)
 
-    def given():
+    def padded():
         torch.manual_seed(0)
         return models.peft.get_peft_model(copy.deepcopy(plain), models.peft.LoraConfig(target_modules=["o_proj"], r=2))
 
@@ -46,7 +46,7 @@ def test_a_converted_model_trains_and_goes_through_its_files(family, options, tm
         logits = [m.eval()(IDS).logits for m in (model, again)]
         return began, kept, loss, [p.grad for p in model.parameters() if p.grad is not None], logits
 
-    check(work, given)
+    check(work, padded)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
@@ -64,7 +64,7 @@ def test_a_registered_experts_implementation_computes(family):
 def test_a_checkpoint_is_streamed(kind, family, tmp_path):
     folder, _ = checkpoints.quantised(tmp_path, kind, family)
 
-    def given():
+    def padded():
         config = models.transformers.AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             return models.transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -73,7 +73,7 @@ def test_a_checkpoint_is_streamed(kind, family, tmp_path):
         hf.convert(model, checkpoint=folder)
         return model.eval()(IDS).logits
 
-    check(work, given)
+    check(work, padded)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
@@ -97,7 +97,7 @@ def test_packed_rows_and_their_loss():
 
     def work(_):
         rows = RowStream(documents, 16, packed=True, seed=1).rows
-        given = batch([[documents[k] for k in row] for row in rows], pad=0)
-        return rows, given.input_ids, given.position_ids, given.labels, summed_loss(plain, given)
+        padded = batch([[documents[k] for k in row] for row in rows], pad=0)
+        return rows, padded.input_ids, padded.position_ids, padded.labels, summed_loss(plain, padded)
 
     check(work)

@@ -179,15 +179,15 @@ def test_a_registered_peft_model_can_be_copied_and_pickled():
     wrapped = models.with_peft(models.model("mixtral"))
     hf.register(wrapped)
     wanted = wrapped(models.tokens()).logits
-    for made in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        assert torch.equal(made(models.tokens()).logits, wanted)
+    for converted_experts in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(converted_experts(models.tokens()).logits, wanted)
 
 
 # -- the rest --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made", ["registered", "converted"])
-def test_sentinels_of_expert_parallelism_contribute_nothing(made):
+def test_sentinels_of_expert_parallelism_contribute_nothing(converted_experts):
     plain = models.model("mixtral")
     experts = models.experts_of(plain)
     experts._is_expert_parallel = True
@@ -198,7 +198,7 @@ def test_sentinels_of_expert_parallelism_contribute_nothing(made):
         alone.to(x.dtype)
         return type(alone).forward.__wrapped__(alone, x, ids.where(ids < 4, 0), weights.where(ids < 4, 0.0))
 
-    if made == "registered":
+    if converted_experts == "registered":
         hf.register(plain)
     else:
         hf.convert(plain, format="fp32")
@@ -212,10 +212,10 @@ def test_sentinels_of_expert_parallelism_contribute_nothing(made):
 
 
 @pytest.mark.parametrize("made", ["registered", "converted"])
-def test_without_expert_parallelism_an_id_out_of_range_is_an_error(made):
+def test_without_expert_parallelism_an_id_out_of_range_is_an_error(converted_experts):
     plain = models.model("mixtral")
     models.experts_of(plain)._is_expert_parallel = False
-    hf.register(plain) if made == "registered" else hf.convert(plain, format="fp32")
+    hf.register(plain) if converted_experts == "registered" else hf.convert(plain, format="fp32")
     with pytest.raises(ValueError, match="topk_ids.*4"):
         models.experts_of(plain)(torch.randn(2, 32), torch.tensor([[0, 1], [4, 2]]), torch.rand(2, 2))
 
@@ -229,11 +229,11 @@ def test_routing_weights_of_another_dtype_are_accepted():
 
 
 @pytest.mark.parametrize("made", ["registered", "converted", "set_by_transformers_and_never_called"])
-def test_an_experts_module_compiles_to_one_graph(made):
+def test_an_experts_module_compiles_to_one_graph(converted_experts):
     plain = models.model("gpt_oss")
-    if made == "converted":
+    if converted_experts == "converted":
         hf.convert(plain, format="fp32", lora={"rank": 2})
-    elif made == "registered":
+    elif converted_experts == "registered":
         hf.register(plain)
     else:
         plain.set_experts_implementation("goldsmith")

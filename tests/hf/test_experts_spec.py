@@ -149,9 +149,9 @@ def test_a_changed_activation_is_refused_too():
 def test_a_gate_that_experts_moe_lacks_is_refused(name, folder, options, reason):
     """Step clamps after the activation, Inkling caps with a tanh: both are close to the default gate."""
     place = f"transformers.models.{folder}.modeling_{folder}"
-    made = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)
+    experts_class = getattr(pytest.importorskip(place, reason=f"this transformers has no {name}"), name)
     with pytest.raises(ValueError, match=f"{name} cannot be computed here: {reason}"):
-        experts_spec.spec_of(made(Settings(**SETTINGS), **options))
+        experts_spec.spec_of(experts_class(Settings(**SETTINGS), **options))
 
 
 @pytest.mark.parametrize("missing", ["transformers", "peft"])

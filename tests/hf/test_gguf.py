@@ -37,7 +37,7 @@ DECODED = [
 ]
 
 
-def made(folder, types=(Type.F32,) * 3, dense=Type.F32, **options):
+def write_gguf(folder, types=(Type.F32,) * 3, dense=Type.F32, **options):
     """(file, the plain model that it represents)"""
     wide = any(gguf_files.gguf.GGML_QUANT_SIZES[kind][0] == 256 for kind in types)
     changes = options.pop("changes", {})
@@ -61,7 +61,7 @@ def assert_same(ours, plain):
 
 @pytest.mark.parametrize("types, wanted", KEPT, ids=["-".join(t.name for t in types) for types, _ in KEPT])
 def test_codes_are_kept_where_a_format_holds_them(types, wanted, tmp_path, recwarn):
-    file, plain = made(tmp_path, types, Type.Q8_0)
+    file, plain = write_gguf(tmp_path, types, Type.Q8_0)
     ours = hf.convert(on_meta(tmp_path), checkpoint=tmp_path)
     base = models.experts_of(ours).base
     assert (base.format, base.group_size) == wanted
@@ -70,8 +70,8 @@ def test_codes_are_kept_where_a_format_holds_them(types, wanted, tmp_path, recwa
 
 
 @pytest.mark.parametrize("types, reason", DECODED, ids=["-".join(t.name for t in types) for types, _ in DECODED])
-def test_other_types_are_decoded_to_float32_and_the_user_is_told(types, reason, tmp_path):
-    file, plain = made(tmp_path, types)
+def test_other_types_are_decoded_to_float32_with_a_warning(types, reason, tmp_path):
+    file, plain = write_gguf(tmp_path, types)
     with pytest.warns(DecodedExperts, match=f"model.gguf: no format of goldsmith holds .*{reason}.* float32 exactly"):
         ours = hf.convert(on_meta(file), checkpoint=file)
     assert models.experts_of(ours).base.format == "fp32"
@@ -79,16 +79,16 @@ def test_other_types_are_decoded_to_float32_and_the_user_is_told(types, reason, 
 
 
 def test_float_experts_are_packed_like_those_of_any_plain_checkpoint(tmp_path, recwarn):
-    file, plain = made(tmp_path, (Type.F16,) * 3)
+    file, plain = write_gguf(tmp_path, (Type.F16,) * 3)
     assert_same(hf.convert(on_meta(file), format="fp32", checkpoint=file), plain)
-    made(tmp_path, (Type.BF16,) * 3)
+    write_gguf(tmp_path, (Type.BF16,) * 3)
     assert models.experts_of(hf.convert(on_meta(file), checkpoint=file)).base.format == "bf16"
     assert not [warning for warning in recwarn if issubclass(warning.category, DecodedExperts)]
 
 
 @pytest.mark.parametrize("dense", [Type.F32, Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)
 def test_the_model_is_the_one_that_transformers_loads(dense, tmp_path):
-    file, _ = made(tmp_path, (Type.Q8_0,) * 3, dense)
+    file, _ = write_gguf(tmp_path, (Type.Q8_0,) * 3, dense)
     theirs = models.transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, gguf_file=file.name, config=config_of(file), dtype=torch.float32
     )
@@ -108,7 +108,7 @@ def test_shared_experts_and_tied_embeddings_are_read(tmp_path):
     assert_same(ours, plain)
 
 
-def test_what_llama_cpp_s_converter_changes_is_undone(tmp_path):
+def test_the_changes_of_llama_cpp_s_converter_are_undone(tmp_path):
     """Qwen3.5: norms stored as w + 1, log(-x), heads in another order: by transformers' own tables."""
     config = models.transformers.Qwen3_5MoeForCausalLM.config_class(
         vocab_size=48, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
@@ -128,7 +128,7 @@ def test_what_llama_cpp_s_converter_changes_is_undone(tmp_path):
 
 @pytest.mark.parametrize("types", [(Type.MXFP4,) * 3, (Type.Q4_1,) * 3], ids=lambda types: types[0].name)
 @pytest.mark.filterwarnings("ignore::goldsmith.hf.checkpoint.source.DecodedExperts")
-def test_gpt_oss_has_biases_and_sinks_and_needs_its_config_beside(types, tmp_path, monkeypatch):
+def test_gpt_oss_has_biases_and_sinks_and_needs_its_config_in_the_folder(types, tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
     plain = models.model("gpt_oss", intermediate_size=32)
     file = gguf_files.write(tmp_path / "model.gguf", plain, dict(zip(NAMES, types)))
@@ -152,7 +152,7 @@ def test_gpt_oss_has_biases_and_sinks_and_needs_its_config_beside(types, tmp_pat
 @pytest.mark.parametrize("types", [(Type.Q4_0,) * 3, (Type.Q4_1,) * 3, (Type.F16,) * 3], ids=lambda t: t[0].name)
 def test_an_offloaded_model_gives_the_plain_logits(types, tmp_path, monkeypatch):
     monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path / "cache"))
-    file, plain = made(tmp_path / "model", types)
+    file, plain = write_gguf(tmp_path / "model", types)
     with pytest.warns(DecodedExperts) if types[0] == Type.Q4_1 else nothing():
         ours = from_pretrained(file, device="cpu")
     with ours:
@@ -167,7 +167,7 @@ def nothing():
 
 
 def test_a_split_file_is_read_whole(tmp_path):
-    file, plain = made(tmp_path, (Type.Q4_0,) * 3, parts=3)
+    file, plain = write_gguf(tmp_path, (Type.Q4_0,) * 3, parts=3)
     assert [part.name for part in parts_of(file)] == [f"model-0000{k}-of-00003.gguf" for k in (1, 2, 3)]
     assert gguf_file(parts_of(file)[1]) == file == gguf_file(tmp_path)
     assert_same(hf.convert(on_meta(tmp_path), checkpoint=tmp_path), plain)
@@ -176,15 +176,15 @@ def test_a_split_file_is_read_whole(tmp_path):
         hf.convert(on_meta(file), checkpoint=file)
 
 
-def test_a_config_beside_the_file_comes_first(tmp_path):
-    file, plain = made(tmp_path)
+def test_a_config_next_to_the_file_comes_first(tmp_path):
+    file, plain = write_gguf(tmp_path)
     plain.config.rms_norm_eps = 1e-3
     plain.config.save_pretrained(tmp_path)
     assert config_of(file).rms_norm_eps == config_of(tmp_path).rms_norm_eps == 1e-3
 
 
-def test_what_is_no_single_file_is_refused_or_left_to_others(tmp_path):
-    file, plain = made(tmp_path)
+def test_split_files_and_folders_are_refused_or_left_to_the_other_readers(tmp_path):
+    file, plain = write_gguf(tmp_path)
     shutil.copy(file, tmp_path / "other.gguf")
     with pytest.raises(ValueError, match=r"holds several GGUF files .model.gguf, other.gguf.: give the path of one"):
         gguf_file(tmp_path)
@@ -207,7 +207,7 @@ def test_other_architectures_are_refused_by_name(tmp_path):
 
 
 def test_a_truncated_file_is_named_wherever_it_ends(tmp_path):
-    file, _ = made(tmp_path, (Type.Q4_0,) * 3)
+    file, _ = write_gguf(tmp_path, (Type.Q4_0,) * 3)
     whole = file.read_bytes()
     for end in [0, 3, 4, 20, 24, 30, 100, *range(200, len(whole), len(whole) // 40), len(whole) - 40]:
         file.write_bytes(whole[:end])
@@ -218,7 +218,7 @@ def test_a_truncated_file_is_named_wherever_it_ends(tmp_path):
 
 def test_a_file_with_altered_bytes_in_its_header_ends_in_one_sentence_or_is_read(tmp_path):
     """Counts and lengths of any size: nothing hangs, nothing but a ValueError is raised."""
-    file, _ = made(tmp_path, fields=[("add_array", "tokens", ["a", "b"]), ("add_array", "numbers", [1, 2, 3])])
+    file, _ = write_gguf(tmp_path, fields=[("add_array", "tokens", ["a", "b"]), ("add_array", "numbers", [1, 2, 3])])
     whole = bytearray(file.read_bytes())
     end = min(len(whole), 4000)
     generator = np.random.default_rng(0)
@@ -242,7 +242,7 @@ def test_a_file_with_altered_bytes_in_its_header_ends_in_one_sentence_or_is_read
     ],
 )
 def test_sizes_of_which_no_model_can_be_made_are_refused(key, value, message, tmp_path):
-    file, _ = made(tmp_path)
+    file, _ = write_gguf(tmp_path)
     reader = gguf_files.gguf.GGUFReader(file, "r+")
     reader.get_field(key).parts[-1][0] = value
     reader.data.flush()
@@ -251,7 +251,7 @@ def test_sizes_of_which_no_model_can_be_made_are_refused(key, value, message, tm
 
 
 def test_a_file_with_altered_metadata_gives_a_model_or_one_sentence(tmp_path):
-    file, plain = made(tmp_path, (Type.Q4_0,) * 3)
+    file, plain = write_gguf(tmp_path, (Type.Q4_0,) * 3)
     whole = bytearray(file.read_bytes())
     generator = np.random.default_rng(0)
     for _ in range(40):
@@ -266,7 +266,7 @@ def test_a_file_with_altered_metadata_gives_a_model_or_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0, Type.Q6_K, Type.MXFP4], ids=lambda kind: kind.name)
 def test_altered_scales_are_named(kind, tmp_path):
-    file, _ = made(tmp_path, (kind,) * 3)
+    file, _ = write_gguf(tmp_path, (kind,) * 3)
     reader = gguf_files.gguf.GGUFReader(file, "r+")
     data = next(t for t in reader.tensors if "ffn_up_exps" in t.name).data
     at = {Type.Q6_K: 208}.get(kind, 0)
@@ -277,7 +277,7 @@ def test_altered_scales_are_named(kind, tmp_path):
 
 
 def test_a_missing_or_wrong_tensor_is_named(tmp_path):
-    file, plain = made(tmp_path)
+    file, plain = write_gguf(tmp_path)
     config = config_of(file)
     config.moe_intermediate_size = 48
     with torch.device("meta"):

@@ -103,16 +103,16 @@ def test_modules_that_the_adapter_replaces_whole_are_written_whole(tmp_path):
 
 def test_a_layer_at_a_time_is_in_memory_and_the_shards_have_an_index(tmp_path, monkeypatch):
     base, adapter = base_and_adapter(tmp_path, num_hidden_layers=3, mlp_only_layers=[])
-    held, add = [], ShardWriter.add
+    shard_sizes, add = [], ShardWriter.add
     monkeypatch.setattr(shards, "SHARD", 1)
 
     def counted(writer, tensors):
         add(writer, tensors)
-        held.append({name.split(".")[2] for name in writer._shard if ".layers." in name})
+        shard_sizes.append({name.split(".")[2] for name in writer._shard if ".layers." in name})
 
     monkeypatch.setattr(ShardWriter, "add", counted)
     merge(base, adapter, tmp_path / "out")
-    assert max(map(len, held)) == 1
+    assert max(map(len, shard_sizes)) == 1
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) >= 4
     assert not differences(loaded(tmp_path / "out").state_dict(), by_peft(base, adapter))
@@ -154,7 +154,7 @@ def test_an_adapter_smaller_than_the_steps_of_a_format_is_reported_as_lost(tmp_p
     assert not kept.lost and kept.share == pytest.approx(1, abs=1e-4)
 
 
-def test_survival_is_the_ratio_of_norms_and_the_component_along_the_adapter():
+def test_survival_is_the_ratio_of_norms_and_the_share_along_the_adapter():
     survival = codes.Survival()
     survival.add("layer", torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([3.0, 0.0]))
     assert (survival.share, survival.along) == (pytest.approx(0.6), pytest.approx(9 / 25))
@@ -170,7 +170,7 @@ def test_survival_is_the_ratio_of_norms_and_the_component_along_the_adapter():
     ({"output": "base"}, "exists and is not an empty folder"),
     ({"adapter": "other"}, "other experts"),
 ], ids=["format", "model", "adapter", "output", "sizes"])  # fmt: skip
-def test_what_cannot_be_merged_is_refused_and_nothing_is_written(tmp_path, change, text):
+def test_an_adapter_that_cannot_be_merged_is_refused_and_nothing_is_written(tmp_path, change, text):
     base_and_adapter(tmp_path)
     models.with_peft(models.model("qwen3_moe", **WIDE), rank=3).save_pretrained(tmp_path / "other")
     arguments = {"model": "base", "adapter": "adapter", "output": "out"} | change

@@ -1,9 +1,6 @@
 """Every mixture-of-experts class of the installed transformers: dispatch, convert, finetune and generate."""
 
-import datetime
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,11 +8,9 @@ import torch
 pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
 from benchmarks import coverage, tiny_models
-from repo.tree import ROOT
 
 RECORDED = json.loads(coverage.RESULTS.read_text())["models"]
 TYPES = list(tiny_models.model_types())
-TODAY = datetime.date.today().toordinal() % coverage.THIRDS  # each third is tried every third day
 ALWAYS = ("lfm2_moe", "nemotron_h", "llama4_text", "kimi_linear", "deepseek_ocr2", "qwen3_5_moe")  # faults of their own
 
 
@@ -36,15 +31,10 @@ def test_a_model_with_a_peculiarity_is_equal_in_all_four(name):
     assert [row[column] for column in coverage.COLUMNS] == ["equal"] * 4, row
 
 
-def test_a_third_of_the_models_in_rotation_is_as_the_table_says():
-    sample = [name for number, name in enumerate(TYPES) if number % coverage.THIRDS == TODAY][::5]
-    check(coverage.coverage(sample))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("third", range(coverage.THIRDS))
-def test_all_models_are_as_the_table_says(third):
-    check(coverage.coverage(third=third))
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", sorted(set(TYPES) - set(ALWAYS)))
+def test_a_model_agrees_with_the_table(name):
+    check(coverage.coverage([name]))
 
 
 def test_at_least_seventy_are_equal_and_none_is_wrong():
@@ -65,10 +55,8 @@ def test_the_comparison_finds_a_small_difference(tmp_path):
 
 
 def test_the_command_refuses_an_unknown_type():
-    done = subprocess.run(
-        [sys.executable, "benchmarks/coverage.py", "gpt2"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1 and "gpt2 is no model type with experts; known are afmoe" in done.stderr
+    with pytest.raises(SystemExit, match="gpt2 is no model type with experts; known are afmoe"):
+        coverage.coverage(["gpt2"])
 
 
 @pytest.mark.parametrize("name", ["nemotron_h", "llama4_text"])

@@ -92,7 +92,7 @@ def test_the_model_s_own_weights_get_gradients(family):
         return inputs | {name: make.normal(*shape, std=0.2) for name, shape in shapes.items()} | {"ids": ids}
 
     def run(module):
-        return lambda x, ids, weights, **given: torch.func.functional_call(module, given, (x, ids, weights))
+        return lambda x, ids, weights, **parameters: torch.func.functional_call(module, parameters, (x, ids, weights))
 
     target = assay.Target(run(ours), run(wide), cases=[Case("weights", draw, {})], name=family)
     assay.check(target, probes=[*PROBES, "second_call"])

@@ -15,20 +15,20 @@ SHARED = ("model.layers.0.mlp", "model.layers.1.mlp.shared_experts")
 
 
 def options(folder, **more):
-    given = {"data": "", "output": "tuned", "format": "fp32", "rank": 3, "threads": 1}
-    return Options(**(given | {"model": str(folder)} | more))
+    defaults = {"data": "", "output": "tuned", "format": "fp32", "rank": 3, "threads": 1}
+    return Options(**(defaults | {"model": str(folder)} | more))
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Folders of the plain models, by family."""
-    made = {}
+    created = {}
 
     def folder(family):
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            models.model(family).save_pretrained(made[family])
-        return made[family]
+        if family not in created:
+            created[family] = tmp_path_factory.mktemp(family)
+            models.model(family).save_pretrained(created[family])
+        return created[family]
 
     return folder
 

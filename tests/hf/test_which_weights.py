@@ -213,7 +213,7 @@ def test_a_random_folder_gives_the_weights_of_from_pretrained_or_a_refusal(numbe
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change, message",
     [
         (stray("model_ema.safetensors"), None),
         (saved_again_whole, None),
@@ -230,14 +230,14 @@ def test_a_random_folder_gives_the_weights_of_from_pretrained_or_a_refusal(numbe
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_each_kind_of_folder_is_read_or_refused_as_intended(change, said, tmp_path):
+def test_each_kind_of_folder_is_read_or_refused_as_intended(change, message, tmp_path):
     folder = tmp_path / "model"
     save(folder, 1)
     change(folder, tmp_path, torch.Generator().manual_seed(0))
     ours = by_goldsmith(folder)
-    if said is not None:
+    if message is not None:
         assert isinstance(ours, str)
-        assert re.search(said, ours), ours
+        assert re.search(message, ours), ours
         return
     theirs = by_transformers(folder)
     assert not isinstance(ours, str), ours
@@ -279,9 +279,9 @@ def test_a_store_is_built_from_the_same_files(change, tmp_path):
     ExpertStore.build(folder, tmp_path / "store", format="fp32")
     with ExpertStore.open(tmp_path / "store") as store:
         for layer in store.layers:
-            held = store.dequantize(layer, 0)
+            decoded = store.dequantize(layer, 0)
             wanted = theirs[f"model.layers.{layer}.mlp.experts.gate_up_proj"][0]
-            assert torch.equal(held["gate_up"], wanted)
+            assert torch.equal(decoded["gate_up"], wanted)
 
 
 def test_a_folder_with_several_files_of_unknown_names_is_refused(tmp_path):

@@ -35,7 +35,7 @@ def shown():
 
 
 @pytest.mark.parametrize("fault, text", [pytest.param(f, t, id=f"{f.key} {i}") for i, (f, t) in enumerate(shown())])
-def test_what_the_page_shows_is_what_the_fault_is(fault, text):
+def test_the_page_shows_the_planted_fault(fault, text):
     if not fault.counted:
         assert re.search(r"^PASS ", text, re.M) and re.search(rf"^{fault.note}  ", text, re.M) and "FAIL" not in text
         return

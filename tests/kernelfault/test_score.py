@@ -136,7 +136,7 @@ def test_a_child_that_dies_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     assert kept.rows[1]["died"] == "the process ended with -6"
 
 
-def test_the_truth_decides_what_is_right():
+def test_an_answer_is_judged_by_the_truth_about_its_fault():
     key = "M04 mhc_backward torch"
     sizes = {"n": 4, "D": 48}
     good = row(key, stage="h_pre.grad", causes=["truncated_reduction"], sizes=sizes)
@@ -163,7 +163,7 @@ def test_wilson_is_the_95_percent_interval():
     assert intervals.wilson(0, 0) is None
 
 
-def test_calibration_leaves_held_out_hosts_out_and_never_falls():
+def test_calibration_excludes_held_out_hosts_and_is_monotonic():
     held_out_key = [f.key for f in catalogue.faults() if f.host.held_out and f.counted][0]
     mine = "M05 mhc_backward torch"
     rows = [row(mine, raw={"wrong_factor": 0.9, "wrong_mask": 0.75}) for _ in range(12)]

@@ -18,18 +18,20 @@ def target(host, fault, folder):
     return targets.factory(host, backend, catalogue.copy(host, backend, fault, folder))()
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("host", HOSTS, ids=lambda h: h.name)
 def test_the_kernel_is_right_without_a_fault(host, tmp_path):
-    made = target(host, None, tmp_path)
-    for case in made.cases:
-        assay.check(made, case)
+    kernel_target = target(host, None, tmp_path)
+    for case in kernel_target.cases:
+        assay.check(kernel_target, case)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("fault", RIGHT, ids=lambda f: f.key)
 def test_a_right_rewriting_is_not_accused(fault, tmp_path):
-    made = target(fault.host, fault, tmp_path)
-    for case in made.cases:
-        assay.check(made, case)
+    kernel_target = target(fault.host, fault, tmp_path)
+    for case in kernel_target.cases:
+        assay.check(kernel_target, case)
 
 
 def test_an_author_selects_faults_and_an_unknown_one_is_refused():

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def rows_of(script, cache, *arguments):
     """The rows that a script of this folder prints, in its own process: Triton reads TRITON_INTERPRET only once."""

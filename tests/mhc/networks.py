@@ -79,13 +79,13 @@ def target_against_formulas(
             drawn[short[name]] = make.normal(*shape, std=0.3, dtype=torch.float32) + (1.0 if is_gain else 0.0)
         return drawn
 
-    def candidate(x, **given):
-        weights = {name: given[short[name]] for name in shapes}
+    def candidate(x, **inputs):
+        weights = {name: inputs[short[name]] for name in shapes}
         function = lambda x: torch.func.functional_call(module, weights, (x,))  # noqa: E731
         return (function if through is None else through(function))(x)
 
-    def golden(x, **given):
-        function = lambda x: formula(x, given)  # noqa: E731
+    def golden(x, **inputs):
+        function = lambda x: formula(x, inputs)  # noqa: E731
         return (function if meaning is None else meaning(function))(x)
 
     def formula(x, tensors):

@@ -128,7 +128,7 @@ def from_liger(x, **state):
 
 
 def test_liger_weights_give_ligers_formula():
-    check(target(from_liger, lambda **given: formulas.liger_connection(**given, layer=torch.tanh), draw_liger))
+    check(target(from_liger, lambda **inputs: formulas.liger_connection(**inputs, layer=torch.tanh), draw_liger))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason="needs liger-kernel")

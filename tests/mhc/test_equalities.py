@@ -85,14 +85,17 @@ def test_pre_equals_pre_without_sinkhorn_followed_by_sinkhorn(backend, dtype):
     op = Op.get("mhc.pre")
     case = next(c for c in op.cases if c.name == "three_streams")
 
-    def split(**given):
-        inputs, options = [given[i] for i in op.inputs[:4]], {o: given[o] for o in op.options} | {"backend": backend}
-        h_in, h_post, logits = mhc.pre(*inputs, gamma=given["gamma"], **options | {"sinkhorn": False})
+    def split(**tensors):
+        inputs, options = (
+            [tensors[i] for i in op.inputs[:4]],
+            {o: tensors[o] for o in op.options} | {"backend": backend},
+        )
+        h_in, h_post, logits = mhc.pre(*inputs, gamma=tensors["gamma"], **options | {"sinkhorn": False})
         settings = {"iterations": options["iterations"], "eps": options["sinkhorn_eps"], "backend": backend}
         return {"h_in": h_in, "h_post": h_post, "h_res": mhc.sinkhorn(logits, **settings)}
 
-    def whole(**given):
-        results = op.reference.forward(*(given[i] for i in op.inputs), **{o: given[o] for o in op.options})
+    def whole(**tensors):
+        results = op.reference.forward(*(tensors[i] for i in op.inputs), **{o: tensors[o] for o in op.options})
         return dict(zip(("h_in", "h_post", "h_res"), results, strict=False))
 
     values = case.build(dtype, DEVICE)
@@ -254,12 +257,12 @@ def test_permuting_the_streams_permutes_the_output(n):
     mixes = torch.cat([order, n + order, matrix])
     target = target_against_formulas(connection(n=n), [""], n=n)
 
-    def permuted(x, fn, base, **given):
+    def permuted(x, fn, base, **tensors):
         fn = fn[mixes].unflatten(1, (n, DIM))[:, order].flatten(1)
-        return target.golden(x[..., order, :], fn=fn, base=base[mixes], **given)
+        return target.golden(x[..., order, :], fn=fn, base=base[mixes], **tensors)
 
-    def back(x, **given):
-        return permuted(x, **given)[..., order.argsort(), :]
+    def back(x, **tensors):
+        return permuted(x, **tensors)[..., order.argsort(), :]
 
     assay.check(assay.Target(target.candidate, back, cases=target.cases), probes=["values"])
     report = assay.check(assay.Target(target.candidate, permuted, cases=target.cases), probes=["values"], raises=False)

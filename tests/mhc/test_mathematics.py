@@ -108,9 +108,9 @@ def test_pre_backward_is_the_gradient_of_pre_without_sinkhorn():
     """`pre_backward` on pre's saved tensors against autograd through the golden's forward."""
     pre = OPS["mhc.pre"]
 
-    def explicit(h_pre, **given):
-        grads = [given[name] for name in ("grad_h_in", "grad_h_post", "grad_h_res", "x", "phi", "alpha")]
-        kept = {name: given[name] for name in ("inv_rms", "h_mix", "h_post", "gamma", "pre_eps", "post_mult")}
+    def explicit(h_pre, **inputs):
+        grads = [inputs[name] for name in ("grad_h_in", "grad_h_post", "grad_h_res", "x", "phi", "alpha")]
+        kept = {name: inputs[name] for name in ("inv_rms", "h_mix", "h_post", "gamma", "pre_eps", "post_mult")}
         results = mhc.pre_backward(*grads, h_pre=h_pre, **kept)
         return dict(zip(("x", "phi", "alpha", "bias", "gamma"), results, strict=True))
 

@@ -28,13 +28,13 @@ def tf32(phi):
 
 
 WEIGHTS = {
-    "gamma_missing_in_h_mix": lambda given: {"gamma": None},  # correct only for gamma = 1
-    "phi_transposed": lambda given: {"phi": given["phi"].reshape(given["phi"].mT.shape).mT},
-    "phi_in_transformer_engines_order": lambda given: {"phi": innermost(given["phi"], given["x"])},
-    "phi_in_tf32": lambda given: {"phi": tf32(given["phi"])},
-    "ten_iterations": lambda given: {"iterations": 10},
-    "megatrons_sinkhorn": lambda given: {"form": "megatron"},
-    "right": lambda given: {},
+    "gamma_missing_in_h_mix": lambda inputs: {"gamma": None},  # correct only for gamma = 1
+    "phi_transposed": lambda inputs: {"phi": inputs["phi"].reshape(inputs["phi"].mT.shape).mT},
+    "phi_in_transformer_engines_order": lambda inputs: {"phi": innermost(inputs["phi"], inputs["x"])},
+    "phi_in_tf32": lambda inputs: {"phi": tf32(inputs["phi"])},
+    "ten_iterations": lambda inputs: {"iterations": 10},
+    "megatrons_sinkhorn": lambda inputs: {"form": "megatron"},
+    "right": lambda inputs: {},
 }
 
 
@@ -111,7 +111,7 @@ def sinkhorn_with(backward, **sizes):
         cases=[Case("history", matrices, {"T": 3, "n": 4, **sizes})],
         outputs=("h_res",),
         backward=backward,
-        golden_backward=lambda **given: {"logits": of_the_steps(**given)},
+        golden_backward=lambda **inputs: {"logits": of_the_steps(**inputs)},
     )
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from native.variants import CASES, run
 
-VARIANTS = ("address", "thread")
+# Each takes a build of its own, so they take turns by day.
+ADDRESS, THREAD = pytest.mark.sweep(2, part=0), pytest.mark.sweep(2, part=1)
+VARIANTS = (pytest.param("address", marks=ADDRESS), pytest.param("thread", marks=THREAD))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -17,18 +19,21 @@ def test_the_sanitizers_find_nothing(case, variant):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@ADDRESS
 def test_the_address_sanitizer_stops_writes_beyond_a_region():
     done = run("address", "pool", "overrun")
     assert done.returncode != 0
     assert "AddressSanitizer: use-after-poison" in done.stderr
 
 
+@THREAD
 def test_guard_words_detect_writes_beyond_a_region():
     done = run("thread", "pool", "overrun")
     beyond = [f"scratch was written {n} bytes beyond the region that ends at byte 292 of 576" for n in (1, 1, 21)]
     assert done.stdout.splitlines() == beyond
 
 
+@THREAD
 def test_the_thread_sanitizer_detects_two_workers_that_write_to_one_address():
     done = run("thread", "pool", "race")
     assert done.returncode != 0

@@ -21,8 +21,8 @@ def target(store, engine, dtype, cases):
         skipped = torch.where(ids >= store.num_experts(0), -1, ids)
         options = {name: 1.0 for name in ("gate_scale", "up_scale", "down_scale")} | store.options
         rounded = (t if t is None else t.to(x.device, torch.promote_types(x.dtype, torch.float32)) for t in base)
-        given = (x, skipped, weights, *rounded, *(None,) * 7)
-        return reference.forward(*given, layout="", dropout=0.0, save=False, **options)[0]
+        arguments = (x, skipped, weights, *rounded, *(None,) * 7)
+        return reference.forward(*arguments, layout="", dropout=0.0, save=False, **options)[0]
 
     stored = {} if dtype == torch.float16 else {"g": "x", "u": "x", "h": "x"}
     return assay.Target(candidate, golden, cases=cases, backward=None, stored=stored, dtypes=(dtype,))

@@ -51,13 +51,13 @@ def costs(store, **changes):
     from goldsmith.offload.planning.costs import Costs
 
     expert = store.expert_nbytes(store.layers[0])
-    given = {
+    rates_given = {
         "expert_bytes": expert, "flops_per_token": 6 * store.hidden_size * store.intermediate_size,
         "cpu_bytes_per_s": 1e9, "cpu_flops": 1e11, "link_bytes_per_s": 1e9, "dram_bytes_per_s": 4e9,
         "device_bytes_per_s": 1e12, "device_flops": 1e14, "cpu_latency": 0.0,
         "link_latency": 0.0, "device_latency": 0.0,
     }  # fmt: skip
-    return Costs(**given | changes)
+    return Costs(**rates_given | changes)
 
 
 def calibration(store, **changes):

@@ -53,8 +53,8 @@ def golden_of(store, loras):
         skipped = torch.where(ids >= store.num_experts(0), -1, ids)
         options = {name: 1.0 for name in ("gate_scale", "up_scale", "down_scale")} | store.options
         base = (stacked[name].to(x.device, torch.promote_types(x.dtype, torch.float32)) for name in ("gate_up", "down"))
-        given = (x, skipped, weights, *base, *(None,) * 9)
-        return reference.forward(*given, layout="", dropout=0.0, save=False, **options)[0]
+        arguments = (x, skipped, weights, *base, *(None,) * 9)
+        return reference.forward(*arguments, layout="", dropout=0.0, save=False, **options)[0]
 
     return golden
 
@@ -84,10 +84,10 @@ def test_every_lane_on_a_cpu_adds_the_chosen_adapters(store, adapters, lanes):
 
 
 def test_the_lanes_of_a_cpu_give_the_same_bits(store, adapters):
-    given, outs = stores.call(store, 2, 7, 3, dtype=torch.float32), []
+    arguments, outs = stores.call(store, 2, 7, 3, dtype=torch.float32), []
     for lanes in LANES:
         with Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, adapters=adapters) as engine:
-            outs.append(torch.cat([engine(layer, *given) for layer in (0, 2, 0)]))
+            outs.append(torch.cat([engine(layer, *arguments) for layer in (0, 2, 0)]))
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
@@ -95,7 +95,9 @@ def test_the_lanes_of_a_cpu_give_the_same_bits(store, adapters):
 def simulated(monkeypatch):
     """An Engine with the lanes of a simulated GPU, whose adapters have their place there."""
     cuda = torch.device("cuda")
-    monkeypatch.setattr(engine_module, "EngineAdapters", lambda store, given, _: EngineAdapters(store, given, cuda))
+    monkeypatch.setattr(
+        engine_module, "EngineAdapters", lambda store, arguments, _: EngineAdapters(store, arguments, cuda)
+    )
 
     class WithAdapters(Simulation):
         def _row_bytes(self):
@@ -122,7 +124,7 @@ def test_the_lanes_of_a_simulated_gpu_add_the_chosen_adapters(store, adapters, s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["f32", "bf16", "f16"])
 @pytest.mark.parametrize("lanes", [*LANES, "auto"])
 @pytest.mark.parametrize("format", ["bf16", "int4", "fp8_block"])
-def test_every_lane_beside_a_gpu_adds_the_chosen_adapters(tmp_path, format, lanes, dtype):
+def test_every_lane_next_to_a_gpu_adds_the_chosen_adapters(tmp_path, format, lanes, dtype):
     group = {"group_size": 32} if format == "int4" else {}
     store = stores.build(tmp_path / "a.store", layers=(0, 2), format=format, **group)
     one = {0: draw(store, RANKS["all"], seed=1, dtype=torch.bfloat16), 2: draw(store, RANKS["down"], seed=2)}
@@ -158,7 +160,7 @@ def test_an_overflow_in_the_factors_is_found_by_the_guard(store):
         engine(0, *stores.call(store, 0, 4, 3, dtype=torch.float32))
 
 
-def test_an_injected_fault_is_found_beside_an_adapter(store, adapters):
+def test_an_injected_fault_is_found_with_an_adapter_active(store, adapters):
     with Engine(store, device="cpu", adapters=adapters) as engine:
         with inject(engine, "product", layer=0, expert=1), pytest.raises(NumericsError) as raised:
             engine(0, *stores.call(store, 0, 9, 3, dtype=torch.float32))

@@ -89,7 +89,7 @@ def test_static_holds_only_the_chosen_experts():
     assert cache.evictions == 0
 
 
-def test_none_holds_nothing():
+def test_a_cache_of_kind_none_stays_empty():
     assert filled("none", [[1], [2]]).resident() == frozenset()
 
 
@@ -157,8 +157,8 @@ def test_a_profile_makes_a_static_cache(store, tmp_path):
         profile = engine.profile()
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(profile))
-    for given in (profile, path, str(path)):
-        with engine_of(store, budget="400kB", cache="static", profile=given) as engine:
+    for placement in (profile, path, str(path)):
+        with engine_of(store, budget="400kB", cache="static", profile=placement) as engine:
             wanted = {}
             for layer, counts in profile["counts"].items():
                 best = sorted((e for e, n in enumerate(counts) if n), key=lambda e: (-counts[e], e))
@@ -193,13 +193,13 @@ def test_reset_stats_also_resets_evictions(store):
 
 
 def assigned(store, counts, tokens, prefill="auto", cached=(), **changes):
-    asked = settings(device="cpu", gpu_budget="4MiB", cache="lru", prefill=prefill, guard="raise", lanes="auto",
+    options = settings(device="cpu", gpu_budget="4MiB", cache="lru", prefill=prefill, guard="raise", lanes="auto",
                      threads=1, adaptive=False)  # fmt: skip
-    spending = spend(4 << 20, asked, store.expert_nbytes(0), {0: 12, 1: 12})
+    spending = spend(4 << 20, options, store.expert_nbytes(0), {0: 12, 1: 12})
     cache = Cache("lru", slots(12), 12)
     for e in cached:
         cache.admit(e, ())
-    return assign(counts, tokens, cache, asked, spending, stores.costs(store, **changes))
+    return assign(counts, tokens, cache, options, spending, stores.costs(store, **changes))
 
 
 def test_a_call_of_few_tokens_follows_the_plan(store):
@@ -219,50 +219,52 @@ def test_a_call_of_few_tokens_follows_the_plan(store):
 def test_forced_lanes_compute_the_experts_of_their_names(store):
     counts = [1, 5, 2, 9, 0, 5, 1, 0, 0, 3, 0, 7]
     used = tuple(e for e, n in enumerate(counts) if n)
-    asked = dict(device="cpu", gpu_budget="4MiB", cache="lru", prefill="auto", guard="raise", threads=1, adaptive=False)
+    options = dict(
+        device="cpu", gpu_budget="4MiB", cache="lru", prefill="auto", guard="raise", threads=1, adaptive=False
+    )
     experts_by_lane = {}
     for lanes in ("cpu", "copied", "cached", "mixed"):
-        given = settings(lanes=lanes, **asked)
-        spending = spend(4 << 20, given, store.expert_nbytes(0), {0: 12, 1: 12})
-        made = assign(counts, 33, Cache("lru", slots(12), 12), given, spending, None)
-        experts_by_lane[lanes] = made.cpu, made.copied, made.cached
+        placement = settings(lanes=lanes, **options)
+        spending = spend(4 << 20, placement, store.expert_nbytes(0), {0: 12, 1: 12})
+        reassigned = assign(counts, 33, Cache("lru", slots(12), 12), placement, spending, None)
+        experts_by_lane[lanes] = reassigned.cpu, reassigned.copied, reassigned.cached
     assert experts_by_lane["cpu"] == (used, (), ()) and experts_by_lane["cached"] == ((), (), used)
     assert experts_by_lane["copied"] == ((), (3, 11, 1, 5, 9, 2, 0, 6), ())  # the most used first, ties by the lower id
     assert experts_by_lane["mixed"] == ((0, 3, 6, 9), (1,), (2, 5, 11))  # expert number mod 3
 
 
 def test_misses_are_split_between_cpu_and_link_and_hits_stay_on_the_device(store):
-    given = assigned(store, [1] * 8 + [0] * 4, 1, cached=[0, 1])
-    assert given.cached == (0, 1)
-    assert len(given.copied) == len(given.cpu) == 3  # a CPU and a link of the same speed
-    assert given.limiting == "link" and not given.streamed
+    placement = assigned(store, [1] * 8 + [0] * 4, 1, cached=[0, 1])
+    assert placement.cached == (0, 1)
+    assert len(placement.copied) == len(placement.cpu) == 3  # a CPU and a link of the same speed
+    assert placement.limiting == "link" and not placement.streamed
 
 
 def test_uploads_take_the_slack_of_the_link_and_no_more(store):
     slow = {"cpu_bytes_per_s": 1e9, "link_bytes_per_s": 3e8, "dram_bytes_per_s": 1.1e9}
-    given = assigned(store, [1] * 6 + [0] * 6, 1, **slow)
-    assert set(given.uploads) <= set(given.cpu) and len(given.uploads) <= 2
-    spare = given.predicted - given.times["link"]
-    assert len(given.uploads) * store.expert_nbytes(0) / 3e8 <= spare
+    placement = assigned(store, [1] * 6 + [0] * 6, 1, **slow)
+    assert set(placement.uploads) <= set(placement.cpu) and len(placement.uploads) <= 2
+    spare = placement.predicted - placement.times["link"]
+    assert len(placement.uploads) * store.expert_nbytes(0) / 3e8 <= spare
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
 def test_a_call_too_small_for_the_device_stays_on_the_cpu(store, tokens, count):
     """Neither cached experts nor uploads go to the device."""
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
-    given = assigned(store, counts, tokens, cached=[0, 1], device_latency=1.0)
-    assert (given.cached, given.copied, given.cpu, given.uploads) == ((), (), used, ())
-    assert given.limiting == "cpu" and given.predicted == given.times["cpu"] < 1.0
+    placement = assigned(store, counts, tokens, cached=[0, 1], device_latency=1.0)
+    assert (placement.cached, placement.copied, placement.cpu, placement.uploads) == ((), (), used, ())
+    assert placement.limiting == "cpu" and placement.predicted == placement.times["cpu"] < 1.0
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
 def test_when_only_the_split_costs_experts_are_uploaded_until_all_are_cached(store, tokens, count):
     counts, used = [count] * 8 + [0] * 4, tuple(range(8))
-    given = assigned(store, counts, tokens, "split", cached=[0, 1], split_latency=1.0, link_latency=1.0)
-    assert (given.cached, given.copied, given.cpu) == ((), (), used)
-    assert given.uploads == (2, 3)  # 0 and 1 are cached
-    given = assigned(store, counts, tokens, "split", cached=used, split_latency=1.0, link_latency=1.0)
-    assert (given.cached, given.cpu) == (used, ())
+    placement = assigned(store, counts, tokens, "split", cached=[0, 1], split_latency=1.0, link_latency=1.0)
+    assert (placement.cached, placement.copied, placement.cpu) == ((), (), used)
+    assert placement.uploads == (2, 3)  # 0 and 1 are cached
+    placement = assigned(store, counts, tokens, "split", cached=used, split_latency=1.0, link_latency=1.0)
+    assert (placement.cached, placement.cpu) == (used, ())
 
 
 @pytest.mark.parametrize("tokens, count", [(1, 1), (3, 2), (400, 99)])
@@ -270,11 +272,11 @@ def test_when_only_the_split_costs_experts_are_uploaded_until_all_are_cached(sto
 def test_the_shortcut_for_device_cpu_agrees_with_the_plan(store, monkeypatch, tokens, count, prefill):
     same = dict(device_bytes_per_s=1e9, device_flops=1e11, cpu_latency=1e-5, device_latency=2e-5, shared=True)
     counts = [0, *[count] * 7, count + 1, 0, 0, 1]
-    given = assigned(store, counts, tokens, prefill, cached=[1, 2], **same)
+    placement = assigned(store, counts, tokens, prefill, cached=[1, 2], **same)
     monkeypatch.setattr(assignment, "_cpu_is_all", lambda costs: False)
     wanted = assigned(store, counts, tokens, prefill, cached=[1, 2], **same)
-    assert given == replace(wanted, predicted=pytest.approx(wanted.predicted), times=given.times)
-    assert given.cpu == (*range(1, 9), 11) and not given.uploads
+    assert placement == replace(wanted, predicted=pytest.approx(wanted.predicted), times=placement.times)
+    assert placement.cpu == (*range(1, 9), 11) and not placement.uploads
 
 
 def test_the_shortcut_applies_only_if_the_device_is_never_quicker(store):
@@ -294,11 +296,11 @@ def test_uploads_never_evict_an_expert_that_the_call_uses():
     # 3 is not used and may be evicted for 2; what was copied for this call also stays, so 2 does not evict 4
     for resident, wanted, there in (((0, 1), (2,), {0, 1}), ((0, 3), (2,), {0, 2}), ((0, 3), (2, 4), {0, 2})):
         cache = filled("lru", [resident], count=2)
-        given = Assignment(cached=tuple(e for e in resident if e < 2), cpu=wanted, uploads=wanted)
+        placement = Assignment(cached=tuple(e for e in resident if e < 2), cpu=wanted, uploads=wanted)
         x = torch.zeros(3, 1)
-        call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, given, cache, Counts())
+        call = Call(0, 1, x, x, torch.zeros(3, 1, dtype=torch.int64), x, [1] * 5, placement, cache, Counts())
         filling = SlotFilling(call, SlotRing(slots(2)), Inline(), lambda *of: None, keep=True)
-        assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(given.cached)]
+        assert [[e for e, _ in wave] for wave in filling.waves(call.tally)] == [list(placement.cached)]
         assert cache.resident() == there
 
 
@@ -316,19 +318,21 @@ def test_uploads_change_no_bit(store):
     ("split", 400, False), (100, 99, False), (100, 100, True), (1, 1, True),
 ])  # fmt: skip
 def test_prompts_are_streamed_if_it_pays_or_on_request(store, prefill, tokens, streamed):
-    given = assigned(store, [max(1, tokens // 4)] * 12, tokens, prefill, cpu_flops=1e8, dram_bytes_per_s=1e12)
-    assert given.streamed == streamed
+    placement = assigned(store, [max(1, tokens // 4)] * 12, tokens, prefill, cpu_flops=1e8, dram_bytes_per_s=1e12)
+    assert placement.streamed == streamed
     if prefill == "cpu":
-        assert len(given.cpu) == 12
+        assert len(placement.cpu) == 12
 
 
 @pytest.mark.parametrize("changes, limiting", [
     ({}, "link"), ({"dram_bytes_per_s": 5e8}, "dram"), ({"device_flops": 1e8}, "device"),
 ])  # fmt: skip
 def test_a_streamed_prompt_is_limited_by_its_slowest_lane(store, changes, limiting):
-    given = assigned(store, [100] * 12, 400, "stream", cached=[0, 5], **changes)
-    assert given.streamed and given.limiting == limiting and given.predicted == max(given.times.values())
-    assert given.cached == (0, 5) and given.predicted == given.times[limiting]
+    placement = assigned(store, [100] * 12, 400, "stream", cached=[0, 5], **changes)
+    assert (
+        placement.streamed and placement.limiting == limiting and placement.predicted == max(placement.times.values())
+    )
+    assert placement.cached == (0, 5) and placement.predicted == placement.times[limiting]
 
 
 @pytest.mark.parametrize("prefill", ["stream", "split", "cpu", "auto"])
@@ -359,27 +363,29 @@ def test_the_next_layers_copies_begin_while_this_one_is_computed(store):
 def test_adaptive_costs_follow_the_lanes_and_other_costs_stay(store):
     from goldsmith.offload.planning.adaptation import AdaptiveCosts
 
-    given = stores.costs(store)
-    adapting = AdaptiveCosts(given)
+    placement = stores.costs(store)
+    adapting = AdaptiveCosts(placement)
     for _ in range(100):  # a CPU three times as slow, and a link twice as slow as calibrated
-        expected = 1e-3 * given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s
-        adapting.learn(expected, 3e-3, 4, 2 * given.expert_bytes / given.link_bytes_per_s)
-    assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
-    assert adapting.costs.link_bytes_per_s / given.link_bytes_per_s == pytest.approx(2, rel=0.01)
+        expected = 1e-3 * placement.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s
+        adapting.learn(expected, 3e-3, 4, 2 * placement.expert_bytes / placement.link_bytes_per_s)
+    assert placement.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(3, rel=0.01)
+    assert adapting.costs.link_bytes_per_s / placement.link_bytes_per_s == pytest.approx(2, rel=0.01)
     curves = dict(cpu_curve=[(1, 1e-5), (24, 4e-5)], cpu_beside_curve=[(1, 2e-5), (24, 6e-5)])
-    adapting = AdaptiveCosts(replace(given, **curves, link_beside_bytes_per_s=given.link_bytes_per_s / 2))
+    adapting = AdaptiveCosts(replace(placement, **curves, link_beside_bytes_per_s=placement.link_bytes_per_s / 2))
     for _ in range(100):
-        adapting.learn(adapting.costs.cpu_curve[0][1], 3e-5, 4, 2 * given.expert_bytes / given.link_bytes_per_s * 4)
+        adapting.learn(
+            adapting.costs.cpu_curve[0][1], 3e-5, 4, 2 * placement.expert_bytes / placement.link_bytes_per_s * 4
+        )
     assert [t for _, t in adapting.costs.cpu_curve] == pytest.approx([3e-5, 12e-5], rel=0.01)
     assert [t for _, t in adapting.costs.cpu_beside_curve] == pytest.approx([6e-5, 18e-5], rel=0.01)
     assert adapting.costs.link_bytes_per_s / adapting.costs.link_beside_bytes_per_s == pytest.approx(2)
-    adapting = AdaptiveCosts(given)
+    adapting = AdaptiveCosts(placement)
     for _ in range(200):  # a machine that slept, and a clock that did not move: at most a factor of 8 either way
         adapting.learn(1e-6, 3600.0, 1, 3600.0)
-    assert given.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(8)
-    assert given.link_bytes_per_s / adapting.costs.link_bytes_per_s == pytest.approx(8)
+    assert placement.cpu_bytes_per_s / adapting.costs.cpu_bytes_per_s == pytest.approx(8)
+    assert placement.link_bytes_per_s / adapting.costs.link_bytes_per_s == pytest.approx(8)
     for adaptive in (False, True):
         with engine_of(store, adaptive=adaptive) as engine:
             for call in zipf(store, 20):
                 engine(0, *call)
-            assert (engine._costs == given) == (not adaptive)
+            assert (engine._costs == placement) == (not adaptive)

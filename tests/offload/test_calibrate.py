@@ -85,9 +85,11 @@ def test_the_overhead_of_a_route_is_the_slope_over_tokens_minus_the_kernel(store
     monkeypatch.setattr(
         call_overhead, "_call_seconds", lambda engine, layer, turns, way, seconds, tokens=1: beside[tokens]
     )
-    given = store, Engine, torch.device("cpu"), 1, 1.0, 1e-3
-    assert "route" not in call_overhead.overheads(*given) and "route" not in call_overhead.overheads(*given, 1e-2)
-    overhead = call_overhead.overheads(*given, 1e-6)
+    arguments = store, Engine, torch.device("cpu"), 1, 1.0, 1e-3
+    assert "route" not in call_overhead.overheads(*arguments) and "route" not in call_overhead.overheads(
+        *arguments, 1e-2
+    )
+    overhead = call_overhead.overheads(*arguments, 1e-6)
     assert overhead["route"] == pytest.approx((3.6 - 1.0) / 130) and overhead["cpu"] == 5.0
 
 
@@ -160,13 +162,13 @@ def machine(tmp_path, monkeypatch):
 
 def test_a_calibration_of_a_busy_machine_warns_and_is_repeated_on_a_quiet_one(store, tmp_path, quick, machine):
     machine(0.4)
-    with pytest.warns(RuntimeWarning, match="others took 40% of the processors' time"):
+    with pytest.warns(RuntimeWarning, match="other programs took 40% of the processors' time"):
         first = calibrate(store, device="cpu")
     assert first.busy and Calibration.load(kept(tmp_path)[0]) == first
     with pytest.warns(RuntimeWarning, match="force=True"):
         assert calibrate(store, device="cpu") == first  # still busy, so measuring again would not help
     with Engine(store, device="cpu", gpu_budget="1MiB", calibration=first) as engine:
-        assert "measured on a busy machine: others took 40%" in str(engine.explain())
+        assert "measured on a busy machine: other programs took 40%" in str(engine.explain())
     machine(0.01)
     with warnings.catch_warnings(action="error"):
         second = calibrate(store, device="cpu")
@@ -176,7 +178,7 @@ def test_a_calibration_of_a_busy_machine_warns_and_is_repeated_on_a_quiet_one(st
         assert "busy machine" not in str(engine.explain())
 
 
-def test_the_load_of_others_is_neither_idle_time_nor_ours(tmp_path, monkeypatch):
+def test_the_load_of_other_programs_is_neither_idle_time_nor_ours(tmp_path, monkeypatch):
     (tmp_path / "proc").mkdir()
     stat, ours = tmp_path / "proc/stat", [10.0]
     monkeypatch.setattr(processor_load, "allowed", lambda: (1, 2))
@@ -244,21 +246,21 @@ def test_the_benches_read_more_blocks_than_the_cache_holds(store):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_its_measurements_take_at_most_five_seconds_in_total(store, device, monkeypatch):
     """Replaces the time limits by fixed ones: a clock would also measure other load and compilation."""
-    given = []
+    arguments = []
 
     def noting(whole):
         def noted(*args, **named):
-            asked = inspect.signature(whole).bind(*args, **named)
-            given.append(asked.arguments["seconds"])
-            asked.arguments["seconds"] /= 50
-            return whole(*asked.args, **asked.kwargs)
+            bound = inspect.signature(whole).bind(*args, **named)
+            arguments.append(bound.arguments["seconds"])
+            bound.arguments["seconds"] /= 50
+            return whole(*bound.args, **bound.kwargs)
 
         return noted
 
     for place, name in ((benches, "_times"), (benches.HostBench, "together_with"), (call_overhead, "_call_seconds")):
         monkeypatch.setattr(place, name, noting(getattr(place, name)))
     first = calibrate(store, device=device)
-    assert len(given) > 5 and 0 < sum(given) <= 5
+    assert len(arguments) > 5 and 0 < sum(arguments) <= 5
     again = calibrate(store, device=device, force=True)
     assert again.key == first.key and again.measured != first.measured
     for rate in ("cpu_bytes_per_s", "cpu_flops", "link_bytes_per_s", "device_bytes_per_s", "device_flops"):

@@ -119,9 +119,9 @@ def test_the_plan_is_the_best_cut_and_its_prediction_holds(calibrated, each, ext
     machine, counts = Machine(each, extra), routed(tokens)
     costs = calibrated(machine)
     result = plan(counts, (), costs)
-    taken = machine.truth(counts, set(result.copied))
-    assert result.predicted == pytest.approx(taken, rel=0.1)
-    assert taken <= 1.05 * machine.best(counts)
+    measured = machine.truth(counts, set(result.copied))
+    assert result.predicted == pytest.approx(measured, rel=0.1)
+    assert measured <= 1.05 * machine.best(counts)
     alone = on_cpu(counts, costs)
     assert alone.predicted == pytest.approx(machine.truth(counts, set()), rel=0.1)
 
@@ -135,9 +135,9 @@ def test_rates_alone_predict_times_that_no_lane_reaches(calibrated):
         cpu_flops=costs.flops_per_token * 64 / machine.t(64),
     )  # fmt: skip
     before, now = plan(counts, (), rates), plan(counts, (), costs)
-    was, taken = (machine.truth(counts, set(entry.copied)) for entry in (before, now))
+    was, measured = (machine.truth(counts, set(entry.copied)) for entry in (before, now))
     assert before.predicted < 0.8 * was  # "80 % of the bound" could not be reached
-    assert taken < 0.9 * was and len(now.cpu) < len(before.cpu)
+    assert measured < 0.9 * was and len(now.cpu) < len(before.cpu)
 
 
 def test_the_overhead_of_a_route_is_added_to_the_cpus_curve(calibrated):

@@ -132,7 +132,7 @@ def test_the_launched_work_of_a_failed_call_is_waited_for(small, monkeypatch):
         wanted = engine(0, x, ids, weights)
         before = engine._lanes._end
         with monkeypatch.context() as patch:
-            patch.setattr(engine._lanes, "_lists", lambda *given: 1 / 0)
+            patch.setattr(engine._lanes, "_lists", lambda *arguments: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 engine(0, x, ids, weights)
         assert engine._lanes._end is not before

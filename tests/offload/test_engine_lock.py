@@ -72,7 +72,7 @@ def test_code_that_shows_a_warning_may_close_the_engine(make, monkeypatch):
     engine, call = make(guard="warn")
     with warnings.catch_warnings(), inject(engine, "down", layer=0):
         warnings.simplefilter("always", NumericsWarning)
-        monkeypatch.setattr(warnings, "showwarning", lambda *given, **more: engine.close())
+        monkeypatch.setattr(warnings, "showwarning", lambda *arguments, **more: engine.close())
         assert torch.isnan(engine(0, *call)).any()
         engine.flush()
     assert engine.closed and not hasattr(engine, "_lanes")

@@ -106,7 +106,7 @@ def test_a_late_compute_stream_reads_and_releases_nothing_early(store_of):
         wanted = engine(0, *call)
     for lanes in LANES:
         with engine_of(store, lanes, budget="24MiB") as engine:
-            for transit in (engine._lanes.cpu.x, engine._lanes.cpu.made):
+            for transit in (engine._lanes.cpu.x, engine._lanes.cpu.results):
                 transit.take((4096,), torch.float32).fill_(float("nan"))
             for _ in range(3):
                 torch.cuda._sleep(LATE)
@@ -150,8 +150,8 @@ def test_a_late_cpu_is_waited_for_by_the_stream_and_not_by_the_caller(store_of, 
         engine.flush()
         library = cpu_lane.native.library()
 
-        def late(*given):
-            threading.Timer(0.3, library.gs_lane_begin, given).start()
+        def late(*arguments):
+            threading.Timer(0.3, library.gs_lane_begin, arguments).start()
             return 0
 
         slow = SimpleNamespace(gs_lane_begin=late, gs_lane_end=library.gs_lane_end, gs_lane_ready=library.gs_lane_ready)

@@ -24,7 +24,7 @@ def engine_of(store, lanes="mixed", guard="raise"):
     return Engine(store, device="cpu", gpu_budget="1MiB", lanes=lanes, guard=guard)
 
 
-def given(store, T=9, seed=0):
+def inputs(store, T=9, seed=0):
     x = torch.randn(T, store.hidden_size, generator=torch.Generator().manual_seed(seed)).bfloat16()
     return x, IDS[:T], torch.full((T, 2), 0.5)
 
@@ -46,14 +46,14 @@ def report_of(engine, *call):
 def test_the_earlier_of_two_faults_is_named_with_all_its_experts(store, first, second, wanted, experts):
     with engine_of(store, "cpu") as engine:
         with inject(engine, first[0], layer=1, expert=first[1]), inject(engine, second[0], layer=1, expert=second[1]):
-            report = report_of(engine, 1, *given(store))
+            report = report_of(engine, 1, *inputs(store))
     assert ((report.stage, report.cause), report.experts) == (wanted, experts)
     hit = torch.isin(IDS, torch.tensor(experts)).any(1).nonzero()[:, 0]
     assert list(report.rows) == hit.tolist() and f"expert {experts[0]}" in report.evidence[0]
 
 
 def test_the_lane_is_the_first_experts_and_long_lists_are_shortened(store):
-    x, ids, weights = given(store)
+    x, ids, weights = inputs(store)
     with engine_of(store) as engine:  # 0 and 3 on the CPU, 1 and 4 copied, 2 and 5 cached
         for experts, lane in (((0, 5), "cpu"), ((4, 5), "copied"), ((2, 3), "cached")):
             with inject(engine, "down", layer=1, expert=experts[0]), inject(engine, "down", layer=1, expert=experts[1]):
@@ -71,8 +71,8 @@ def test_the_lane_is_the_first_experts_and_long_lists_are_shortened(store):
 ])  # fmt: skip
 def test_the_largest_number_before_the_stage_is_reported(store, stage, before):
     with engine_of(store, "cpu") as engine, inject(engine, stage, layer=1, expert=2):
-        report = report_of(engine, 1, *given(store))
-    x = given(store)[0][(IDS == 2).any(1)]
+        report = report_of(engine, 1, *inputs(store))
+    x = inputs(store)[0][(IDS == 2).any(1)]
     numbers = dict(stages(x, store.dequantize(1, 2), store.options)) | {"x": x.float()}
     most = numbers[before.split("|")[1]].abs().max()
     assert report.evidence[0].startswith(f"{before}{most:.3g}")
@@ -80,7 +80,7 @@ def test_the_largest_number_before_the_stage_is_reported(store, stage, before):
 
 
 def test_a_skipped_row_is_not_blamed(store):
-    x, ids, weights = given(store)
+    x, ids, weights = inputs(store)
     x, ids = x.clone(), ids.clone()
     x[3], ids[3] = math.nan, -1
     with engine_of(store, "cpu") as engine:
@@ -99,7 +99,7 @@ def test_bytes_damaged_to_large_numbers_are_a_weights_fault_not_an_overflow(tmp_
         begin, _ = store.blocks.sections["down"]
         file.seek(store.raw(1, 4).data_ptr() - store.whole().data_ptr() + begin)
         file.write(large)
-    x = given(store)[0] * 1e3
+    x = inputs(store)[0] * 1e3
     with engine_of(store, "cpu") as engine:
         report = report_of(engine, 1, x, IDS, torch.full((9, 2), 1e6))
     assert (report.stage, report.cause, report.experts) == ("weights", "weights", (4,))
@@ -111,7 +111,7 @@ def test_rows_finite_only_on_the_cpu_are_a_transfer_and_others_a_race(store):
     """The CPU's rows kept in host memory distinguish a bad transfer from a race."""
     from goldsmith.offload.planning.call import Outcome
 
-    x, ids, weights = given(store)
+    x, ids, weights = inputs(store)
     with engine_of(store, "cpu") as engine:
         look, seen = engine._guard.look, []
         engine._guard.look = lambda call, outcome, wrong=None: seen.append((call, outcome))
@@ -140,18 +140,18 @@ def warned(engine, *call):
 
 
 def bad_x(store):
-    x, ids, weights = given(store)
+    x, ids, weights = inputs(store)
     return x * math.nan, ids, weights
 
 
 def test_a_repeated_layer_begins_a_new_pass(store):
     with engine_of(store, guard="warn") as engine:
         assert warned(engine, 3, *bad_x(store))[0].first
-        engine(1, *given(store))
+        engine(1, *inputs(store))
         with inject(engine, "down", layer=3, expert=2):
-            assert warned(engine, 3, *given(store))[0].first
+            assert warned(engine, 3, *inputs(store))[0].first
     with engine_of(store, guard="warn") as engine, inject(engine, "down", layer=1, times=2):  # a model of one layer
-        assert warned(engine, 1, *bad_x(store))[0].first and warned(engine, 1, *given(store))[0].first
+        assert warned(engine, 1, *bad_x(store))[0].first and warned(engine, 1, *inputs(store))[0].first
 
 
 def test_the_layer_before_has_the_next_lower_number_in_any_store_order(tmp_path):
@@ -162,7 +162,7 @@ def test_the_layer_before_has_the_next_lower_number_in_any_store_order(tmp_path)
 
 
 def test_positions_belong_to_the_current_forward(store):
-    x, ids, weights = given(store, 6)
+    x, ids, weights = inputs(store, 6)
     x[5, 1] = math.nan
     with engine_of(store) as engine:
         engine.begin_forward(2, 3)
@@ -180,7 +180,7 @@ def test_a_nan_after_the_last_experts_is_reported_once_and_only_if_they_are_clea
 
     clean, nan, inf = [1.0, -math.inf], [0.0, math.nan], [math.inf, 0.0]
     with engine_of(store, guard="warn") as engine:
-        engine(1, *given(store))
+        engine(1, *inputs(store))
         assert after(engine, clean, clean) == []  # a head masks words with -inf
         (report,) = after(engine, clean, inf)
         assert (report.layer, report.cause, report.kind, report.rows) == (None, "after", "inf", (1,))

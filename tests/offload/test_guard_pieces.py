@@ -28,12 +28,12 @@ def on_a_cpu(store, lanes="mixed", guard="raise"):
 def make(request, store):
     """An engine whose calls run in pieces, and the arguments of one call."""
 
-    def made(*given, **options):
-        engine = request.param(store, *given, **options)
+    def build(*arguments, **options):
+        engine = request.param(store, *arguments, **options)
         engine._lanes.most_rows = ROWS
         return engine, *stores.call(store, 0, T, K, dtype=torch.float32)
 
-    return made
+    return build
 
 
 def report_of(engine, *call):

@@ -33,7 +33,7 @@ HAZARDS = {
         ("test_transport", "the_mode_is_the_first_that_works")),
     7: ("memory is read that nobody wrote", ("test_hazards", "7_unwritten_memory_is_never_read"),
         ("test_store_publish", "a_builder_killed_at_any_byte")),
-    8: ("groups are padded", ("test_hazards", "8_an_expert_with_one_token_beside_one_with_a_thousand")),
+    8: ("groups are padded", ("test_hazards", "8_an_expert_with_one_token_next_to_one_with_a_thousand")),
     9: ("ids are out of range", ("test_engine", "an_id_out_of_range_is_named_before_any_lane_starts")),
     10: ("a weight of 0 does not clear a NaN", ("test_engine", "skipped_slots_are_not_read")),
     11: ("float16 overflows inside", ("test_gpu", "float16_does_not_overflow_inside"),
@@ -134,7 +134,7 @@ def test_7_unwritten_memory_is_never_read(store, lanes):
         assert torch.equal(engine(0, *call), wanted)
 
 
-def test_8_an_expert_with_one_token_beside_one_with_a_thousand(store):
+def test_8_an_expert_with_one_token_next_to_one_with_a_thousand(store):
     T = 1000
     ids = torch.zeros(T, 2, dtype=torch.int64)
     ids[:, 1] = torch.arange(T) % 3 + 1

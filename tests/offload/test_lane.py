@@ -27,7 +27,7 @@ def cpu(request, monkeypatch, store):
     result.close()
 
 
-def given(store, T=3, k=2):
+def inputs(store, T=3, k=2):
     x, ids, _ = stores.call(store, 0, T, k)
     rows, flags = torch.full((T * k, store.hidden_size), 9.0), torch.empty(T * k, dtype=torch.uint8)
     return x, ids, store.experts(0), rows, flags
@@ -40,7 +40,7 @@ def wanted(store, x, ids, base, rows, flags):
 
 
 def test_end_returns_the_times_and_the_rows_are_there(cpu, store):
-    call = given(store)
+    call = inputs(store)
     for _ in range(20):
         call[3].fill_(9.0)
         cpu.begin(*call)
@@ -49,7 +49,7 @@ def test_end_returns_the_times_and_the_rows_are_there(cpu, store):
 
 
 def test_buffers_can_be_reused_for_another_call(cpu, store):
-    x, ids, base, rows, flags = given(store)
+    x, ids, base, rows, flags = inputs(store)
     for seed in range(3):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         ids.copy_((ids + 1) % store.num_experts(0))
@@ -61,7 +61,7 @@ def test_buffers_can_be_reused_for_another_call(cpu, store):
 @pytest.mark.parametrize("T", [3, 100])
 def test_the_lane_keeps_its_inputs_alive_until_the_end(cpu, store, T):
     """Also the arguments of a call with many routes, which no cache holds."""
-    call = given(store, T)
+    call = inputs(store, T)
     if cpu._native is None:
         pytest.skip("the thread of Python holds what it is given")
     cpu.begin(*call)
@@ -73,7 +73,7 @@ def test_the_lane_keeps_its_inputs_alive_until_the_end(cpu, store, T):
 
 
 def test_an_error_is_raised_at_the_end_and_the_next_call_is_right(cpu, store):
-    x, ids, base, rows, flags = given(store)
+    x, ids, base, rows, flags = inputs(store)
     bad = ids.clone()
     bad[1, 1] = 99
     cpu.begin(x, bad, base, rows, flags)
@@ -85,7 +85,7 @@ def test_an_error_is_raised_at_the_end_and_the_next_call_is_right(cpu, store):
 
 
 def test_an_abandoned_call_is_waited_for(cpu, store):
-    x, ids, base, rows, flags = given(store)
+    x, ids, base, rows, flags = inputs(store)
     cpu.begin(x, torch.full_like(ids, 99), base, rows, flags)
     cpu.begin(x, ids, base, rows, flags)
     cpu.end()
@@ -96,7 +96,7 @@ def test_an_abandoned_call_is_waited_for(cpu, store):
 
 
 def test_a_forked_child_can_forget_it(cpu, store):
-    cpu.begin(*given(store))
+    cpu.begin(*inputs(store))
     child = os.fork()
     if child == 0:
         status = 1

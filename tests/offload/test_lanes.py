@@ -126,9 +126,9 @@ def test_strides_and_integer_widths_change_nothing(store_of):
         turned = torch.stack([x, x], -1)[..., 0], ids.T.contiguous().T.int(), torch.stack([weights] * 2, 1)[:, 0]
         assert not turned[0].is_contiguous() and not turned[1].is_contiguous()
         assert torch.equal(engine(0, *turned), y)
-        given = (x.clone(), ids.clone(), weights.clone())
-        out = engine(0, *given)
-        assert all(torch.equal(a, b) for a, b in zip(given, (x, ids, weights)))
+        inputs = (x.clone(), ids.clone(), weights.clone())
+        out = engine(0, *inputs)
+        assert all(torch.equal(a, b) for a, b in zip(inputs, (x, ids, weights)))
         out.zero_()
         assert torch.equal(engine(0, x, ids, weights), y)  # the result is a fresh tensor
 

@@ -46,11 +46,11 @@ def test_cached_arguments_are_updated_for_each_call(tmp_path):
         for seed in range(4):
             for layer in (0, 1):
                 x, ids, _ = stores.call(store, layer, 3, 2, seed=seed)
-                for given in (ids, ids.T.contiguous().T, ids.int()):
+                for layout in (ids, ids.T.contiguous().T, ids.int()):
                     result = torch.full((6, store.hidden_size), 9.0), torch.full((6,), 9, dtype=torch.uint8)
                     wanted = torch.empty_like(result[0]), torch.empty_like(result[1])
-                    kept.rows(x, given, store.experts(layer), *result)
-                    Kernels(store.options, 2).rows(x, given, store.experts(layer), *wanted)
+                    kept.rows(x, layout, store.experts(layer), *result)
+                    Kernels(store.options, 2).rows(x, layout, store.experts(layer), *wanted)
                     assert all(map(torch.equal, result, wanted))
             makes = makes or len(kept._calls)
         assert len(kept._calls) == makes == 6
@@ -58,10 +58,10 @@ def test_cached_arguments_are_updated_for_each_call(tmp_path):
 
 @native_only
 def test_a_call_with_little_to_do_wakes_no_threads(tmp_path):
-    def threads(store, asked, T=1):
+    def threads(store, requested, T=1):
         x, ids, _ = stores.call(store, 0, T, 2)
         rows, flags = torch.empty(2 * T, store.hidden_size), torch.empty(2 * T, dtype=torch.uint8)
-        return Kernels(store.options, asked).call(x, ids, store.experts(0), rows, flags).args.threads
+        return Kernels(store.options, requested).call(x, ids, store.experts(0), rows, flags).args.threads
 
     with stores.build(tmp_path / "small.store", layers=(0,)) as small:
         assert threads(small, 8) == 1

@@ -61,8 +61,8 @@ def test_logits_match_the_plain_model_in_float64_and_every_lane_gives_the_same_b
         wanted = greedy(offloaded.model, ids, attention_mask=mask)
         store = offloaded.engine.store.path
     for lanes in LANES[1:]:
-        given = {"lanes": lanes, "gpu_budget": slots(plain, 9), "calibration": CALIBRATION}
-        with offload(copy.deepcopy(plain), store=store, **given) as offloaded:
+        options = {"lanes": lanes, "gpu_budget": slots(plain, 9), "calibration": CALIBRATION}
+        with offload(copy.deepcopy(plain), store=store, **options) as offloaded:
             tokens = greedy(offloaded.model, ids, attention_mask=mask)
             assert all(map(torch.equal, wanted, tokens)), lanes
             stats = offloaded.stats()
@@ -135,8 +135,8 @@ def test_any_budget_gives_the_same_bits(count, cache, tmp_path):
     ids = models.tokens()
     with offload(copy.deepcopy(plain), store=tmp_path / "s", lanes="cpu") as offloaded:
         wanted = greedy(offloaded.model, ids)
-    given = {"gpu_budget": slots(plain, count), "cache": cache, "calibration": CALIBRATION}
-    with offload(copy.deepcopy(plain), store=tmp_path / "s", **given) as offloaded:
+    options = {"gpu_budget": slots(plain, count), "cache": cache, "calibration": CALIBRATION}
+    with offload(copy.deepcopy(plain), store=tmp_path / "s", **options) as offloaded:
         assert all(map(torch.equal, wanted, greedy(offloaded.model, ids)))
 
 
@@ -172,10 +172,12 @@ def test_a_quantised_checkpoint_keeps_its_codes(kind, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-@pytest.mark.parametrize("stored, asked, format", [("float32", "bfloat16", "bf16"), ("bfloat16", "float32", "bf16")])
-def test_another_dtype_than_the_files_converts_as_in_transformers(family, stored, asked, format, tmp_path):
+@pytest.mark.parametrize(
+    "stored, requested, format", [("float32", "bfloat16", "bf16"), ("bfloat16", "float32", "bf16")]
+)
+def test_another_dtype_than_the_files_converts_as_in_transformers(family, stored, requested, format, tmp_path):
     models.model(family, dtype=getattr(torch, stored)).save_pretrained(tmp_path)
-    dtype = getattr(torch, asked)
+    dtype = getattr(torch, requested)
     with from_pretrained(tmp_path, dtype=dtype) as offloaded:
         assert offloaded.model.dtype == dtype and offloaded.engine.store.format == format
         plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
@@ -231,9 +233,9 @@ def test_a_wrong_keyword_leaves_the_model_as_it_was(wrong, text, tmp_path):
 def test_the_memory_reserved_for_keys_and_values_is_sufficient(family):
     model = models.model(family)
     kept = model(models.tokens(1, 6), use_cache=True).past_key_values
-    taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept.layers)
+    nbytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in kept.layers)
     reckoned = cache_bytes(model, 6)
-    assert taken == reckoned or (taken < reckoned and "deepseek" in family)  # latent attention may keep only latents
+    assert nbytes == reckoned or (nbytes < reckoned and "deepseek" in family)  # latent attention may keep only latents
     model.generation_config.max_length = 24
     assert cache_bytes(model) == 4 * reckoned and cache_bytes(model, 6, rows=3) == 3 * reckoned
 
@@ -269,8 +271,8 @@ def test_progress_covers_experts_and_all_other_weights(tmp_path):
 def test_on_a_gpu_a_model_generates_the_same_through_every_lane_and_detaches(family, dtype, lanes):
     plain = models.model(family, dtype=dtype)
     ids, mask = (tensor.cuda() for tensor in padded())
-    given = {"lanes": lanes, "gpu_budget": "64MiB", "calibration": CALIBRATION, "device": "cuda"}
-    with attach.offload(copy.deepcopy(plain), **given) as offloaded:
+    options = {"lanes": lanes, "gpu_budget": "64MiB", "calibration": CALIBRATION, "device": "cuda"}
+    with attach.offload(copy.deepcopy(plain), **options) as offloaded:
         assert offloaded.model.device.type == "cuda"
         received = greedy(offloaded.model, ids, attention_mask=mask)[0]
         assert torch.equal(
@@ -315,8 +317,8 @@ def test_on_a_gpu_the_small_checkpoint_generates_the_same_through_every_lane(lan
     plain.set_experts_implementation("eager")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("**MACBETH**  \nIs this a dagger which I see", return_tensors="pt").input_ids.cuda()
-    given = {"lanes": lanes, "gpu_budget": "16MiB", "calibration": CALIBRATION, "device": "cuda"}
-    with attach.from_pretrained(folder, **given) as offloaded:
+    options = {"lanes": lanes, "gpu_budget": "16MiB", "calibration": CALIBRATION, "device": "cuda"}
+    with attach.from_pretrained(folder, **options) as offloaded:
         value = greedy(offloaded.model, ids, 24)[0]
     assert_same_ids(plain, value, ids, steps=24)
 
@@ -341,5 +343,7 @@ def test_a_nan_after_the_last_experts_is_reported_too(where, value):
 
 def test_a_head_may_mask_words_with_minus_infinity():
     with offload(models.model("qwen3_moe")) as offloaded, torch.no_grad():
-        offloaded.model.lm_head.register_forward_hook(lambda module, given, made: made.index_fill(-1, ONE, -torch.inf))
+        offloaded.model.lm_head.register_forward_hook(
+            lambda module, options, scores: scores.index_fill(-1, ONE, -torch.inf)
+        )
         assert offloaded.model(padded()[0]).logits.isneginf().any()

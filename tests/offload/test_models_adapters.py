@@ -44,7 +44,7 @@ def test_logits_and_text_are_stock_pefts(family, tmp_path):
         assert not any(parameter.requires_grad for parameter in ours.model.parameters())
 
 
-def test_adapters_are_chosen_by_name_added_up_and_taken_out(tmp_path):
+def test_adapters_are_chosen_by_name_added_up_and_removed(tmp_path):
     plain, ids = models.model("qwen3_moe"), models.tokens(2, 6)
     saved(plain, tmp_path / "v1.0", rank=3, target_modules=["o_proj"], seed=1)
     saved(plain, tmp_path / "two", rank=2, targets=models.EXPERTS[:1], seed=2)

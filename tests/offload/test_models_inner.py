@@ -50,7 +50,7 @@ def test_the_whole_model_waits_for_its_experts_once(offloaded, monkeypatch):
     ids, ends = models.tokens(), []
     end = offloaded.engine.end_forward
     monkeypatch.setattr(
-        offloaded.engine, "end_forward", lambda *made: ends.append(offloaded.engine._positions) or end(*made)
+        offloaded.engine, "end_forward", lambda *arguments: ends.append(offloaded.engine._positions) or end(*arguments)
     )
     offloaded.model(ids)
     assert ends == [ids.shape[1]]  # the head's work is launched before any wait

@@ -186,7 +186,7 @@ def test_a_gpu_too_small_for_the_rest_of_the_model_is_refused_before_the_build(m
     model, device = models.model("mixtral"), torch.device("cuda")
     needed = dense_bytes(model)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (needed - 1, 80 * 2**30))
-    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.loading"], "chosen_device", lambda given: device)
+    monkeypatch.setattr(sys.modules["goldsmith.hf.offload.loading"], "chosen_device", lambda requested: device)
     with pytest.raises(ValueError, match='everything but the experts .* GiB free: give device="cpu"'):
         offload(model, store=tmp_path / "s", device="cuda")
     assert not (tmp_path / "s").exists() and not any(p.is_meta for p in model.parameters())

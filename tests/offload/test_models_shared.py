@@ -65,7 +65,7 @@ def test_two_models_with_one_config_do_not_touch_each_other_nor_a_third():
         assert one.engine is not two.engine and one.engine.store.path != two.engine.store.path
 
 
-def test_a_given_store_is_opened_or_built_and_checked_and_left_open(tmp_path):
+def test_a_store_that_the_user_names_is_opened_or_built_checked_and_left_open(tmp_path):
     path = tmp_path / "mine.experts"
     with offload(models.model("olmoe"), store=path) as offloaded:
         assert offloaded.engine.store.path == path

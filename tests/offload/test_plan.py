@@ -172,7 +172,7 @@ def test_it_is_the_best_of_all_splits_if_the_device_takes_no_time(n, data, c):
     assert plan(n, cached, c).predicted == pytest.approx(best_of_all(n, cached, c), rel=1e-12)
 
 
-def test_a_token_of_eight_experts_has_six_on_the_cpu_and_two_copied():
+def test_of_a_tokens_eight_experts_six_run_on_the_cpu_and_two_are_copied():
     result = plan([1] * 8, (), costs())
     assert (result.copied, result.cpu, result.limiting) == ((0, 1), (2, 3, 4, 5, 6, 7), "cpu")
     assert round(result.predicted * 1e3, 2) == 0.56
@@ -204,7 +204,7 @@ def test_nothing_to_do_takes_no_time():
 
 def test_counts_may_be_a_list_a_tensor_or_an_array():
     n = [3, 0, 9, 1]
-    items = [plan(given, {2}, costs()) for given in (n, tuple(n), torch.tensor(n), np.array(n, dtype=np.int32))]
+    items = [plan(counts, {2}, costs()) for counts in (n, tuple(n), torch.tensor(n), np.array(n, dtype=np.int32))]
     assert all(one == items[0] for one in items)
 
 

@@ -8,7 +8,7 @@ from goldsmith.offload.lanes import call_checks, route_order
 
 
 @pytest.mark.parametrize("T, k", [(0, 2), (1, 8), (9, 3), (20, 8)])
-def test_few_and_many_routes_are_counted_and_sorted_alike(monkeypatch, T, k):
+def test_few_and_many_routes_are_counted_and_sorted_in_the_same_way(monkeypatch, T, k):
     ids = torch.randint(-1, 13, (T, k))
     items = []
     for few in (10**9, 0):

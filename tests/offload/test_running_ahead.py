@@ -219,12 +219,12 @@ def test_an_adaptive_engine_waits_for_its_times(store):
 
 
 def test_the_split_cost_is_the_callers_own_work_if_calls_run_ahead(store, monkeypatch):
-    flushed, asked = [], call_overhead._split_call_seconds
+    flushed, calls = [], call_overhead._split_call_seconds
 
-    def own(engine, *given):
+    def own(engine, *arguments):
         flush = engine.flush
         monkeypatch.setattr(engine, "flush", lambda: flushed.append(engine._lanes._open is not None) or flush())
-        return asked(engine, *given)
+        return calls(engine, *arguments)
 
     monkeypatch.setattr(call_overhead, "_split_call_seconds", own)
     overhead = call_overhead.overheads(store, Simulation, torch.device("cpu"), 1, 0.01, 1e-3)
@@ -258,9 +258,9 @@ def test_an_interrupt_around_a_library_call_leaves_a_working_engine(store, monke
     with engine_of(store, "cpu") as engine:
         wanted, library = engine(0, x, ids, weights), native.library()
 
-        def interrupted(*given):
+        def interrupted(*arguments):
             if after:
-                getattr(library, name)(*given)
+                getattr(library, name)(*arguments)
             raise KeyboardInterrupt
 
         calls = ("gs_lane_begin", "gs_lane_end", "gs_lane_ready")

@@ -46,18 +46,20 @@ def test_3_a_slot_is_not_read_before_its_writer_is_done(worker):
 
 
 def test_3_slots_that_are_filled_together_wait_for_every_reader_and_are_ready_together(worker):
-    given = [Slot(i, torch.zeros(4), None) for i in range(3)]
+    slot_list = [Slot(i, torch.zeros(4), None) for i in range(3)]
     readers = [HostEvent(), HostEvent()]
-    given[0].last_use = given[1].last_use = readers[0]
-    given[2].last_use = readers[1]
-    slots.fill(given, 0, [4, 5, 6], worker, lambda layer, experts, into: [t.fill_(e) for e, t in zip(experts, into)])
+    slot_list[0].last_use = slot_list[1].last_use = readers[0]
+    slot_list[2].last_use = readers[1]
+    slots.fill(
+        slot_list, 0, [4, 5, 6], worker, lambda layer, experts, into: [t.fill_(e) for e, t in zip(experts, into)]
+    )
     readers[0].happened(None)
     time.sleep(0.02)
-    early, together = any(bool(slot.data.any()) for slot in given), given[0].ready is given[2].ready
+    early, together = any(bool(slot.data.any()) for slot in slot_list), slot_list[0].ready is slot_list[2].ready
     readers[1].happened(None)
-    begin_reading(given, Inline())
-    assert (early, together, [float(slot.data[0]) for slot in given]) == (False, True, [4, 5, 6])
-    assert all(slot.ready is DONE for slot in given)
+    begin_reading(slot_list, Inline())
+    assert (early, together, [float(slot.data[0]) for slot in slot_list]) == (False, True, [4, 5, 6])
+    assert all(slot.ready is DONE for slot in slot_list)
 
 
 def test_2_a_buffer_is_reused_only_after_its_event():
@@ -138,5 +140,5 @@ def test_14_a_closed_worker_says_so():
 
 def test_the_ring_fills_one_half_while_the_other_is_read():
     ring = SlotRing([Slot(i, torch.empty(0), None) for i in range(5)])
-    taken = [ring.take().index for _ in range(7)]
-    assert ring.wave == 2 and taken == [0, 1, 2, 3, 4, 0, 1]
+    indices = [ring.take().index for _ in range(7)]
+    assert ring.wave == 2 and indices == [0, 1, 2, 3, 4, 0, 1]

@@ -21,8 +21,8 @@ def store(tmp_path_factory):
 
 
 def engine_of(store, **options):
-    given = {"device": "cpu", "gpu_budget": "1MiB", "calibration": stores.calibration(store)}
-    return Engine(store, **given | options)
+    settings = {"device": "cpu", "gpu_budget": "1MiB", "calibration": stores.calibration(store)}
+    return Engine(store, **settings | options)
 
 
 def test_rates_without_counts_are_none_not_zero(store):
@@ -115,14 +115,14 @@ def test_the_explanation_names_budget_lanes_and_costs(store):
 def test_the_explanation_shows_the_curve_behind_the_plan(store):
     curve, slow = ((1.0, 1e-4), (24.0, 3e-4), (240.0, 2e-3)), ((1.0, 2e-4), (24.0, 4e-4), (240.0, 2.5e-3))
     rates = dict(link_bytes_per_s=1e7, link_beside_bytes_per_s=5e6)
-    given = stores.calibration(store, cpu_curve=curve, cpu_beside_curve=slow, **rates)
-    with engine_of(store, calibration=given) as engine:
+    settings = stores.calibration(store, cpu_curve=curve, cpu_beside_curve=slow, **rates)
+    with engine_of(store, calibration=settings) as engine:
         explained = engine.explain()
     assert "us per expert on the CPU, by its tokens: 1: 100, 24: 300, 240: 2,000" in str(explained)
     assert "us per expert on the CPU while copies run, by its tokens: 1: 200, 24: 400" in str(explained)
     facts = explained.to_dict()
     assert json.loads(json.dumps(facts)) == facts
-    copy = given.costs.expert_bytes / 1e7
+    copy = settings.costs.expert_bytes / 1e7
     assert 3e-4 < copy < 2e-3  # the line through the last two points passes there at n*
     assert facts["stream_tokens_per_expert"] == pytest.approx(24 + 216 * (copy - 3e-4) / 1.7e-3)
     assert facts["decode"]["twice_as_fast"]["cpu"] > 0.2  # a faster CPU has curves half as high

@@ -200,8 +200,8 @@ def test_missing_and_unknown_tensors_of_a_checkpoint_are_named(tmp_path):
     def without(key):
         def change(folder):
             file = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"][key]
-            held = {name: tensor for name, tensor in load_file(folder / file).items() if name != key}
-            save_file(held, folder / file)
+            tensors = {name: tensor for name, tensor in load_file(folder / file).items() if name != key}
+            save_file(tensors, folder / file)
 
         return change
 
@@ -353,8 +353,8 @@ def test_pipes_devices_and_folders_do_not_block_and_are_not_replaced(what, tmp_p
     if what == "a pipe":
         os.mkfifo(path)
     elif what == "a socket":
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(str(path))
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
     elif what == "a link to itself":
         path.symlink_to(path)
     message = "Too many levels" if what == "a link to itself" else f"path is {what}, wanted a regular file: '{path}'"

@@ -33,9 +33,9 @@ def test_weights_of_another_model_are_refused_with_the_first_difference(tmp_path
             r"limit=7.0, but None in the store": (source, {"limit": 7}),
             r"format='bf16', but 'int8' in the store": (source, {"format": "bf16"}),
         }
-        for text, (given, options) in differences.items():
+        for text, (arguments, options) in differences.items():
             with pytest.raises(StoreMismatch, match=f"is not a store of these weights: {text}"):
-                store.check_source(given, **options)
+                store.check_source(arguments, **options)
         with pytest.raises(StoreMismatch) as error:
             store.check_source(other)
         assert (error.value.layer, error.value.expert) == (1, 4)
@@ -45,11 +45,11 @@ def test_the_sample_of_an_expert_is_at_most_a_hundredth_of_its_file(tmp_path):
     from goldsmith.offload.store.samples import _sample
 
     for rows, cols in ((32, 64), (96, 128), (768, 2048), (1, 64), (1, 5000)):
-        taken = _sample(torch.zeros(rows, cols)).numel()
-        assert taken <= max(3, rows * cols / 200)
+        sampled = _sample(torch.zeros(rows, cols)).numel()
+        assert sampled <= max(3, rows * cols / 200)
     with build(tmp_path / "s", E=2, H=16, I=8) as store:  # the smallest possible store: one page per expert
-        taken = sum(4 * _sample(torch.zeros(*size)).numel() for size in ((8, 16), (8, 16), (16, 8)))
-        assert taken <= 0.01 * store.expert_nbytes(0)
+        sampled = sum(4 * _sample(torch.zeros(*size)).numel() for size in ((8, 16), (8, 16), (16, 8)))
+        assert sampled <= 0.01 * store.expert_nbytes(0)
 
 
 def test_every_place_of_the_sample_counts(tmp_path):
@@ -185,8 +185,8 @@ def test_files_that_change_during_hashing_leave_no_key(tmp_path, monkeypatch):
     source = {0: weights(seed=1)}
     folder, plain = saved(tmp_path / "model", source), source_key.fingerprint_and_key
 
-    def fingerprint_and_key(*given, whole, **progress):
-        result = plain(*given, whole=whole, **progress)
+    def fingerprint_and_key(*arguments, whole, **progress):
+        result = plain(*arguments, whole=whole, **progress)
         if whole:
             saved(folder, outside_of_the_sample(source))
         return result

@@ -291,7 +291,7 @@ def test_existing_temporary_names_are_left_alone(tmp_path, monkeypatch):
     """Leftovers of another path belong to that path's writers; an existing temporary name is not reused."""
     other = tmp_path / f".other.{'0' * 16}.building"
     other.write_bytes(b"half")
-    taken = tmp_path / f".s.{'1' * 16}.building"
+    building = tmp_path / f".s.{'1' * 16}.building"
     with atomic_file.atomic_write(tmp_path / "s") as first:
         name = next(path for path in tmp_path.iterdir() if path.name.startswith(".s."))
         assert atomic_file.remove_leftovers(tmp_path / "s") == []
@@ -299,7 +299,7 @@ def test_existing_temporary_names_are_left_alone(tmp_path, monkeypatch):
         with pytest.raises(FileExistsError):
             atomic_file._create(tmp_path / "s")
         first.write(b"mine")
-    assert (tmp_path / "s").read_bytes() == b"mine" and other.exists() and not taken.exists()
+    assert (tmp_path / "s").read_bytes() == b"mine" and other.exists() and not building.exists()
 
 
 @linux

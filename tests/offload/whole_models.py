@@ -42,7 +42,7 @@ def check_alike(ours, plain):
 
 def greedy(model, ids, steps=6, **options):
     """(ids [B, T + steps], logits [steps, B, V]) of greedy generation without end tokens."""
-    made = model.generate(
+    generated = model.generate(
         ids,
         max_new_tokens=steps,
         min_new_tokens=steps,
@@ -52,7 +52,7 @@ def greedy(model, ids, steps=6, **options):
         pad_token_id=0,
         **options,
     )
-    return made.sequences, torch.stack(made.logits)
+    return generated.sequences, torch.stack(generated.logits)
 
 
 def assert_same_text(plain, ours, ids, *, steps=6, **options):

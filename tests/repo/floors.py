@@ -106,9 +106,9 @@ def wrong(parts: tuple[str, ...], row: Import) -> str | None:
             return "triton is imported by backends only"
         if floor == "core" and row.runs and not is_backend(parts):
             return "core asks for triton inside functions only"
-    elif package in ("transformers", "peft", "tokenizers"):
+    elif package in ("transformers", "peft", "tokenizers", "trl", "datasets"):
         if floor not in ("hf", "cli") or floor == "cli" and row.runs:
-            return "transformers and peft are imported in goldsmith.hf only"
+            return "transformers, peft, trl and datasets are imported in goldsmith.hf only"
     elif parts[:3] == ("assay", "report", "html") and package == "jinja2":
         return None
     elif floor in ("core", "assay", *FAMILIES) and package in LAZY and row.runs and not is_backend(parts):

@@ -18,6 +18,7 @@ DOCUMENTS = files(".md")
 HAS_GPU = torch.cuda.is_available()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_every_block_of_a_document_runs_and_prints_what_it_shows(document, tmp_path):
     # a process of its own: documents register operators and set what is read at import
@@ -92,7 +93,7 @@ def run(tmp_path, monkeypatch):
         "- in a list\n\n  '''python\n  raise SystemError\n  '''",
     ],
 )
-def test_a_block_that_does_not_hold_is_found_with_its_line(run, text):
+def test_a_failing_block_is_named_with_its_line(run, text):
     with pytest.raises(Failure, match=r"page\.md:\d"):
         run(text)
 
@@ -116,11 +117,11 @@ def test_a_block_that_does_not_hold_is_found_with_its_line(run, text):
         "'''text\nan aside\n'''",
     ],
 )
-def test_a_block_that_holds_passes(run, text):
+def test_a_correct_block_passes(run, text):
     run(text)
 
 
-def test_what_a_command_prints_can_be_brought_up_to_date(tmp_path, monkeypatch):
+def test_the_shown_output_of_a_command_can_be_updated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "page.md"
     text = "# Page\n\n<!-- test: numbers vary -->\n```console\n$ echo {} 2\n{} 1\n```\n"
@@ -142,7 +143,7 @@ def test_what_a_command_prints_can_be_brought_up_to_date(tmp_path, monkeypatch):
         ("a.c", "abc", False),
     ],
 )
-def test_elision_stands_for_what_it_says(expected, got, holds):
+def test_an_elision_matches_any_text(expected, got, holds):
     assert agrees(expected, got) is holds
 
 

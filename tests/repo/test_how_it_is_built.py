@@ -85,10 +85,10 @@ def test_a_path_is_really_taken(picture, program):
     command = [sys.executable, "-c", TRACE + program + END]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stderr
-    taken = set(done.stdout.split())
+    executed = set(done.stdout.split())
     for step in PATHS[picture].steps:
         if step.file.endswith(".py") and not step.function[0].isupper():
-            assert f"{step.file}|{step.function}" in taken, f"{step.file}: {step.function} is not called"
+            assert f"{step.file}|{step.function}" in executed, f"{step.file}: {step.function} is not called"
 
 
 def test_the_pictures_are_drawn_from_the_page():

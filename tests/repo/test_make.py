@@ -127,8 +127,8 @@ def test_a_python_without_venv_is_told_what_to_install(checkout, machine):
 
 
 def test_the_first_python_that_will_do_is_taken(checkout, machine):
-    taken = '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho taken "$0" "$@"\n'
-    path = machine("git", "g++", python3=OLD_PYTHON, **{"python3.11": BARE_PYTHON, "python3.12": taken})
+    script = '#!/bin/sh\n[ "$1" = -c ] && exit 0\necho taken "$0" "$@"\n'
+    path = machine("git", "g++", python3=OLD_PYTHON, **{"python3.11": BARE_PYTHON, "python3.12": script})
     done = make(checkout, path)
     assert "python3.12 scripts/setup.py" in done.stdout
 
@@ -264,8 +264,8 @@ def test_a_fresh_clone_sets_itself_up_and_the_second_time_does_nothing(tmp_path)
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     first = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
     assert first.returncode == 0, first.stdout + first.stderr
-    asked = [clone / ".venv/bin/goldsmith", "doctor", "--json"]
-    doctor = subprocess.run(asked, env=environment, capture_output=True, text=True, cwd="/")
+    doctor_command = [clone / ".venv/bin/goldsmith", "doctor", "--json"]
+    doctor = subprocess.run(doctor_command, env=environment, capture_output=True, text=True, cwd="/")
     assert doctor.returncode == 0, doctor.stderr
     second = subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/")
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")

@@ -81,5 +81,5 @@ def test_shell_scripts_parse():
 
 
 @pytest.mark.parametrize("script", [ROOT / ".ci/run"], ids=shown)
-def test_what_is_run_by_name_is_executable(script):
+def test_scripts_that_are_run_by_name_are_executable(script):
     assert script.stat().st_mode & 0o111

@@ -27,5 +27,5 @@ def test_a_numpy_that_tritons_interpreter_cannot_take_is_named(reason):
 
 
 @pytest.mark.parametrize(("triton", "numpy"), [("3.6.0", "2.3.5"), ("3.7.1", "2.4.6"), ("3.10.0+git1", "3.0.0rc1")])
-def test_other_versions_go_together(reason, triton, numpy):
+def test_other_versions_are_compatible(reason, triton, numpy):
     assert reason(triton=triton, numpy=numpy) is None

@@ -45,13 +45,13 @@ def gradients(tensors, dy, **options):
 def strategy_target(case, strategy):
     """A target: a strategy against gather in float64."""
 
-    def candidate(**given):
-        tensors = [given.get(name) for name in NAMES]
-        return experts(*tensors, activation=given["activation"], strategy=strategy)
+    def candidate(**inputs):
+        tensors = [inputs.get(name) for name in NAMES]
+        return experts(*tensors, activation=inputs["activation"], strategy=strategy)
 
-    def golden(**given):
-        tensors = [given.get(name) for name in NAMES]
-        options = {"activation": given["activation"], "strategy": "gather", "sparse_grad": False}
+    def golden(**inputs):
+        tensors = [inputs.get(name) for name in NAMES]
+        options = {"activation": inputs["activation"], "strategy": "gather", "sparse_grad": False}
         return reference.forward(*tensors, **options)[0]
 
     present = case.build()

@@ -19,10 +19,10 @@ def relative_error(golden, variant):
 
 @pytest.fixture(params=[PeerLayer, ProductKeyMemory], ids=lambda subject: subject.kind)
 def subject(request):
-    made = request.param
-    entry = made.entries()[0]
-    small = assay.case(**{name: [size] for name, size in SIZES.items()})(made.draw)[0]
-    return made(replace(entry, build=small.build), "cpu")
+    layer = request.param
+    entry = layer.entries()[0]
+    small = assay.case(**{name: [size] for name, size in SIZES.items()})(layer.draw)[0]
+    return layer(replace(entry, build=small.build), "cpu")
 
 
 def test_the_formula_is_the_golden_of_the_module(subject):
@@ -42,9 +42,9 @@ def test_published_layers_select_and_give_the_same(subject):
 
 
 def test_every_parameter_gets_a_gradient(subject):
-    given = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
-    formula(**given, **subject.options).sum().backward()
-    assert all(t.grad.any() for t in given.values())
+    tensors = {name: t.double().requires_grad_() for name, t in subject.tensors.items()}
+    formula(**tensors, **subject.options).sum().backward()
+    assert all(t.grad.any() for t in tensors.values())
     assert all(gradient is not None for gradient in subject.ours("reference").backward()())
 
 

@@ -30,7 +30,7 @@ def by_lowest_index(x, y, k):
 
 
 @pytest.mark.parametrize("s, k", [(64, 16), (64, 32), (128, 16), (128, 32)])
-def test_a_ties_in_bfloat16_explain_the_figures_of_the_note(s, k):
+def test_ties_in_bfloat16_explain_the_figures_of_the_note(s, k):
     torch.manual_seed(0)
     x, y = (torch.randn(1024, s).bfloat16() for _ in range(2))
     wanted, got = counts(by_lowest_index(x, y, k), s), counts(by_topk_of_topk(x, y, k), s)
@@ -41,7 +41,7 @@ def test_a_ties_in_bfloat16_explain_the_figures_of_the_note(s, k):
     assert torch.equal(wanted.sum(-1), got.sum(-1)), "both chose the same number of pairs per row"
 
 
-def test_a_float32_sums_alone_do_not_fix_it_but_a_stated_order_does():
+def test_float32_sums_alone_do_not_fix_the_ties_but_a_stated_order_does():
     torch.manual_seed(0)
     x, y = (torch.randn(1024, 64).bfloat16() for _ in range(2))
     wanted, got = (counts(f(x.float(), y.float(), 16), 64) for f in (by_lowest_index, by_topk_of_topk))
@@ -52,7 +52,7 @@ def test_a_float32_sums_alone_do_not_fix_it_but_a_stated_order_does():
     assert torch.equal(selections[0][512:], selections[1])
 
 
-def test_a_the_assay_reports_a_tie_and_not_a_wrong_gradient():
+def test_the_assay_reports_a_tie_and_not_a_wrong_gradient():
     report = assay.check(wrong_routers.TIES, probes=("values", "ensemble", "decisions", "float32"))
     tie = next(note for note in report.notes if note.id == "tie")
     assert tie.tensor == "index" and "rows choose differently among scores that rounding cannot tell apart" in tie.text

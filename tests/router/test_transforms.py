@@ -36,7 +36,7 @@ def test_vmap_computes_every_sample(strategy, seed):
         )
         return torch.vmap(one)(h, weights, indices)
 
-    checked(mapped, lambda dy, **given: golden(**given), drawn(seed))
+    checked(mapped, lambda dy, **inputs: golden(**inputs), drawn(seed))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

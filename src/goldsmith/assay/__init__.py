@@ -8,10 +8,12 @@ It imports torch and `core.tracing`, and nothing else of goldsmith. Every public
     noise/      the spread of legal summation orders
     golden/     running and checking the golden in float64
     judge/      the verdict ladder, for one tensor and for one case
-    probes/     what is tried on a candidate, one file each
+    probes/     what is tried on a candidate
     checks.py   `check`: every case through every probe
     diagnosis/  from findings to a cause
     nonfinite/  `watch`: where a run's first NaN or Inf came from
+    ranks/      candidates that run on several processes
+
     report/     results as data, text and HTML
     support/    small tools that the others share
 """

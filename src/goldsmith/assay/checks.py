@@ -103,7 +103,7 @@ def examine(
 ) -> tuple[Report, list[Examination]]:
     """The report of a check. With `until_failing`, stops at the first examination that fails and returns it as well.
 
-    Ctrl-C stops it too, then: the report holds the finished part and is marked partial.
+    Ctrl-C also stops it then; the report holds the finished part and is marked partial.
     """
     budget = Budget(budget_s, time.perf_counter())
     report = Report(target.name or "", environment=environment(device), device=str(device), seed=seed, strict=strict)
@@ -140,7 +140,7 @@ def examine(
                     examination.note(NOT_RUN, report.target, f"the case did not finish: {INTERRUPTED}")
                 _collect(report, examination)
                 if not only_values:
-                    tally.asked(examination)
+                    tally.requested_case(examination)
                 if until_failing and _verdict(report, tally) in (FAIL, REFERENCE_FAULT):
                     examinations.append(examination)
                 del examination
@@ -150,7 +150,7 @@ def examine(
     report.seconds = time.perf_counter() - budget.started
     if stopped is not None and not until_failing:
         stopped.report = report  # type: ignore[attr-defined]
-        stopped.add_note(f"The check of {report.target} was interrupted; .report has what was finished.")
+        stopped.add_note(f"The check of {report.target} was interrupted; .report has the finished part.")
         raise stopped
     return report, examinations
 
@@ -184,8 +184,8 @@ def _dtypes(
     return [(d, False) for d in wanted] + extra
 
 
-def _label(case: Case, dtype: torch.dtype, target: Target, asked: torch.dtype | None) -> str:
-    single = case.given or (len(target.dtypes) == 1 and asked in (None, dtype) and dtype == target.dtypes[0])
+def _label(case: Case, dtype: torch.dtype, target: Target, requested: torch.dtype | None) -> str:
+    single = case.given or (len(target.dtypes) == 1 and requested in (None, dtype) and dtype == target.dtypes[0])
     return case.name if single else f"{case.name} {_spelt(dtype)}"
 
 
@@ -294,13 +294,13 @@ class _Tally:
         self.reasons: dict[str, str] = {}
         self.cases: dict[torch.dtype, list[tuple[str, bool]]] = {}  # (label, whether every input has elements)
 
-    def asked(self, examination: Examination) -> None:
+    def requested_case(self, examination: Examination) -> None:
         """A case in a requested dtype (float32 beside a 16-bit one is not)."""
         filled = all(t.numel() for t in examination.material.inputs.values())
         self.cases.setdefault(examination.dtype, []).append((examination.label, filled))
 
     def judged(self, report: Report) -> bool:
-        """Whether some dtype was judged: on a case with elements, if it was refused on others."""
+        """Whether some dtype was judged. If some of its cases were refused, another one must have had elements."""
         refused = {n.case for n in report.notes if n.id == NOT_JUDGED}
         return not self.cases or any(
             not refused & {label for label, _ in cases} or any(f for label, f in cases if label not in refused)

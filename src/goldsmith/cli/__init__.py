@@ -1,7 +1,7 @@
 """The command line: `goldsmith verify | diagnose | new | bench | finetune | generate | merge | adapter | doctor`.
 
-Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets` from
-here, which needs torch but none of these.
+Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets`, which
+needs torch but none of these.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def run(*, as_json: bool = False) -> None:
 def _operator(op: Op, device: str) -> OperatorFacts:
     """The facts of one operator, tried on its smallest case."""
     case = min(op.cases, key=elements)
-    given = case.build(torch.float32, device, 0)
-    tensors = [given.get(name) for name in op.inputs]
-    options = {name: given[name] for name in op.options}
+    arguments = case.build(torch.float32, device, 0)
+    tensors = [arguments.get(name) for name in op.inputs]
+    options = {name: arguments[name] for name in op.options}
     backends = {name: op.why_not(name, *tensors, **options) for name in op.backends}
     auto = next(name for name, reason in backends.items() if reason is None)
     return {

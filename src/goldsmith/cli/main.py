@@ -67,13 +67,13 @@ def root(
         from ..core import native
 
         try:
-            native.asked_level()
+            native.requested_level()
         except ValueError as error:
             raise Problem(str(error)) from None
 
 
 VERIFY = {
-    "What to prove": ("what", "backend", "device", "dtype", "interpret", "seed"),
+    "What to check": ("what", "backend", "device", "dtype", "interpret", "seed"),
     "How much": ("quick", "thorough", "jobs"),
     "Output": ("verbose", "html", "json"),
 }

@@ -14,7 +14,7 @@ def warnings_as_notes(note: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         plain = warnings.showwarning
 
-        def told(
+        def show(
             message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
             line: str | None = None,
         ) -> None:  # fmt: skip
@@ -23,5 +23,5 @@ def warnings_as_notes(note: Callable[[str], None]) -> Iterator[None]:
             else:
                 plain(message, category, filename, lineno, file, line)
 
-        warnings.showwarning = told
+        warnings.showwarning = show
         yield

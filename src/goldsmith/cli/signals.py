@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-INTERRUPTED = b"Interrupted before the work began; nothing is lost.\n"
+from .terminal import INTERRUPTED_EARLY
+
 SignalHandler = Callable[[int, FrameType | None], None]
 
 
@@ -52,7 +53,7 @@ def exit_on_signals() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr is not None:
-                os.write(sys.stderr.fileno(), INTERRUPTED)
+                os.write(sys.stderr.fileno(), f"{INTERRUPTED_EARLY}.\n".encode())
         os._exit(130)
 
     with handle_signals(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -19,6 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 USAGE = 2  # exit status: the command could not run
 INTERRUPTED = 130  # exit status after Ctrl-C
+INTERRUPTED_EARLY = "Interrupted before there was any result"
 
 
 class Problem(Exception):

@@ -33,7 +33,7 @@ def is_file(name: str) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name can be imported, from the current directory or installed; a mere folder is no module."""
+    """Whether a dotted name can be imported, here or installed; a folder without __init__.py cannot."""
     _import_from_here()
     try:
         spec = importlib.util.find_spec(name)

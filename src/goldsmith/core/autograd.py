@@ -139,17 +139,17 @@ def eager(op: Declaration) -> Any:
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         backend, options = ctx.goldsmith
         needs = [ctx.needs_input_grad[p] for p in positions]
-        given, tensors = [grads[i] for i in visible], ctx.saved_tensors
+        cotangents, tensors = [grads[i] for i in visible], ctx.saved_tensors
         out: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        if any(needs) and any(g is not None for g in given):
+        if any(needs) and any(g is not None for g in cotangents):
             traced = torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or watched()
-            if traced or not plain((*given, *tensors)):
+            if traced or not plain((*cotangents, *tensors)):
                 values = (options[name] for name in op.options)
-                results = op._custom_backward(*given, *tensors, *values, needs, backend)
+                results = op._custom_backward(*cotangents, *tensors, *values, needs, backend)
                 results = results if isinstance(results, (tuple, list)) else (results,)
                 gradients = dict(zip(op.grads, results, strict=True))
             else:
-                gradients = _gradients(op, backend, given, tensors, options, needs)
+                gradients = _gradients(op, backend, cotangents, tensors, options, needs)
             for name, position, need in zip(op.grads, positions, needs, strict=True):
                 out[position] = gradients[name] if need else None
         return tuple(out)
@@ -237,9 +237,9 @@ def _autograd(op: Declaration, backward_op: Any) -> Any:
         options, backend, positions = ctx.goldsmith
         needs = [bool(ctx.needs_input_grad[p]) for p in positions]
         out: list[Any] = [None] * (len(op.inputs) + len(op.options) + 1)
-        given = [grads[i] for i in visible]
-        if any(needs) and any(g is not None for g in given):
-            results = backward_op(*given, *ctx.saved_tensors, *options.values(), needs, backend)
+        cotangents = [grads[i] for i in visible]
+        if any(needs) and any(g is not None for g in cotangents):
+            results = backward_op(*cotangents, *ctx.saved_tensors, *options.values(), needs, backend)
             results = results if isinstance(results, (tuple, list)) else (results,)
             for position, need, result in zip(positions, needs, results, strict=True):
                 out[position] = result if need else None

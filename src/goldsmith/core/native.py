@@ -193,17 +193,17 @@ def layout() -> dict[str, dict[str, tuple[int, int]]]:
     return fields
 
 
-def asked_level() -> str | None:
+def requested_level() -> str | None:
     """The level in GOLDSMITH_ISA, if it is set; ValueError if it names no level."""
-    asked = os.environ.get("GOLDSMITH_ISA", "").strip().lower()
-    if asked and asked not in LEVELS:
-        raise ValueError(f"GOLDSMITH_ISA={asked!r} is not a level; choose one of: {', '.join(LEVELS)}")
-    return asked or None
+    level = os.environ.get("GOLDSMITH_ISA", "").strip().lower()
+    if level and level not in LEVELS:
+        raise ValueError(f"GOLDSMITH_ISA={level!r} is not a level; choose one of: {', '.join(LEVELS)}")
+    return level or None
 
 
 @functools.cache
 def _load() -> ctypes.CDLL | str:
-    asked = asked_level()
+    level = requested_level()
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"the native library needs Linux on x86-64; this is {platform.system()} on {platform.machine()}"
     path = Path(os.environ.get("GOLDSMITH_LIBRARY") or Path(__file__).parents[1] / "lib/libgoldsmith.so")
@@ -215,8 +215,8 @@ def _load() -> ctypes.CDLL | str:
         return f"the native library cannot be loaded: {error}"
     except AttributeError as error:
         return f"the native library belongs to another version: {error}"
-    if asked is not None:
-        _lower(loaded, asked)
+    if level is not None:
+        _lower(loaded, level)
     _place(loaded)
     return loaded
 
@@ -238,16 +238,16 @@ def _declare(loaded: ctypes.CDLL) -> ctypes.CDLL:
     return loaded
 
 
-def _lower(loaded: ctypes.CDLL, asked: str) -> None:
+def _lower(loaded: ctypes.CDLL, level: str) -> None:
     highest = loaded.gs_machine_level()
-    if LEVELS.index(asked) > highest:
+    if LEVELS.index(level) > highest:
         why = loaded.gs_why_not_higher().decode()
         warnings.warn(
-            f"GOLDSMITH_ISA={asked} is above this machine's level, {LEVELS[highest]}, which is used instead: {why}",
+            f"GOLDSMITH_ISA={level} is above this machine's level, {LEVELS[highest]}, which is used instead: {why}",
             stacklevel=2,
         )
     else:
-        loaded.gs_set_level(LEVELS.index(asked))
+        loaded.gs_set_level(LEVELS.index(level))
 
 
 def _place(loaded: ctypes.CDLL) -> None:

@@ -32,6 +32,31 @@ def allowed() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(os.getpid())))
 
 
+def bind(index: int, count: int) -> None:
+    """Binds this process to the part `index` of `count` of its processors; cores and NUMA nodes stay whole if they can.
+
+    Does nothing if there are fewer processors than parts, or if the system forbids it. Threads that already run keep
+    their binding, so this belongs before the first computation.
+    """
+    usable = sorted(allowed(), key=_location)
+    if count < 2 or len(usable) < count or not hasattr(os, "sched_setaffinity"):
+        return
+    try:
+        os.sched_setaffinity(0, usable[index * len(usable) // count : (index + 1) * len(usable) // count])
+    except OSError:
+        return
+    allowed.cache_clear()
+    worth.cache_clear()
+
+
+def _location(processor: int) -> tuple[int, int, int, int]:
+    """(NUMA node, package, core, processor): hyperthreads of one core are neighbours in this order."""
+    folder = Path(f"/sys/devices/system/cpu/cpu{processor}")
+    node = next((int(p.name[4:]) for p in folder.glob("node[0-9]*")), 0)
+    package, core = (numbers(_read(folder / f"topology/{name}")) for name in ("physical_package_id", "core_id"))
+    return node, package[0] if package else 0, core[0] if core else processor, processor
+
+
 def _untied() -> set[int]:
     """The processors that the system grants a thread that asks for all of them."""
     processors = set(os.sched_getaffinity(0))

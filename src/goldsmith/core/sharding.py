@@ -2,10 +2,11 @@
 
 The rules follow from the axes' names (axes.py), separately for every dimension of the device mesh:
 
-- Token axes may be sharded, alike on all tensors that have them: the first input that is sharded there decides.
+- Token axes may be sharded, in the same way on all tensors that have them. The first input that is sharded there
+  decides.
 - The expert axis (`Op(expert_axis=("N", "indices"))`) may be sharded. Every rank then computes its own experts for all
   tokens of that mesh dimension, skips the ids of others, and the results are `Partial("sum")`.
-- Everything else is needed whole. DTensor redistributes what lies otherwise, once, before the operator runs.
+- Everything else is needed whole. DTensor redistributes tensors with another placement, once, before the operator runs.
 - A result without token axes, such as a parameter's gradient, is a sum over tokens: `Partial("sum")` where tokens are
   sharded.
 
@@ -104,7 +105,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Layout:
-    """How the token axes lie, and which mesh dimension, if any, shards the experts of which inputs."""
+    """The placements of the token axes, and which mesh dimension, if any, shards the experts of which inputs."""
 
     tokens: tuple[Placement, ...]
     experts: int | None

@@ -99,7 +99,7 @@ def is_deciding() -> bool:
 def constants() -> Iterator[None]:
     """Inside, a golden turns integer inputs into constants, e.g. codes into weights, in any number of steps.
 
-    No rounding analysis follows these steps: a constant is wrong only by what the compute precision cannot represent.
+    No rounding analysis follows these steps: the only error of a constant is its rounding to the compute precision.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -22,8 +22,9 @@ class ExpertParallel(ParallelStyle):
 
         parallelize_module(model, mesh["ep"], {"layers.*.moe": ExpertParallel()})
 
-    input_layouts   how the plain tensor h lies that the layer receives: Shard(0) if every rank has tokens of its own
-                    (data x expert parallelism), Replicate() if all have the same
+    input_layouts   the placement of the plain tensors that the layer receives, h and then others of as many rows, such
+                    as ids and weights: Shard(0) if every rank has its own tokens (data x expert parallelism),
+                    Replicate() if all have the same
     output_layouts  how y is returned; by default like h
     use_local_output  whether y is a plain tensor, this rank's part, or the DTensor
     equal_tokens    whether all ranks always have equally many tokens. By default they tell each other at every call,
@@ -53,20 +54,27 @@ class ExpertParallel(ParallelStyle):
         return distribute_module(module, device_mesh, _distribute, self._receive, self._return)
 
     def _receive(self, module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
-        h, *rest = inputs
-        if isinstance(h, Tensor) and not isinstance(h, DTensor):
-            h = self._padded(h, mesh)
-            h = DTensor.from_local(h, mesh, self.input_layouts, run_check=False)
-        return (h, *rest)
+        plain = [isinstance(value, Tensor) and not isinstance(value, DTensor) for value in inputs]
+        if not plain[0]:
+            return inputs
+        self._rows = rows = inputs[0].shape[0]
+        most = self._most_rows(inputs[0], mesh)
+        placed = []
+        for value, own in zip(inputs, plain, strict=True):
+            if own and value.dim() and value.shape[0] == rows:
+                # rows of zeros are routed, and have no gradient
+                padded = value if most == rows else torch.cat((value, value.new_zeros(most - rows, *value.shape[1:])))
+                value = DTensor.from_local(padded, mesh, self.input_layouts, run_check=False)
+            placed.append(value)
+        return tuple(placed)
 
-    def _padded(self, h: Tensor, mesh: DeviceMesh) -> Tensor:
-        """h with as many rows as the rank with the most; rows of zeros are routed, and have no gradient."""
-        self._rows = h.shape[0]
+    def _most_rows(self, h: Tensor, mesh: DeviceMesh) -> int:
+        """How many rows the rank with the most has."""
         if self.equal_tokens or not self.input_layouts[0].is_shard(0):
-            return h
-        most = torch.tensor(self._rows, device=h.device)
+            return h.shape[0]
+        most = torch.tensor(h.shape[0], device=h.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
-        return torch.cat((h, h.new_zeros(int(most) - self._rows, *h.shape[1:])))
+        return int(most)
 
     def _return(self, module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
         y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)

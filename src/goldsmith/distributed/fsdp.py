@@ -25,7 +25,7 @@ def shard(
     model; mesh, mp_policy and the options are those of fully_shard. With a policy that casts parameters, every
     HyperConnection and HyperHead in `module` becomes a group of its own, which is not cast; its layer and its norm
     become groups with the given policy. Such a group has n (n + 2) (n dim + 1) + 3 numbers, which are gathered in one
-    more collective. Returns `module`. Raises TypeError for a module that is none, and what fully_shard raises.
+    more collective. Returns `module`. Raises TypeError for anything but a module, and what fully_shard raises.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"distributed.shard: module is of type {type(module).__name__}, wanted a torch.nn.Module")

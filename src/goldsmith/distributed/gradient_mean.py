@@ -1,4 +1,4 @@
-"""The mean of all gradients over ranks with rows of their own, wherever the parameters lie."""
+"""The mean of all gradients over ranks that have different rows, for any placement of the parameters."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from .ordered_sums import sum_in_rank_order
+
 
 @torch.no_grad()
 def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
     """g = (sum of the ranks' g) / (number of ranks of mesh), for plain parameters and DTensors at once
 
-    For models of which only parts are DTensors, such as layers under ExpertParallel, and whose every rank has a loss of
-    its own rows. A plain gradient is summed over the mesh. A DTensor's gradient is summed where it is `Partial`, and a
-    shard of experts holds the sum already; both are divided like the others. On a mesh of several dimensions, give
-    names to them: a DTensor's gradient is then also summed over the dimensions that its own mesh lacks. FSDP2 takes
-    this mean by itself. Raises ValueError for a DTensor on a mesh whose dimensions this one does not have.
+    For models in which only some parameters are DTensors, such as layers under ExpertParallel, and in which each rank
+    has the loss of its own rows. A plain gradient is summed over the mesh, in the order of ranks, so that it repeats; a
+    gradient on the CPU goes through gloo, even if the mesh has NCCL. A DTensor's gradient is summed where it is
+    `Partial`, and a shard of experts holds the sum already; both are divided like the others. On a mesh of several
+    dimensions, give names to them: a DTensor's gradient is then also summed over the dimensions that its own mesh
+    lacks. FSDP2 takes this mean by itself. Raises ValueError for a DTensor on a mesh whose dimensions this one does not
+    have.
     """
+    missing: dict[tuple[int, str], list[Tensor]] = {}  # by mesh dimension and device: what is still to be summed there
+    means: list[Tensor] = []
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
@@ -30,8 +36,12 @@ def average_gradients(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
             whole = [Replicate() if p.is_partial() else p for p in gradient.placements]
             parameter.grad = gradient = gradient.redistribute(placements=whole)
         local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        for dimension in sorted(own):
-            torch.distributed.all_reduce(local, group=mesh.get_group(dimension))
+        for dimension in own:
+            missing.setdefault((dimension, local.device.type), []).append(local)
+        means.append(local)
+    for (dimension, _), gradients in sorted(missing.items(), key=lambda item: item[0]):
+        sum_in_rank_order(gradients, mesh.get_group(dimension))
+    for local in means:
         local.div_(mesh.size())
 
 

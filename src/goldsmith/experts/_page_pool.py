@@ -1,9 +1,9 @@
 """A pool of pages for large tensors that a layer saves for its backward; later calls reuse them.
 
-Above 32 MiB the C library gets new pages from the system for each tensor and returns them with it. Faulting them in
-again took 5 of 36 ms of a forward of 2,048 tokens (DeepSeek-V2-Lite's layer, 16 cores of an H100's host, 2026-11-24).
-Idle pages are lent to the system with MADV_FREE: it takes them when it runs short of memory, and until then writing
-them costs nothing.
+Above 32 MiB the C library gets new pages from the system for each tensor and returns them when the tensor is
+freed. Faulting them in again took 5 of 36 ms of a forward of 2,048 tokens (DeepSeek-V2-Lite's layer, 16 cores of an
+H100's host, 2026-11-24). Idle pages are lent to the system with MADV_FREE: it takes them when it runs short of memory,
+and until then writing them costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WASTE = 4  # a block may be larger than the request by 1/4
 
 
 class PagePool:
-    """Blocks of whole pages; idle and used blocks together never exceed the most that was in use at once.
+    """Blocks of whole pages; idle and used blocks together never exceed the most bytes that were in use at once.
 
     There is no lock, because any thread can drop a tensor at any time, even this one in the middle of `empty`. Shared
     state changes only in atomic steps of a dict and a list.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Progress = Callable[[int, int, str], None]
+Share = Callable[[Callable[[], PackedExperts]], PackedExperts]
 
 
 def convert(
@@ -38,6 +40,7 @@ def convert(
     checkpoint: str | Path | None = None,
     backend: str = "auto",
     progress: Progress | None = None,
+    share: Share | None = None,
 ) -> nn.Module:
     """Replaces every experts module of `model` by packed weights, optionally with LoRA; returns the model.
 
@@ -53,6 +56,9 @@ def convert(
     partitions  slices along the intermediate size, see `experts.pack`
     checkpoint  a folder of safetensors files, or a GGUF file; default: the folder of the model's config
     progress    called with (done, total, path) after each experts module
+    share       receives the function that packs a module's experts, and returns what that function would; with
+                `functools.partial(distributed.shared_base, group=distributed.machine_group())`, all ranks of a machine
+                map one copy
 
     The experts' weights leave `model.parameters()` and `state_dict()`, which keep the other weights and the LoRA.
     `model.save_pretrained` writes a folder that loads as this model, experts and LoRA included. Shared experts, dense
@@ -78,9 +84,10 @@ def convert(
     for done, (path, module) in enumerate(modules, 1):
         spec = specs[path]
         if source is not None:
-            base = packed_from(source, path, spec, format, group_size, partitions)
+            make = functools.partial(packed_from, source, path, spec, format, group_size, partitions)
         else:
-            base = _pack_module(module, spec, format, group_size, partitions)
+            make = functools.partial(_pack_module, module, spec, format, group_size, partitions)
+        base = make() if share is None else share(make)
         module_lora = None
         if lora is not None:  # on the base's device, whatever torch's default device is
             options = {"device": "cpu", **lora_keywords(spec, lora)}

@@ -63,7 +63,7 @@ def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """The class of transformers that the config names, if it gives logits; otherwise that of an auto class.
 
-    Raises ValueError for a model that is no language model.
+    Raises ValueError for a model that is not a language model.
     """
     import transformers
 
@@ -75,8 +75,8 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     for name in AUTO_CLASSES:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:
-            found = auto._model_mapping[type(config)]
-            return cast("type[PreTrainedModel]", found[0] if isinstance(found, tuple) else found)
+            mapped = auto._model_mapping[type(config)]
+            return cast("type[PreTrainedModel]", mapped[0] if isinstance(mapped, tuple) else mapped)
     raise ValueError(
         f"transformers has no class with a language model's head for the model type {config.model_type!r} "
         f"({type(config).__name__})"

@@ -69,7 +69,12 @@ class Tokenizer(Protocol):
     def __call__(self, text: list[str], *, verbose: bool = ..., **options: bool) -> Encodings: ...
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: Sequence[Mapping[str, object]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **options: object,
     ) -> str: ...
 
     def decode(

@@ -211,15 +211,15 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     _mapping("from_hf", state)
     if not isinstance(prefix, str):
         raise TypeError(f"mhc.from_hf: prefix={prefix!r}, wanted a string such as 'model.layers.0.attn_hc'")
-    tried = []
+    names_tried = []
     for joint in ("", "hc_") if not prefix or prefix[-1] in "._" else (".", "_", ".hc_"):
         keys = {name: f"{prefix}{joint}{name}" for name in ("fn", "base", "scale")}
         if all(key in state for key in keys.values()):
             return keys
-        tried.append(keys["fn"])
+        names_tried.append(keys["fn"])
     near = sorted(key for key in map(str, state) if key.endswith(("fn", "base", "scale")))
     raise ValueError(
-        f"mhc.from_hf: no fn, base and scale under prefix {prefix!r} (tried {', '.join(dict.fromkeys(tried))}); "
+        f"mhc.from_hf: no fn, base and scale under prefix {prefix!r} (tried {', '.join(dict.fromkeys(names_tried))}); "
         f"{_listed('keys of hyper-connections', near) if near else _listed('keys', state)}"
     )
 

@@ -52,7 +52,7 @@ class Engine:
                   whole layers are streamed
     exact         True refuses a store whose format does not hold the weights exactly
     guard         on NaN or Inf: "raise", "warn" (once per layer and cause) or "off". Values are never replaced
-    lanes         "auto"; or forced, for proofs: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
+    lanes         "auto"; or forced, for checks: "cpu", "copied", "cached", "mixed" (expert mod 3: cpu, copied, cached)
     threads       of the CPU's pool; default: the processors that the process may use (affinity, quota), one less with
                   a GPU
     calibration   a Calibration or its file; default: `calibrate`, if the plan needs it

@@ -88,7 +88,9 @@ def explain(engine: ExplainedEngine) -> Explanation:
         lines += _cost_lines(predictions, settings.prefill)
         facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
         if getattr(engine.calibration, "busy", False):
-            lines.append(f"          measured on a busy machine: others took {others:.0%} of the processors' time")
+            lines.append(
+                f"          measured on a busy machine: other programs took {others:.0%} of the processors' time"
+            )
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats, engine.spending.device_lane))

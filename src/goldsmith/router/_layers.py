@@ -137,7 +137,7 @@ def check_placement(name: str, device: torch.device | str | None, dtype: torch.d
 
 
 def check_h(name: str, h: Tensor, hidden_size: int, weight: object, return_router: bool) -> None:
-    """weight: the first projection's, whose dtype h must have unless autocast is on."""
+    """Raises for a wrong h. weight: the first projection's, whose dtype h must have unless autocast is on."""
     check_flag(name, "return_router", return_router)
     if not isinstance(h, Tensor):
         raise TypeError(f"{name}: h is {kind(h)}, wanted a torch.Tensor")

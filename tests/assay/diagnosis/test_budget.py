@@ -9,8 +9,10 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis import diagnosis
 from goldsmith.assay.support import deadline
 
+pytestmark = pytest.mark.sweep(2)
+
 INPUTS = {"x": torch.randn(40, 40, generator=torch.Generator().manual_seed(0)), "w": torch.ones(40, 40)}
-HONEST = "honest runs of the golden in other orders: only certain findings were looked for"
+HONEST = "honest runs of the golden in other orders, so only CERTAIN findings are possible"
 
 
 def slow(seconds):
@@ -93,7 +95,7 @@ def test_few_samples_at_kinks_show_that_there_are_none(seconds):
     product = assay.Target(FAULTS["gradient"], seconds(1.0, lambda x, w: x @ w), cases=INPUTS, name="product")
     report = assay.check(product, probes="values", budget_s=25, raises=False)
     assert [f.tensor for f in report.findings] == ["w.grad"] and report.seconds <= 30
-    assert any("most looks at ties and kinks" in n.text for n in report.notes if n.id == "budget")
+    assert any("most tests of ties and kinks" in n.text for n in report.notes if n.id == "budget")
 
 
 def test_few_samples_at_kinks_do_not_accuse_another_choice(seconds):

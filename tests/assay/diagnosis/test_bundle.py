@@ -64,8 +64,8 @@ def test_a_bundle_is_read_as_it_was_written(tmp_path):
     assert saved(tmp_path, bundle.inputs | bundle.scalars, causes=bundle.meta["causes"], stage="y") == path
 
 
-def by_position(*given):
-    x, eps, b = given
+def by_position(*arguments):
+    x, eps, b = arguments
     return (x - b) * eps * 1.5
 
 

@@ -9,6 +9,8 @@ from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
 from goldsmith import assay
 from goldsmith.assay.diagnosis.diagnosis import diagnose
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @pytest.mark.parametrize(
     "target, stage, cause",
@@ -266,7 +268,7 @@ def test_a_term_of_a_backward_that_is_reduced_along_another_axis(axis, cause):
 
 def test_no_axis_of_given_tensors_becomes_empty():
     """An axis that has nothing to do with the fault becomes 1."""
-    given = {"x": torch.randn(6, 4), "e": torch.randn(4, 3), "s": 2.5}
+    inputs = {"x": torch.randn(6, 4), "e": torch.randn(4, 3), "s": 2.5}
     golden = lambda x, e, s: (x * 2).sum(0) + e.sum()  # noqa: E731
-    target = assay.Target(lambda x, e, s: (x * s).sum(0) + e.sum(), golden, cases=given, name="scaled")
+    target = assay.Target(lambda x, e, s: (x * s).sum(0) + e.sum(), golden, cases=inputs, name="scaled")
     assert assay.diagnose(target).case["name"] == "given[3->1,4->1,6->1]"

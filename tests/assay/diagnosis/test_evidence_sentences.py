@@ -19,6 +19,8 @@ from goldsmith.assay.diagnosis.stale_inputs import reordered, stale_inputs, unmo
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def target(candidate, golden, inputs, **more):
     return assay.Target(candidate, golden, cases=inputs, name="told", **more)
@@ -213,10 +215,10 @@ def test_a_value_with_an_epsilon_still_moves():
 # the maximum
 
 
-def lowered(made):
+def lowered(original):
     text = "y is wrong: every element; all zeros; worst at [0]: got 0, golden -130, bound 1 (values:offset)"
     report = Report("told", FAIL, findings=[Finding(CERTAIN, "values", "y", None, None, None, text)])
-    return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(made))
+    return Evidence(report, tensor="y", runs={"offset": RunFact("offset", wrong=("y",))}, made_of=frozenset(original))
 
 
 def test_a_padded_zero_is_blamed_only_if_the_golden_has_a_maximum():

@@ -8,6 +8,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.fits import aligned, fit
 from goldsmith.assay.diagnosis.isolate import isolate, named
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def first_fit(target):
     examination = session_of(target)

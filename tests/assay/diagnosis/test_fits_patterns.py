@@ -77,13 +77,13 @@ def test_rows_in_another_order():
     assert match.kind == "permuted" and match.params["index"] == order.tolist() and match.params["bijective"]
 
 
-def test_slices_taken_from_elsewhere():
+def test_slices_copied_from_another_position_are_recognised():
     golden = draw(8, 5, 3)
     match = only(golden[torch.arange(8) // 2].float(), golden)  # expert e reads e // 2
     assert match.kind == "permuted" and not match.params["bijective"] and match.params["axis"] == 0
 
 
-def test_one_result_in_the_place_of_another():
+def test_a_result_stored_in_place_of_another_is_explained():
     golden, other = draw(8, 5), draw(8, 5, seed=4)
     match = only(other.float(), golden, others={"w.grad": other})
     assert (match.kind, match.params) == ("swapped", {"with": "w.grad"})

@@ -52,7 +52,7 @@ def test_the_factor_of_one_segment():
     assert (rows.scope, rows.group, rows.named) == ("segment", "res", "alpha[2]")
 
 
-def test_every_row_with_a_factor_of_its_own():
+def test_rows_that_each_have_their_own_wrong_factor():
     got, bound = noisy(golden(6, 40))
     inv_rms = golden(6, 1, seed=3).abs() + 0.2
     (rows,) = ratios("x.grad", got / inv_rms, golden(6, 40), bound=bound / inv_rms, factors={"inv_rms": inv_rms})

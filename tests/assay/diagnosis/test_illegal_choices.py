@@ -1,8 +1,11 @@
 """An illegal choice is the first wrong stage, as long as its inputs are right."""
 
+import pytest
 import torch
 
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(2)
 
 
 @assay.case(T=[9], D=[5], N=[7], k=[3])
@@ -10,7 +13,7 @@ def tokens(make, T, D, N, k):
     return {"x": make.normal(T, D), "route": make.normal(D, N), "k": k}
 
 
-def made(x, route, k, times=1.0, size=lambda score: score):
+def build(x, route, k, times=1.0, size=lambda score: score):
     score = assay.stage("score", times * (x @ route))
     index = assay.stage("index", size(score).topk(k, -1).indices)
     gate = assay.stage("gate", torch.sigmoid(score.gather(-1, index)))
@@ -18,7 +21,7 @@ def made(x, route, k, times=1.0, size=lambda score: score):
 
 
 def golden(x, route, k):
-    return made(x, route, k)
+    return build(x, route, k)
 
 
 def diagnosed(kernel):
@@ -30,7 +33,7 @@ def diagnosed(kernel):
 
 
 def test_a_choice_by_another_measure_is_the_first_wrong_stage():
-    result = diagnosed(lambda x, route, k: made(x, route, k, size=torch.abs))
+    result = diagnosed(lambda x, route, k: build(x, route, k, size=torch.abs))
     assert (result.first_wrong_stage, result.causes[0].id) == ("index", "wrong_decision"), str(result)
     states = {s.name: s.state for s in result.stages}
     assert (states["score"], states["index"]) == ("ok", "culprit")
@@ -38,7 +41,7 @@ def test_a_choice_by_another_measure_is_the_first_wrong_stage():
 
 
 def test_a_choice_from_wrong_scores_is_not_the_first_wrong_stage():
-    result = diagnosed(lambda x, route, k: made(x, route, k, times=-1.0))
+    result = diagnosed(lambda x, route, k: build(x, route, k, times=-1.0))
     assert result.first_wrong_stage == "score", str(result)
 
 

@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 BLOCK = 4
 
 
@@ -33,7 +35,7 @@ def kernel(last=lambda n, longest: n, biases=1):
         (kernel(lambda n, _: n - 1), "off_by_one", "every number in length is -1"),
         (kernel(lambda n, _: n + 1), "off_by_one", "every number in length is +1"),
         (kernel(lambda n, _: -(-n // BLOCK) * BLOCK), "wrong_mask", f"to the end of its block of {BLOCK}"),
-        (kernel(lambda n, longest: longest), "wrong_mask", "the largest of length stands for all"),
+        (kernel(lambda n, longest: longest), "wrong_mask", "the largest of length is used for all"),
         (kernel(biases=3), "repeated_term", "the error is 2 times bias"),
     ],
 )

@@ -122,9 +122,9 @@ def test_the_fit_helps_with_kernels_that_were_left_out():
     """`python -m benchmarks.kernelfault --fit` fits over all batches; here only the last one is left out."""
     from benchmarks.kernelfault import likelihood as learn
 
-    given = learn.examples()
-    left = [e for e in given if e.batch == "6"]
-    model = learn.fitted([e for e in given if e.batch not in ("6", learn.HELD)])
+    examples = learn.examples()
+    left = [e for e in examples if e.batch == "6"]
+    model = learn.fitted([e for e in examples if e.batch not in ("6", learn.HELD)])
     shares = learn.shares([(e, learn.ranking(model, e)) for e in left])
     assert len(left) > 50 and shares["among 3, learned"] >= shares["among 3"] + 0.1, shares
     assert shares["first, learned"] >= shares["first"], shares

@@ -4,6 +4,7 @@ import functools
 import threading
 import time
 
+import pytest
 import torch
 
 from assay.diagnosis.faulty import draw, pair, report
@@ -13,6 +14,8 @@ from goldsmith.assay.diagnosis.candidate_state import CandidateState
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.report.results import Finding, Location
+
+pytestmark = pytest.mark.sweep(3)
 
 
 def first(diagnosis):
@@ -95,7 +98,7 @@ def test_state_is_cleared_and_restored():
     assert state == before and list(state) == ["a", "b"]
 
 
-def test_only_one_of_several_additions_to_a_place_survives():
+def test_only_one_of_several_additions_to_an_element_survives():
     def halves(sx, sy, i):
         return (sx[:, :, None] + sy[:, None, :]).flatten(1).gather(1, i)
 

@@ -8,6 +8,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.missing_slices import examine_missing
 
+pytestmark = pytest.mark.sweep(3)
+
 BLOCK = 4
 
 
@@ -115,7 +117,7 @@ def test_state_passed_to_the_next_row_is_stale():
 
 
 @pytest.mark.parametrize("step, onto", [(1, "next"), (-1, "last")])
-def test_which_rows_a_row_leaks_into(step, onto):
+def test_a_leak_names_the_rows_that_it_reaches(step, onto):
     def kernel(x, fade):
         y = faded(x, fade)
         beside = 0.1 * y.roll(step, 0)

@@ -7,6 +7,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[6], D=[20], E=[12])
 def tokens(make, T, D, E):

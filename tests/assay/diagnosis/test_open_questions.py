@@ -1,5 +1,6 @@
 """Open questions of the evidence are listed, and none if nothing is open."""
 
+import pytest
 import torch
 
 from assay.diagnosis.faulty import report
@@ -8,6 +9,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import CULPRIT, OBSERVED, Evidence, Fit, StageState, WhatIf
 from goldsmith.assay.diagnosis.fits import fit, wrong_block
 from goldsmith.assay.diagnosis.open_questions import open_questions
+
+pytestmark = pytest.mark.sweep(2)
 
 
 def evidence(state=CULPRIT, **more):
@@ -48,7 +51,7 @@ def test_terms_that_are_nearly_dependent():
     assert "condition 3e+07" in text and "cannot be told apart" in text
 
 
-def test_a_step_that_was_left_out():
+def test_a_step_that_was_left_out_is_named():
     (text,) = open_questions(evidence(left_out={"influence": "ValueError: no"}), [])
     assert text == "Left out: influence (ValueError: no)."
 
@@ -97,7 +100,7 @@ def test_a_factor_is_found_in_the_wrong_columns():
     assert abs(result.ratio - 1.25) < 1e-6
 
 
-def test_the_block_with_all_wrong_elements():
+def test_wrong_elements_that_fill_one_block_are_located():
     golden, bound = torch.ones(6, 8).double(), torch.full((6, 8), 1e-6).double()
     got = golden.clone()
     assert wrong_block(got, golden, bound) is None  # nothing is wrong

@@ -1,8 +1,11 @@
 """If no rule is sure in a case, the sure cause of another case comes first and is marked as such."""
 
+import pytest
 import torch
 
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(2)
 
 
 @assay.case(T=[5, 8], D=[6])

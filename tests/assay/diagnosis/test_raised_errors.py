@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @assay.case(T=[9], E=[4], D=[3])
 def rows(make, T, E, D):
@@ -103,10 +105,10 @@ def first_counts(x, offsets):
 )
 def test_an_error_that_disappears_once_every_bag_has_members_is_due_to_an_empty_one(index, first):
     @assay.case(P=[8], G=[3])
-    def given(make, P, G):
+    def draw_case(make, P, G):
         return {"x": make.normal(P), "offsets": index}
 
-    diagnosis = assay.diagnose(assay.Target(first_counts, bag_means, cases=given, name="kernel", backward=None))
+    diagnosis = assay.diagnose(assay.Target(first_counts, bag_means, cases=draw_case, name="kernel", backward=None))
     if not first:
         assert diagnosis.ok
         return

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import goldsmith
 from goldsmith import assay
 from goldsmith.assay.diagnosis import diagnosis_page, replay_command
+
+pytestmark = pytest.mark.sweep(2)
 
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 MODULE = """

@@ -9,6 +9,8 @@ from goldsmith.assay.diagnosis.whatif.run.calls import Listening, with_result
 from goldsmith.assay.diagnosis.whatif.run.golden import Golden
 from goldsmith.assay.diagnosis.whatif.run.replay import Unknown, taped
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[5], D=[6], E=[3])
 def rows(make, T, D, E):
@@ -73,7 +75,7 @@ def both(golden, tensor, change):
 @pytest.mark.parametrize("tensor", ["y", "x.grad", "w.grad"])
 @pytest.mark.parametrize("change", [twice, turned])
 @pytest.mark.parametrize("golden", [plain, in_place, of_parts])
-def test_it_makes_what_a_whole_run_makes(golden, change, tensor):
+def test_a_partial_run_gives_the_same_result_as_a_whole_run(golden, change, tensor):
     result = list(both(golden, tensor, with_result(change)))
     compared = [(replayed, whole) for replayed, whole in result if replayed is not None]
     assert len(compared) > len(result) // 3
@@ -81,7 +83,7 @@ def test_it_makes_what_a_whole_run_makes(golden, change, tensor):
     assert len({tuple(whole.flatten().tolist()) for _, whole in compared}) > 2, "the changes change something"
 
 
-def test_another_layout_is_read_as_it_lies():
+def test_a_changed_layout_gives_the_same_result_as_a_whole_run():
     def each(x, w, ids, scale):
         h = torch.tanh(x.t() * 2).t() * scale[ids][:, None]
         return h.view(-1, 2, 3).flip(1).reshape(x.shape) + w.sum() * 0
@@ -92,7 +94,7 @@ def test_another_layout_is_read_as_it_lies():
 
 
 @pytest.mark.parametrize("golden", [plain, in_place])
-def test_other_leaves(golden):
+def test_changed_inputs_give_the_same_result_as_a_whole_run(golden):
     target = assay.Target(golden, golden, cases=rows)
     ref = session_of(target).ref
     run = Golden(ref)
@@ -117,7 +119,7 @@ def gated(x, w, ids, scale):
 @pytest.mark.parametrize("tensor", ["x.grad", "w.grad", "scale.grad"])
 @pytest.mark.parametrize("new", [lambda t: t * 3, lambda t: t.flip(0)])
 @pytest.mark.parametrize("golden", [plain, in_place, gated])
-def test_what_the_backward_reads_otherwise(golden, new, tensor):
+def test_tensors_that_the_backward_reads_wrongly(golden, new, tensor):
     target = assay.Target(golden, golden, cases=rows)
     ref = session_of(target).ref
     run, listening = Golden(ref), Listening().record()
@@ -142,7 +144,7 @@ def test_what_the_backward_reads_otherwise(golden, new, tensor):
         replay.value({}, {"x": ref.leaves["x"] * 2}, lambda tensors: {})
 
 
-def test_what_python_has_read_is_left_to_a_whole_run():
+def test_values_that_python_reads_need_a_whole_run():
     def by_size(x, w, ids, scale):
         h = x @ w
         return h * 2 if float(h.detach().sum()) > 0 else h * 3

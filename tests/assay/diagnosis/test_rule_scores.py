@@ -98,8 +98,8 @@ def test_another_mask_does_not_change_elements_that_both_keep(agree, claimed):
 def test_another_seed_is_another_mask_where_random_numbers_are_drawn(operators, first):
     ours, theirs = (draw(12, 16, seed=s) > 0 for s in (3, 4))
     result = WhatIf("off_by_one", "seed is 18, one too high", "x.grad", 1.0, True, prior=0.6, others=0.0)
-    given = {"tensor": "x.grad", "fits": [], "ratios": [], "permutations": []}
-    evidence = pair(G * ours, G * theirs, whatif=[result], operators=frozenset(operators), **given)
+    empty_evidence = {"tensor": "x.grad", "fits": [], "ratios": [], "permutations": []}
+    evidence = pair(G * ours, G * theirs, whatif=[result], operators=frozenset(operators), **empty_evidence)
     assert rank(evidence, {})[0].id == first
 
 

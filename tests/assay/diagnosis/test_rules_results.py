@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 K, TILE = 2, 4
 
 
@@ -51,7 +53,7 @@ def diagnosed(**mistake):
     )
 
 
-def test_the_right_choice_is_right():
+def test_the_right_choice_is_accepted():
     assert diagnosed().report.ok
 
 
@@ -62,10 +64,10 @@ def test_the_right_choice_is_right():
         ({"weigh": False}, "wrong_decision", "is left out of"),
         ({"places": lambda i, V: i // V * V + i % V % TILE}, "invalid_index", "beginning of their block of 4"),
         ({"places": lambda i, V: i % V}, "invalid_index", "the offset of its row of 10 is not added"),
-        ({"places": lambda i, V: i // V * (V - 1) + i % V}, "wrong_stride", "a row of 10 counts as 9 places"),
-        ({"last": 2}, "truncated_reduction", "of every 10 places what lies in the last 2 places is never"),
-        ({"last": 6}, "truncated_reduction", "what lies behind the first 4 places"),
-        ({"first": 8}, "overwritten_accumulator", "what lies before place 8"),
+        ({"places": lambda i, V: i // V * (V - 1) + i % V}, "wrong_stride", "a row of 10 counts as 9 positions"),
+        ({"last": 2}, "truncated_reduction", "of every 10 positions, any of the last 2 positions is never"),
+        ({"last": 6}, "truncated_reduction", "anything after the first 4 positions"),
+        ({"first": 8}, "overwritten_accumulator", "anything before position 8"),
     ],
 )
 def test_an_illegal_choice_is_explained_by_the_change_that_makes_it(mistake, cause, text):

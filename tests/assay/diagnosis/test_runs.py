@@ -97,7 +97,7 @@ def test_a_right_kernel_and_one_with_a_wrong_factor_have_the_goldens_influence()
 
 
 @pytest.mark.parametrize("cut", [1, 7, 19])
-def test_an_edge_at_any_index(cut):
+def test_a_wrong_edge_at_any_index_is_explained(cut):
     def kernel(x, w, b):
         return torch.softmax(x[:, :cut] @ w[:cut] + b, -1) * 2
 

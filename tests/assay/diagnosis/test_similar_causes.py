@@ -8,6 +8,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def failing_diagnosis(kernel, golden, cases, **declared):
     diagnosis = assay.diagnose(assay.Target(kernel, golden, cases=cases, **({"backward": None} | declared)))

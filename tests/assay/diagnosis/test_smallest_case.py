@@ -2,11 +2,14 @@
 
 import weakref
 
+import pytest
 import torch
 
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect, smallest_case
 from goldsmith.assay.diagnosis.shrink import shrink
+
+pytestmark = pytest.mark.sweep(2)
 
 
 @assay.case(T=[4], D=[8])
@@ -24,15 +27,15 @@ def always(trial):
 
 
 def test_the_last_steps_are_undone_until_the_case_shows_the_cause():
-    asked = []
+    requests = []
 
     def tells(trial):
-        asked.append(trial)
+        requests.append(trial)
         return bool(drawn(trial)["w"].any())
 
     shrunk = shrink(rows[0], always, least={"T": 1, "D": 1}, shows_cause=tells)
     assert bool(drawn(shrunk.trial)["w"].any()) and not bool(drawn(shrunk.trial)["x"].any())
-    assert shrunk.steps[-1] == "x: zeros" and len(asked) <= 4
+    assert shrunk.steps[-1] == "x: zeros" and len(requests) <= 4
 
 
 def test_nothing_is_undone_if_the_smallest_case_shows_the_cause():

@@ -8,6 +8,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import RunFact
 from goldsmith.assay.diagnosis.runs import OTHERS, facts
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @assay.case(B=[4], L=[9])
 def rows(make, B, L):

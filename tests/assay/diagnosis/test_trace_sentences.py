@@ -122,7 +122,7 @@ def backward(fault):
     return run
 
 
-def asked(fault):
+def sentence(fault):
     it = examination(two, two, pairs, backward=backward(fault))
     return it, carriers(it, it.first, "x.grad")
 
@@ -138,12 +138,12 @@ def asked(fault):
     ],
 )
 def test_the_output_whose_gradient_carries_the_fault(fault, outputs, always, parts, unit):
-    _, result = asked(fault)
+    _, result = sentence(fault)
     assert (result.outputs, result.always, dict(result.parts), result.unit) == (outputs, always, parts, unit)
 
 
 def test_a_fault_that_needs_several_rows_at_once():
-    _, result = asked("between")
+    _, result = sentence("between")
     assert result.outputs == ("y0",) and dict(result.parts) == {} and result.unit is None
     assert result.together == (0,)
 
@@ -164,8 +164,8 @@ def test_only_gradients_are_traced():
         ("always", "x.grad is wrong with zeros for every output gradient", ""),
     ],
 )
-def test_the_sentences(fault, message, open_):
-    it, result = asked(fault)
+def test_the_sentences_of_a_trace(fault, message, open_):
+    it, result = sentence(fault)
     evidence = begin(it, assay.check(it.target, raises=False))
     evidence.carriers = result
     assert message in " ".join(trace_sentences(evidence)) and open_ in " ".join(open_questions(evidence, []))
@@ -173,7 +173,7 @@ def test_the_sentences(fault, message, open_):
 
 
 def test_a_diagnosis_prints_its_traces():
-    diagnosis = assay.diagnose(asked("tail")[0].target)
+    diagnosis = assay.diagnose(sentence("tail")[0].target)
     assert diagnosis.traced == diagnosis.to_json()["traced"] and "a single 1 in grad_y0" in " ".join(
         str(diagnosis).split()
     )

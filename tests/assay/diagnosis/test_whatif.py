@@ -11,6 +11,8 @@ from goldsmith.assay.diagnosis.diagnosis import diagnose
 from goldsmith.assay.diagnosis.isolate import named
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[7], D=[21])
 def square_case(make, T, D):
@@ -53,7 +55,7 @@ def explained(kernel, case=square_case, reference=golden, **more):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_change_that_makes_it_is_found(name):
+def test_the_change_that_makes_the_result_is_found(name):
     cause, kernel = FAULTS[name]
     best = explained(kernel)[0]
     assert best.cause == cause and best.exact and best.whole, best

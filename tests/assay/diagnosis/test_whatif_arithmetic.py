@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(N=[40], S=[37], F=[3])
 def corners(make, N, S, F):
@@ -113,7 +115,7 @@ def test_an_epsilon_added_to_a_divisor_is_explained():
     def golden(a, z, turn, more=0.0):
         return a / (z.unsqueeze(1) + more) - a.sum(1, keepdim=True) / (z.unsqueeze(1) + more)
 
-    change = best(lambda **given: golden(**given, more=2e-3), golden, projected)
+    change = best(lambda **inputs: golden(**inputs, more=2e-3), golden, projected)
     assert change.cause == "absolute_eps" and change.params["value"] == pytest.approx(2e-3, rel=1e-3), change.text
 
 
@@ -140,7 +142,7 @@ def summed(stay, go, later=0):
 
 def test_a_step_that_reads_its_destination_cell_is_explained():
     change = best(lambda stay, go: summed(stay, go, later=1), summed, lattice)
-    assert change.exact and change.cause == "shifted" and "reads the place after its own" in change.text, change.text
+    assert change.exact and change.cause == "shifted" and "reads the position after its own" in change.text, change.text
 
 
 @assay.case(B=[9], T=[5])

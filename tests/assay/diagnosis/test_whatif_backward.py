@@ -8,6 +8,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def asserted(target, tensor, cause, text):
     examination = session_of(target)
@@ -48,7 +50,7 @@ def without_tail(d, ids, into):
 @pytest.mark.parametrize(
     "put, cause, text",
     [(stored, "lost_update", ""), (by_blocks, "lost_update", "the last ones are left"),
-     (without_tail, "truncated_reduction", "the last updates never arrive")],
+     (without_tail, "truncated_reduction", "the last updates are lost")],
 )  # fmt: skip
 def test_lost_updates_of_a_row_are_explained(put, cause, text):
     def backward(table, scale, ids, y, grad_y):
@@ -143,7 +145,7 @@ def running(x):
     return torch.sigmoid(x).cumsum(0)
 
 
-@pytest.mark.parametrize("from_one, text", [(False, "begins anew"), (True, "only the own result of the one after it")])
+@pytest.mark.parametrize("from_one, text", [(False, "starts from zero"), (True, "continues from the next chunk alone")])
 def test_chunks_of_a_running_sum_are_counted_from_the_beginning(from_one, text):
     def backward(x, y, grad_y):
         s, out, carry = torch.sigmoid(x), torch.empty(x.shape), torch.zeros(x.shape[1])
@@ -256,14 +258,14 @@ def pooled(x):
     return F.max_pool2d(x, 2, stride=1)
 
 
-def test_places_counted_with_a_wrong_stride_are_explained():
+def test_positions_computed_with_a_wrong_stride_are_explained():
     def backward(x, y, grad_y):
         (C, H, W), places = x.shape, F.max_pool2d(x, 2, stride=1, return_indices=True)[1]
         places = places // W * H + places % W
         return {"x": torch.zeros(C, H * W).scatter_add(1, places.flatten(1), grad_y.flatten(1)).view(x.shape)}
 
     target = assay.Target(pooled, pooled, cases=maps, backward=backward)
-    asserted(target, "x.grad", "wrong_stride", "are counted with rows of 5, not of 8")
+    asserted(target, "x.grad", "wrong_stride", "are computed with rows of 5, not of 8")
 
 
 @assay.case(T=[9], V=[13], D=[6])
@@ -305,13 +307,13 @@ def summed(x, owner, groups):
 
 
 @pytest.mark.parametrize("end", [0, -1])
-def test_the_first_entry_of_a_group_belongs_to_the_one_before(end):
+def test_the_first_entry_of_a_group_counts_for_the_previous_group(end):
     def backward(x, owner, groups, y, grad_y):
         before = torch.cat((owner[:1] if end == 0 else owner.new_tensor([-1]), owner[:-1]))
         return {"x": 2 * x * grad_y[before]}
 
     target = assay.Target(summed, summed, cases=owned, backward=backward)
-    asserted(target, "x.grad", "off_by_one", "the first entry of each group belongs to the group before")
+    asserted(target, "x.grad", "off_by_one", "the first entry of each group counts for the previous group")
 
 
 # factors of addends, and forgotten masks

@@ -1,4 +1,4 @@
-"""Changed goldens: moments merged block by block, and one of several calls of a loop's line changed in every turn."""
+"""Changed goldens: moments merged block by block, and one of several calls of a loop's line changed in every step."""
 
 import pytest
 import torch
@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
+
+pytestmark = pytest.mark.sweep(3)
 
 BLOCK = 8
 
@@ -39,7 +41,12 @@ def moments(x, *, weighed=True, apart=True):
 @pytest.mark.parametrize(
     "merged, which, cause, text",
     [
-        ({"weighed": False}, 0, "wrong_factor", "blocks of 8 weigh alike in mean(x), the last one with 5 as well"),
+        (
+            {"weighed": False},
+            0,
+            "wrong_factor",
+            "blocks of 8 have equal weight in mean(x), even the last one, which has 5",
+        ),
         ({"apart": False}, 1, "missing_term", "blocks of 8 have their own means"),
     ],
 )
@@ -69,7 +76,7 @@ def gated(r, z, h, *, share=lambda z: z):
     return torch.stack(out)
 
 
-def test_a_change_of_one_of_two_calls_of_a_line_in_every_turn():
+def test_a_change_of_one_of_two_calls_of_a_line_in_every_step():
     change = best(assay.Target(lambda r, z, h: gated(r, z, h, share=lambda z: 1 - z), gated, cases=steps))
     assert (change.cause, change.exact) == ("swapped_results", True)
     assert change.text.startswith("1 - exp(") and change.text.endswith("in 6 places")

@@ -7,6 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 BLOCK = 4
 
 
@@ -77,13 +79,16 @@ def in_chunks(x, keep):
     return torch.stack(out)
 
 
-def test_a_recurrence_begins_anew_in_every_chunk():
+def test_a_recurrence_restarts_from_zero_in_every_chunk():
     change = explained(assay.Target(in_chunks, decayed, cases=steps, backward=None))
     assert change[0].cause == "missing_term" and change[0].exact
-    assert any(what.text == "in blocks of 4 of x and keep along axis 0 each block starts anew" for what in change)
+    assert any(
+        what.text == "in blocks of 4 of x and keep along axis 0 each block ignores the blocks before it"
+        for what in change
+    )
 
 
-def test_sums_that_go_on_where_the_one_before_stopped():
+def test_sums_that_continue_from_the_previous_sum():
     change = best(assay.Target(lambda x: x.sum(1).cumsum(0), lambda x: (x * 1).sum(1), cases=rows, backward=None))
     assert (change.cause, change.exact) == (
         "uninitialised_accumulator",
@@ -168,12 +173,12 @@ def corrected(fade, x, s, *, early):
     return torch.stack(out)
 
 
-def test_in_every_turn_the_state_is_read_before_it_fades():
+def test_in_every_step_the_state_is_read_before_it_decays():
     kernel = lambda fade, x, s: corrected(fade, x, s, early=True)  # noqa: E731
     change = best(assay.Target(kernel, lambda fade, x, s: corrected(fade, x, s, early=False), cases=states,
                               backward=None))  # fmt: skip
     assert (change.cause, change.exact, change.whole) == ("wrong_saved_tensor", True, True)
-    assert "in each of 6 turns" in change.text and "from before" in change.text
+    assert "in each of 6 steps" in change.text and "from before" in change.text
     stale = best(assay.Target(lambda fade, x, s: corrected(fade, x, s, early=False),
                              lambda fade, x, s: corrected(fade, x, s, early=True), cases=states,
                              backward=None))  # fmt: skip
@@ -197,7 +202,7 @@ def test_a_triangular_solve_whose_sum_ends_one_early():
     target = assay.Target(lambda L, b: solved(L, b, 1), lambda L, b: solved(L, b), cases=triangle, backward=None)
     change = explained(target)
     assert change[0].cause == "off_by_one" and all(what.exact for what in change)
-    assert any("in each of 6 turns" in what.text for what in change)
+    assert any("in each of 6 steps" in what.text for what in change)
 
 
 # a factor of one addend alone

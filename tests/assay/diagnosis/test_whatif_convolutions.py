@@ -8,6 +8,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 TAPS = [(i, j) for i in range(3) for j in range(3)]
 
 
@@ -56,7 +58,7 @@ def target(fault):
         ("one image", "b.grad", "truncated_reduction"),
     ],
 )
-def test_a_loop_over_taps_or_images_goes_wrong(fault, tensor, cause):
+def test_a_mistake_in_a_loop_over_taps_or_images_is_explained(fault, tensor, cause):
     examination = session_of(target(fault), ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
     changes = explain(examination, tensor, got, examination.first)

@@ -5,6 +5,8 @@ import torch
 
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[0, 13], D=[32])
 def tokens(make, T, D):

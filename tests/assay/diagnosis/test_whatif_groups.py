@@ -12,10 +12,12 @@ from goldsmith.assay.diagnosis.whatif.masks import padding
 from goldsmith.assay.diagnosis.whatif.sums import reductions
 from goldsmith.assay.execute import hooks
 
+pytestmark = pytest.mark.sweep(3)
+
 _MOST = 300  # runs of the candidate that a diagnosis may use
 
 
-def tried(target, tensor="y"):
+def search_of(target, tensor="y"):
     """The explanations of the tensor, and the number of changes tried."""
     examination = session_of(target, ("values", "ensemble"))
     got = dict(examination.first.outputs, **examination.first.grads)[tensor]
@@ -55,7 +57,7 @@ def sorted_and(read):
     [(lambda o: o.flip(0), "permuted"), (lambda o: o.roll(1), "shifted")],
 )
 def test_products_read_out_of_their_sorted_order(read, cause):
-    best = tried(sorted_and(read))[0][0]
+    best = search_of(sorted_and(read))[0][0]
     assert (best.cause, best.exact, best.whole) == (cause, True, True), best
     assert "sorted by where they are added" in best.text
 
@@ -81,7 +83,7 @@ def mixed(times):
 
 
 def test_products_of_a_loop_that_count_several_times():
-    change, _ = tried(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
+    change, _ = search_of(assay.Target(mixed(3), mixed(1), cases=experts, backward=None))
     assert change[0].cause == "repeated_term" and change[0].exact, change
     assert change[0].params["value"] == pytest.approx(3, rel=1e-4)
 
@@ -111,7 +113,7 @@ def without_scale(x, a, b, w, grad_y):
 
 def test_a_factor_that_is_dropped_in_the_gradient_of_one_line():
     target = assay.Target(through, through, cases=twice_low, backward=without_scale, grads=("x",))
-    best = tried(target, "x.grad")[0][0]
+    best = search_of(target, "x.grad")[0][0]
     assert (best.cause, best.exact, best.whole) == ("wrong_factor", True, True), best
     assert "in 2 places" in best.text
 
@@ -124,25 +126,25 @@ def test_a_norm_along_another_axis():
     def rows(make, T, D):
         return {"x": make.normal(T, D)}
 
-    best = tried(assay.Target(of(0), of(1), cases=rows, backward=None))[0][0]
+    best = search_of(assay.Target(of(0), of(1), cases=rows, backward=None))[0][0]
     assert best.cause == "wrong_axis" and best.exact and best.params["axis"] == 0
 
 
-def test_the_search_ends_where_a_common_change_makes_everything():
+def test_the_search_ends_when_a_common_change_explains_everything():
     noise = torch.randn(6, 12, generator=torch.Generator().manual_seed(1))
     golden, cases = layer().golden, layer().cases
 
     def kernel(more):
         return lambda x, w, b: 2 * torch.softmax(x @ w, -1) + more
 
-    _, all_of_them = tried(assay.Target(kernel(noise), golden, cases=cases, backward=None))
-    change, few = tried(assay.Target(kernel(0), golden, cases=cases, backward=None))
+    _, all_of_them = search_of(assay.Target(kernel(noise), golden, cases=cases, backward=None))
+    change, few = search_of(assay.Target(kernel(0), golden, cases=cases, backward=None))
     assert change[0].cause == "missing_term" and few < all_of_them / 2, (few, all_of_them)
 
 
 @pytest.mark.parametrize("kind", [padding, reductions], ids=["of all operators", "of one"])
 def test_a_kind_of_change_that_raises_is_reported_and_the_others_are_tried(kind, monkeypatch):
-    def stumbles(*given):
+    def stumbles(*arguments):
         raise RuntimeError("a view of two axes")
 
     monkeypatch.setattr(kind, "changes" if kind is padding else "repeated", stumbles)

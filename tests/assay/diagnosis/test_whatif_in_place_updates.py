@@ -1,9 +1,12 @@
 """Values read after their update in place: rotated pairs, moments in one buffer."""
 
+import pytest
 import torch
 
 from assay.diagnosis.targets import best
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(3)
 
 
 @assay.case(T=[6], D=[8])

@@ -7,6 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import engine, explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explanations(candidate, golden, case, tensor="y", **declared):
     examination = session_of(assay.Target(candidate, golden, cases=case, **declared), ("values", "ensemble"))
@@ -47,11 +49,11 @@ def one_later(flags):
 @pytest.mark.parametrize(
     "changed, cause, text",
     [
-        ({"flags": one_later}, "shifted", "resets is shifted by -1 along axis 0, zeros come in"),
+        ({"flags": one_later}, "shifted", "resets is shifted by -1 along axis 0, filled with zeros"),
         (
             {"flags": lambda f: f.long().view(torch.int32).flatten()[: f.numel()].view(f.shape)},
             "dtype_width",
-            "resets lies in 64 bits a number and is read in 32",
+            "resets is stored in 64 bits per number and read in 32",
         ),
     ],
 )
@@ -150,7 +152,7 @@ def ranked(make, N, D):
 
 
 @pytest.mark.parametrize("first, cause", [(1, "off_by_one"), (0, "shifted")])
-def test_places_counted_one_too_early(first, cause):
+def test_positions_counted_one_too_early(first, cause):
     def golden(x, late=0):
         return x.sort(-1).values * torch.arange(first - late, x.shape[1] + first - late)
 
@@ -211,7 +213,7 @@ def test_rows_that_no_part_covers():
         return torch.where((ids < R * each)[:, None], looked_up(x, table, ids, R), 0.0)
 
     cause, text = cause_and_text(own, looked_up, parted)
-    assert cause == "missing_partition" and "finds nothing from 148 on" in text
+    assert cause == "missing_partition" and "reads nothing from index 148 on" in text
 
 
 def test_indices_that_become_negative_in_eight_bits():
@@ -276,9 +278,9 @@ def test_a_backward_whose_shares_are_not_divided_by_their_sum():
 def test_an_empty_mean_that_makes_the_only_number_nan(guarded):
     @assay.case(B=[4], T=[7], D=[3])
     def some(make, B, T, D):
-        given = rows[0].draw(make, B, T, D)
-        given["lengths"][2] = 0
-        return given
+        inputs = rows[0].draw(make, B, T, D)
+        inputs["lengths"][2] = 0
+        return inputs
 
     def mean(x, lengths, divided):
         own = torch.arange(x.shape[1]) < lengths[:, None]

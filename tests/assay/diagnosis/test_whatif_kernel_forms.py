@@ -9,6 +9,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explained_by(candidate, golden, cases, tensor="y", backward="auto"):
     examination = session_of(assay.Target(candidate, golden, cases=cases, backward=backward), ("values", "ensemble"))
@@ -176,7 +178,7 @@ def scan(x, a):
 @pytest.mark.parametrize(
     "cause, decay", [("shifted", lambda a, t: torch.exp(-a[max(t - 1, 0)])), ("wrong_factor", lambda a, t: -a[t])],
 )  # fmt: skip
-def test_the_same_mistake_in_every_turn_of_a_loop(cause, decay):
+def test_the_same_mistake_in_every_step_of_a_loop(cause, decay):
     def kernel(x, a):
         h, out = torch.zeros_like(x[0]), []
         for t in range(len(x)):
@@ -217,7 +219,7 @@ def joined(q, k):
 
 
 @pytest.mark.parametrize("golden", [each, joined], ids=["indices", "views"])
-def test_heads_in_turn_instead_of_in_groups(golden):
+def test_heads_interleaved_instead_of_grouped_are_explained(golden):
     change = explained_by(lambda q, k: q * k[torch.arange(len(q)) % len(k)], golden, heads)
     assert change.cause == "permuted" and "wrong_stride" in change.also
 
@@ -300,7 +302,7 @@ def average(x, a):
 
 
 @pytest.mark.parametrize("cause, tensor", [("missing_term", "a.grad"), ("wrong_factor", "x.grad")])
-def test_the_same_mistake_in_every_turn_of_a_backward(cause, tensor):
+def test_the_same_mistake_in_every_step_of_a_backward(cause, tensor):
     """The last turn's gradient has another source than the others'."""
 
     def backward(x, a, y, grad_y):

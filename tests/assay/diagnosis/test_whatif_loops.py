@@ -7,6 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 BLOCK = 4
 
 

@@ -9,6 +9,8 @@ from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.diagnosis.whatif.run.calls import OperatorCall
 from goldsmith.assay.diagnosis.whatif.sums import surviving_addends
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[13], V=[40])
 def tokens(make, T, V):

@@ -1,9 +1,12 @@
 """A mask applied to one tensor too many, a softmax sum over another axis, an input read in place of another."""
 
+import pytest
 import torch
 
 from assay.diagnosis.targets import best
 from goldsmith import assay
+
+pytestmark = pytest.mark.sweep(3)
 
 
 @assay.case(T=[9], V=[7])
@@ -62,7 +65,7 @@ def without_the_last(x, z, grad_y):
     return {"x": -2 * x * ((dt + grad_y * torch.cos(t)) * t).flip(0).cumsum(0).flip(0)}
 
 
-def test_the_last_place_missing_from_an_addend_of_a_gradient():
+def test_the_last_position_missing_from_an_addend_of_a_gradient():
     change = best(through, through, tokens, "x.grad", backward=without_the_last, grads=("x",))
     assert change.cause == "off_by_one" and "the last along axis 0" in change.text and change.exact, change
 

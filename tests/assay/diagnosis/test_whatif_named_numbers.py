@@ -1,4 +1,4 @@
-"""Indices that point from the end, a first step with another weight, axes in another order; names of numbers."""
+"""Indices that count from the end, a first step with another weight, axes in another order; names of numbers."""
 
 import math
 
@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from goldsmith import assay
 from goldsmith.assay.diagnosis import numbers
 from goldsmith.assay.diagnosis.patterns import factors, patterns
+
+pytestmark = pytest.mark.sweep(3)
 
 
 def diagnosed(kernel, golden, cases, **more):
@@ -35,10 +37,10 @@ def from_the_end(i, x, K):
 
 
 @pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
-def test_an_unguarded_index_of_minus_one_points_from_the_end(golden, asked):
+def test_an_unguarded_index_of_minus_one_counts_from_the_end(golden, condition):
     best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
-    assert best.id == "invalid_index" and f"nothing checks whether {asked}" in sentence, str(diagnosis)
-    assert "point from the end" in sentence
+    assert best.id == "invalid_index" and f"nothing checks whether {condition}" in sentence, str(diagnosis)
+    assert "count from the end" in sentence
 
 
 @assay.case(B=[3], L=[10])
@@ -62,7 +64,7 @@ def test_a_recursion_that_begins_from_zero():
         series,
     )
     assert best.id == "wrong_factor" and best.params["factor"] == "1 - a", str(diagnosis)
-    assert "the first place of x along axis 1 is multiplied by 1 - a = 0.1" in sentence
+    assert "the first position of x along axis 1 is multiplied by 1 - a = 0.1" in sentence
 
 
 @assay.case(C=[8], H=[3], W=[5])
@@ -135,7 +137,7 @@ def test_a_standard_deviation_divided_by_n():
     assert best.id == "wrong_factor" and "s is sqrt((N-1)/N) times the golden's" in sentence, str(diagnosis)
 
 
-def test_a_divergence_in_bits():
+def test_a_divergence_computed_with_logarithms_to_base_2():
     @assay.case(N=[5], D=[8])
     def rows(make, N, D):
         return {"p": make.normal(N, D), "q": make.normal(N, D)}

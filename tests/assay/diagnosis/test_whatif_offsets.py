@@ -8,6 +8,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(T=[10], D=[6])
 def scaled(make, T, D):
@@ -54,7 +56,7 @@ def pairs(make, N, K):
     return {"values": make.normal(N, 2), "places": torch.tensor([[0, 2], [1, 3], [0, 1], [2, 3], [1, 2], [0, 3]])[:N]}
 
 
-def test_the_first_of_a_row_of_indices_stands_for_all():
+def test_the_first_of_a_row_of_indices_is_used_for_all():
     def scattered(values, places):
         return torch.zeros(len(values), 4, dtype=values.dtype).scatter_add(1, places, values).square()
 
@@ -120,7 +122,7 @@ def recurrence(x, a, *, kept=False, alone=False):
     return torch.stack(rows).view(x.shape)
 
 
-def test_a_sequence_goes_on_where_the_one_before_stopped():
+def test_a_sequence_that_starts_from_the_final_state_of_the_previous_one():
     change = best(lambda x, a: recurrence(x, a, kept=True), recurrence, sequences)
     assert (change.cause, change.exact, change.params["axis"]) == ("stale_state", True, 0)
 
@@ -154,7 +156,7 @@ def steps(make, T, C):
     return {"x": make.normal(T, C), "a": make.uniform(C) * 0.2 + 0.8}
 
 
-def test_a_block_that_passes_on_only_its_own_gradient():
+def test_a_block_that_drops_the_gradient_of_later_blocks():
     def golden(x, a):
         rows, h = [], torch.zeros_like(a)
         for row in x:
@@ -164,7 +166,7 @@ def test_a_block_that_passes_on_only_its_own_gradient():
 
     change = best(HandedOn.apply, golden, steps, "x.grad", backward="auto", grads=("x",))
     assert (change.cause, change.exact, change.params["block"]) == ("overwritten_accumulator", True, 4)
-    assert "passes on only its own gradient" in change.text
+    assert "drops what later blocks carry to it" in change.text
 
 
 @assay.case(T=[4], V=[9])
@@ -264,7 +266,7 @@ def test_the_first_blocks_value_used_for_all_blocks():
         return torch.tanh(q) * q.square().mean((1, 2), keepdim=True) + k
 
     change = best(lambda q, k: torch.tanh(q) * q[:1].square().mean() + k, golden, heads)
-    assert (change.cause, change.exact) == ("wrong_stride", True) and "stands for all" in change.text
+    assert (change.cause, change.exact) == ("wrong_stride", True) and "is used for all" in change.text
 
 
 @assay.case(T=[6], E=[8], K=[3])

@@ -10,6 +10,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def explained(candidate, golden, case, **declared):
     """The best explanation of the first wrong result, and its tensor."""
@@ -111,7 +113,7 @@ def quantised(x, w, b, *, to=torch.round, top=127):
         (lambda x, w, b: x * (1 + w), lambda x, w, b: x * w, "wrong_factor", "w is taken with one added"),
     ],
 )
-def test_another_function(candidate, golden, cause, text):
+def test_another_function_in_place_of_the_goldens_is_named(candidate, golden, cause, text):
     change = best(candidate, golden, rows, backward=None)
     assert change.cause == cause and text in change.text
 

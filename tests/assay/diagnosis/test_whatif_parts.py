@@ -7,6 +7,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def density(x):
     return torch.exp(-x * x / 2) / (2 * torch.pi) ** 0.5
@@ -109,7 +111,7 @@ def offsets(make, N):
 
 
 READ = [
-    (rows, "shifted", "at is +1, around", lambda at: (at + 1) % 7),
+    (rows, "shifted", "at is +1, wrapping around", lambda at: (at + 1) % 7),
     (rows, "shifted", "at is -1, within its range", lambda at: (at - 1).clamp(0, 6)),
     (rows, "shifted", "at is shifted by +1 along axis 0", lambda at: at.roll(1)),
     (rows, "wrong_stride", "at is halved", lambda at: at // 2),

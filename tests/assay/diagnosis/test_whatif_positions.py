@@ -9,6 +9,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def best(kernel, golden, cases, tensor="y"):
     examination = session_of(assay.Target(kernel, golden, cases=cases, backward=None), ("values", "ensemble"))
@@ -89,7 +91,7 @@ def mirrored(x, *, far):
     return x * 2
 
 
-def test_the_far_border_repeats_its_last_place():
+def test_the_far_border_repeats_its_last_position():
     golden = lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect") * 2  # noqa: E731
     assert assay.check(assay.Target(lambda x: mirrored(x, far=0), golden, cases=maps, backward=None), raises=False).ok
     change = best(lambda x: mirrored(x, far=1), golden, maps)
@@ -107,7 +109,7 @@ def test_the_last_scales_used_for_all_blocks():
                    for g, part in enumerate(a.split(4, 1)))  # fmt: skip
 
     change = best(lambda a, s, t: blocks(a, s, t, own=False), lambda a, s, t: blocks(a, s, t, own=True), scaled)
-    assert (change.cause, change.exact) == ("wrong_factor", True) and change.text.endswith("stands for all")
+    assert (change.cause, change.exact) == ("wrong_factor", True) and change.text.endswith("is used for all")
     assert "axis 1 of s" in change.text and "axis 0 of t" in change.text
 
 

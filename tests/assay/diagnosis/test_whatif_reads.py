@@ -16,6 +16,8 @@ from goldsmith.assay.diagnosis.rules import matches
 from goldsmith.assay.diagnosis.whatif import explain
 from goldsmith.assay.probes import QUICK as PROBES
 
+pytestmark = pytest.mark.sweep(3)
+
 QUICK = frozenset(PROBES)
 
 

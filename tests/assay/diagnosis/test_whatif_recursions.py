@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 # least costs over several steps, with a table that another line reads as well
 
 
@@ -78,7 +80,7 @@ def padded(x, w, length, *, state_to_the_end=False, last_of_all=False):
         ({"last_of_all": True}, "invalid_index", "is taken at the padded end"),
     ],
 )
-def test_one_line_that_takes_every_sequence_as_full(mistake, cause, text):
+def test_one_line_that_treats_every_sequence_as_full_is_explained(mistake, cause, text):
     change = best(lambda **k: padded(**k, **mistake), faded, rows)
     assert change.cause == cause and text in change.text and "every number of length counts as T, 7" in change.text, (
         change
@@ -129,8 +131,8 @@ class Paths(torch.autograd.Function):
         return g, dtable, dbend
 
 
-@pytest.mark.parametrize("later, which", [(1, "its own turn"), (-1, "the turn before the last")])
-def test_shares_recomputed_from_the_state_of_another_turn(later, which):
+@pytest.mark.parametrize("later, which", [(1, "after the step"), (-1, "of two steps before")])
+def test_shares_recomputed_from_the_state_of_another_step(later, which):
     change = best(lambda **k: Paths.of(later).apply(*k.values()), paths, chains, "table.grad", backward="auto")
     assert change.cause == "wrong_saved_tensor" and which in change.text and change.exact and change.whole, change
     assert change.also == ("shifted", "off_by_one"), change
@@ -170,7 +172,7 @@ class Likelihood(torch.autograd.Function):
         return g, dtable, dseen
 
 
-def test_states_without_a_batch_read_after_their_turn():
+def test_states_without_a_batch_read_after_their_step():
     change = best(lambda **k: Likelihood.apply(*k.values()), likelihood, probabilities, "table.grad", backward="auto")
-    assert change.exact and change.whole and "of the turn after, the last one its own" in change.text, change
+    assert change.exact and change.whole and "of the next step, the last one reads its own" in change.text, change
     assert "wrong_saved_tensor" in (change.cause, *change.also), change

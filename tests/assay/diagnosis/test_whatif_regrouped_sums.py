@@ -8,6 +8,8 @@ from assay.diagnosis.targets import session_of
 from goldsmith import assay
 from goldsmith.assay.diagnosis.whatif import explain
 
+pytestmark = pytest.mark.sweep(3)
+
 
 def best(target, tensor):
     examination = session_of(target, ("values", "ensemble"))
@@ -83,25 +85,25 @@ def taps(x, w, on):
 
 
 @pytest.mark.parametrize("on", [1, -1])
-def test_every_tap_reads_the_place_next_to_its_own(on):
-    way = "behind it, around" if on > 0 else "before it, around"
+def test_every_tap_reads_the_position_next_to_its_own(on):
+    way = "after it, wrapping around" if on > 0 else "before it, wrapping around"
     assert_explained(assay.Target(lambda x, w: taps(x, w, on), smoothed, cases=track), "y", "shifted", way)
 
 
 @pytest.mark.parametrize("golden", [smoothed, convolved])
-def test_every_window_ends_one_place_late(golden):
+def test_every_window_ends_one_position_late(golden):
     def shifted(x, w):
         return (F.pad(x, (len(w) - 2, 1)).unfold(1, len(w), 1) * w).sum(-1)
 
-    assert_explained(assay.Target(shifted, golden, cases=track), "y", "shifted", "reads the places behind it")
+    assert_explained(assay.Target(shifted, golden, cases=track), "y", "shifted", "reads the positions after it")
 
 
 @pytest.mark.parametrize("wrong, cause, text", [
-    ("stored", "overwritten_accumulator", "of the taps that reach a place the last is left"),
+    ("stored", "overwritten_accumulator", "of the taps that reach a position the last is left"),
     ("a tap short", "off_by_one", "leaves out the first tap"),
     ("reversed", "permuted", "takes the taps in reverse order"),
 ])  # fmt: skip
-def test_a_backward_over_taps(wrong, cause, text):
+def test_a_backward_with_a_wrong_tap_is_explained(wrong, cause, text):
     def backward(x, w, y, grad_y):
         dx, T, K = torch.zeros_like(x), x.shape[1], len(w)
         for j in range(wrong == "a tap short", K):
@@ -167,7 +169,7 @@ def test_consecutive_rows_are_summed_in_a_loop_and_others_scattered(together, ca
         return y
 
     assert_explained(
-        assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one place the last is left"
+        assay.Target(stored, summed, cases=entries), "y", cause, "of several updates of one element the last is left"
     )
 
 
@@ -201,14 +203,14 @@ def test_the_stride_between_stacked_weights_is_that_of_half_an_entry():
         return expanded(x, half_as_long(up), down, own)
 
     target = assay.Target(candidate, expanded, cases=stacks)
-    assert_explained(target, "y", "wrong_stride", "the stride between the entries of up is half as long as it is")
+    assert_explained(target, "y", "wrong_stride", "the stride between the entries of up is half of the right one")
 
 
 @pytest.mark.parametrize("read, text", [
-    (as_of_a_half, "every entry of up and down is read where the one of half its number lies"),
-    (half_as_long, "the stride between the entries of up and down is half as long as it is"),
+    (as_of_a_half, "entry i of up and down is read at i // 2"),
+    (half_as_long, "the stride between the entries of up and down is half of the right one"),
 ])  # fmt: skip
-def test_the_backward_reads_two_stacks_as_of_a_partition(read, text):
+def test_the_backward_reads_two_stacks_with_the_stride_of_a_partition(read, text):
     def backward(x, up, down, own, y, grad_y):
         h = torch.tanh(x @ up)
         dh = grad_y * own.sum(1)[:, None, None] @ read(down).mT

@@ -6,6 +6,8 @@ import torch
 from assay.diagnosis.targets import best
 from goldsmith import assay
 
+pytestmark = pytest.mark.sweep(3)
+
 # a weighted histogram, which the golden writes as a product with one-hot rows
 
 
@@ -60,7 +62,7 @@ def test_interpolation_that_loses_integer_positions():
     assert change.exact and change.whole and "lost_update" in change.also, change
 
 
-def test_only_the_last_update_of_a_place_is_stored():
+def test_only_the_last_update_of_an_element_is_stored():
     change = best(lambda **k: by_index(**k, store=True), dealt, placed)
     assert change.cause == "lost_update" and change.exact and change.whole, change
 
@@ -86,13 +88,13 @@ class Rows(torch.autograd.Function):
         return g * torch.sin(start)[name], None, d
 
 
-def test_the_last_tile_of_sorted_rows_arrives_nowhere():
+def test_the_last_tile_of_sorted_rows_is_lost():
     def golden(x, name, start):
         return x * torch.sin(start[name])
 
     change = best(lambda **k: Rows.apply(*k.values()), golden, named, "start.grad", backward="auto")
     assert change.cause == "truncated_reduction", change
-    assert "the last 2 of 12 rows, in the order of name, arrive nowhere" in change.text, change
+    assert "the last 2 of 12 rows, in the order of name, are lost" in change.text, change
 
 
 # sums that each part of an axis computes alone
@@ -160,7 +162,7 @@ def test_two_axes_that_share_one_softmax():
 # memory of a tile of rows that is set to zero once
 
 
-def test_sums_of_a_tile_that_go_on_in_the_next_one():
+def test_sums_of_a_tile_that_continue_in_the_next_tile():
     def golden(scores, v):
         return (scores * v).sum(2)
 

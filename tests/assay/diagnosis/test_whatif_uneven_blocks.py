@@ -10,6 +10,8 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.influence import influence
 from goldsmith.assay.diagnosis.whatif.judge import Judge
 
+pytestmark = pytest.mark.sweep(3)
+
 
 @assay.case(N=[63])
 def packed(make, N):
@@ -34,7 +36,7 @@ def scores(make, N, E, k):
 
 
 @pytest.mark.parametrize("all_first, text", [(True, "runs over all"), (False, "is divided by its sum")])
-def test_shares_of_the_chosen_or_of_all(all_first, text):
+def test_shares_normalised_over_the_chosen_or_over_all_entries(all_first, text):
     def chosen(s, k):
         return torch.softmax(s.topk(k, -1).values, -1) * 2
 
@@ -51,9 +53,9 @@ def square(make, M, K):
     return {"x": make.normal(M, K), "w": make.normal(K, K), "s": make.uniform(K) + 0.5}
 
 
-def test_a_vector_stands_along_the_other_axis():
+def test_a_vector_lies_along_the_other_axis():
     change = best(lambda x, w, s: x @ (w * s[None]), lambda x, w, s: x @ (w * s[:, None]), square)
-    assert (change.cause, change.exact) == ("wrong_axis", True) and "stands along axis 1 instead of 0" in change.text
+    assert (change.cause, change.exact) == ("wrong_axis", True) and "lies along axis 1 instead of 0" in change.text
 
 
 @assay.case(T=[7], D=[4])
@@ -66,7 +68,7 @@ def test_an_ignored_length():
         return torch.softmax(q @ k[:n].mT, -1) @ k[:n]
 
     change = best(lambda q, k, n: attention(q, k, len(k)), attention, padded)
-    assert (change.cause, change.exact) == ("wrong_mask", True) and "all 7 places count, and not 4" in change.text
+    assert (change.cause, change.exact) == ("wrong_mask", True) and "all 7 positions count, not 4" in change.text
 
 
 @assay.case(T=[7], C=[3])

@@ -1,7 +1,8 @@
 """e = sum_i |df/da_i| e_i + c_f u |y|: rules for elementwise operators.
 
-A rule is called as rule(m, y, *args, **kwargs) with the operator's arguments and its float64 result y; `m(x)` gives
-the value and the error of an operand. It returns the error of y: a tensor that broadcasts to y, or 0.0 for exact.
+A rule is called as rule(context, y, *args, **kwargs) with the operator's arguments and its float64 result y.
+`context(x)` gives the value and the error of an operand. The rule returns the error of y: a tensor that broadcasts to
+y, or 0.0 for exact.
 
 Propagation is exact rather than first order where that costs no more (division by b - e_b, monotone functions at
 x - e and x + e). The bound is open (inf) where the error of a divisor, or of the argument of a logarithm or root,
@@ -74,69 +75,79 @@ def opened(e: Error, relative: Error) -> Error:
 # arithmetic
 
 
-def _add(m: RuleContext, y: Tensor, a: Operand, b: Operand, alpha: float = 1, *, sign: int = 1) -> Error:
+def _add(context: RuleContext, y: Tensor, a: Operand, b: Operand, alpha: float = 1, *, sign: int = 1) -> Error:
     """If one operand is a sum of n terms, adds gamma_n |other|: an accumulator may start from it, as from a bias."""
-    (va, ea), (vb, eb) = m(a), m(b)
-    begun = total(*(m.gamma(n) * cast(Operand, abs(v)) for n, v in ((m.terms_of(a), vb), (m.terms_of(b), va)) if n > 1))
+    (va, ea), (vb, eb) = context(a), context(b)
+    begun = total(
+        *(
+            context.gamma(n) * cast(Operand, abs(v))
+            for n, v in ((context.terms_of(a), vb), (context.terms_of(b), va))
+            if n > 1
+        )
+    )
     return total(
-        ea, scaled(alpha, eb), m.rounding(y), begun if isinstance(y, Tensor) and y.is_floating_point() else 0.0
+        ea, scaled(alpha, eb), context.rounding(y), begun if isinstance(y, Tensor) and y.is_floating_point() else 0.0
     )
 
 
-def _mul(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
-    (va, ea), (vb, eb) = m(a), m(b)
+def _mul(context: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
+    (va, ea), (vb, eb) = context(a), context(b)
     if _power_of_two(vb) or _power_of_two(va):
         return total(scaled(va, eb), scaled(vb, ea))
     cross = 0.0 if exact(ea) or exact(eb) else ea * eb
-    return total(scaled(va, eb), scaled(vb, ea), cross, m.rounding(y))
+    return total(scaled(va, eb), scaled(vb, ea), cross, context.rounding(y))
 
 
 def _power_of_two(x: Operand) -> bool:
     return not isinstance(x, Tensor) and math.isfinite(x) and math.frexp(abs(x))[0] == 0.5
 
 
-def _div(m: RuleContext, y: Tensor, a: Operand, b: Operand, rounding_mode: str | None = None) -> Error:
-    (va, ea), (vb, eb) = m(a), m(b)
+def _div(context: RuleContext, y: Tensor, a: Operand, b: Operand, rounding_mode: str | None = None) -> Error:
+    (va, ea), (vb, eb) = context(a), context(b)
     if rounding_mode is not None:
         quotient = cast(Tensor, va / vb)
-        e = _div(m, quotient, a, b)
+        e = _div(context, quotient, a, b)
         snap = torch.floor if rounding_mode == "floor" else torch.trunc
         return _step(snap, quotient, e)
     if exact(eb):
-        rounding = 0.0 if _power_of_two(vb) else m.rounding(y, 4)
+        rounding = 0.0 if _power_of_two(vb) else context.rounding(y, 4)
         return total(share(ea, vb), rounding)
     relative = share(eb, vb)
-    return opened(total(share(total(ea, scaled(y, eb)), vb) / (1 - relative), m.rounding(y, 4)), relative)
+    return opened(total(share(total(ea, scaled(y, eb)), vb) / (1 - relative), context.rounding(y, 4)), relative)
 
 
-def _reciprocal(m: RuleContext, y: Tensor, x: Operand) -> Error:
-    return _div(m, y, 1, x)
+def _reciprocal(context: RuleContext, y: Tensor, x: Operand) -> Error:
+    return _div(context, y, 1, x)
 
 
-def _addcmul(m: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
-    (_, ex), (va, ea), (vb, eb) = m(x), m(a), m(b)
+def _addcmul(context: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
+    (_, ex), (va, ea), (vb, eb) = context(x), context(a), context(b)
     product = va * vb
-    return total(ex, scaled(value, total(scaled(va, eb), scaled(vb, ea), m.rounding(product, 2))), m.rounding(y))
+    return total(
+        ex, scaled(value, total(scaled(va, eb), scaled(vb, ea), context.rounding(product, 2))), context.rounding(y)
+    )
 
 
-def _addcdiv(m: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
-    (_, ex), (va, _), (vb, _) = m(x), m(a), m(b)
+def _addcdiv(context: RuleContext, y: Tensor, x: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Error:
+    (_, ex), (va, _), (vb, _) = context(x), context(a), context(b)
     quotient = va / vb
-    return total(ex, scaled(value, total(_div(m, quotient, a, b), m.rounding(quotient))), m.rounding(y))
+    return total(
+        ex, scaled(value, total(_div(context, quotient, a, b), context.rounding(quotient))), context.rounding(y)
+    )
 
 
-def _lerp(m: RuleContext, y: Tensor, a: Tensor, b: Tensor, weight: Operand) -> Error:
-    (va, ea), (vb, eb), (vw, ew) = m(a), m(b), m(weight)
+def _lerp(context: RuleContext, y: Tensor, a: Tensor, b: Tensor, weight: Operand) -> Error:
+    (va, ea), (vb, eb), (vw, ew) = context(a), context(b), context(weight)
     gap = vb - va
-    e_gap = total(ea, eb, m.rounding(gap))
-    return total(ea, scaled(vw, e_gap), scaled(gap, ew), m.rounding(gap * vw, 2), m.rounding(y))
+    e_gap = total(ea, eb, context.rounding(gap))
+    return total(ea, scaled(vw, e_gap), scaled(gap, ew), context.rounding(gap * vw, 2), context.rounding(y))
 
 
 # functions of one argument
 
 
-def _copies(m: RuleContext, y: Tensor, x: Operand, *_: object, **__: object) -> Error:
-    return m(x)[1]
+def _copies(context: RuleContext, y: Tensor, x: Operand, *_: object, **__: object) -> Error:
+    return context(x)[1]
 
 
 def smooth(f: Callable[[Tensor], Tensor], c: Units = 4, domain: float | None = None) -> Rule:
@@ -145,9 +156,9 @@ def smooth(f: Callable[[Tensor], Tensor], c: Units = 4, domain: float | None = N
     domain: left end of the interval where f is defined; the bound is open where e exceeds 10 % of the distance to it.
     """
 
-    def rule(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
-        v, e = m(x)
-        rounding = m.rounding(y, c(v, y) if callable(c) else c)
+    def rule(context: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
+        v, e = context(x)
+        rounding = context.rounding(y, c(v, y) if callable(c) else c)
         if exact(e):
             return rounding
         h = torch.maximum(_tensor(e, v), v.abs() * _SMALL + 1e-30)
@@ -176,18 +187,18 @@ def _tanh_c(v: Tensor, y: Tensor) -> Tensor:
     return 4 + 4 / y.abs().clamp(min=1e-30)
 
 
-def _exp(m: RuleContext, y: Tensor, x: Tensor) -> Error:
-    v, e = m(x)
-    rounding = m.rounding(y, 4 + 2 * v.abs())
+def _exp(context: RuleContext, y: Tensor, x: Tensor) -> Error:
+    v, e = context(x)
+    rounding = context.rounding(y, 4 + 2 * v.abs())
     if exact(e):
         return rounding
     # y expm1(e) is the exact upward reach; above 0.1 use a difference, so that exp(-1e30 +- 1e22) stays 0
     return total(torch.where(_tensor(e, v) < OPEN_AT, y * torch.expm1(cast(Tensor, e)), torch.exp(v + e) - y), rounding)
 
 
-def _sigmoid(m: RuleContext, y: Tensor, x: Tensor) -> Error:
-    v, e = m(x)
-    rounding = m.rounding(y, 4 + 2 * v.abs() * (1 - y))
+def _sigmoid(context: RuleContext, y: Tensor, x: Tensor) -> Error:
+    v, e = context(x)
+    rounding = context.rounding(y, 4 + 2 * v.abs() * (1 - y))
     if exact(e):
         return rounding
     # neither y nor 1 - y changes by more than a factor exp(e)
@@ -197,55 +208,55 @@ def _sigmoid(m: RuleContext, y: Tensor, x: Tensor) -> Error:
 def _bounded_slope(c: float = 4) -> Rule:
     """sin, cos: |slope| <= |other function| + e."""
 
-    def rule(m: RuleContext, y: Tensor, x: Tensor) -> Error:
-        v, e = m(x)
+    def rule(context: RuleContext, y: Tensor, x: Tensor) -> Error:
+        v, e = context(x)
         if exact(e):
-            return m.rounding(y, c)
+            return context.rounding(y, c)
         slope = torch.clamp((1 - y * y).clamp(min=0).sqrt() + e, max=1.0)
-        return total(slope * e, m.rounding(y, c), 0.0)
+        return total(slope * e, context.rounding(y, c), 0.0)
 
     return rule
 
 
-def _sqrt(m: RuleContext, y: Tensor, x: Tensor) -> Error:
-    v, e = m(x)
+def _sqrt(context: RuleContext, y: Tensor, x: Tensor) -> Error:
+    v, e = context(x)
     if exact(e):
-        return m.rounding(y, 4)
+        return context.rounding(y, 4)
     root = torch.maximum(y, torch.sqrt(_tensor(e, v)))
     e_out = torch.where(_tensor(e, v) > v, torch.inf, share(e, root))
-    return total(torch.where(_tensor(e, v) > 0, e_out, 0.0), m.rounding(y, 4))
+    return total(torch.where(_tensor(e, v) > 0, e_out, 0.0), context.rounding(y, 4))
 
 
-def _rsqrt(m: RuleContext, y: Tensor, x: Tensor) -> Error:
-    v, e = m(x)
+def _rsqrt(context: RuleContext, y: Tensor, x: Tensor) -> Error:
+    v, e = context(x)
     if exact(e):
-        return m.rounding(y, 4)
+        return context.rounding(y, 4)
     q = share(e, v)
     # 1/sqrt(x - e) - 1/sqrt(x) <= y q / 2 / (1 - 3 q / 2)
-    return opened(total(y * q * 0.5 / (1 - 1.5 * q), m.rounding(y, 4)), q)
+    return opened(total(y * q * 0.5 / (1 - 1.5 * q), context.rounding(y, 4)), q)
 
 
-def _pow(m: RuleContext, y: Tensor, base: Operand, exponent: Operand) -> Error:
-    (vb, eb), (vp, ep) = m(base), m(exponent)
+def _pow(context: RuleContext, y: Tensor, base: Operand, exponent: Operand) -> Error:
+    (vb, eb), (vp, ep) = context(base), context(exponent)
     if not isinstance(vp, Tensor):
         if vp in (0, 1):
             return 0.0 if vp == 0 else eb
         if vp == 2:
-            return total(scaled(2 * vb, eb), 0.0 if exact(eb) else eb * eb, m.rounding(y))
+            return total(scaled(2 * vb, eb), 0.0 if exact(eb) else eb * eb, context.rounding(y))
         if vp == 0.5:
-            return _sqrt(m, y, cast(Tensor, base))
+            return _sqrt(context, y, cast(Tensor, base))
         if vp == -0.5:
-            return _rsqrt(m, y, cast(Tensor, base))
+            return _rsqrt(context, y, cast(Tensor, base))
         if vp == -1:
-            return _reciprocal(m, y, base)
+            return _reciprocal(context, y, base)
         if vp > 0 and vp == int(vp):
-            return total(_integer_power(cast(Tensor, vb), eb, int(vp)), m.rounding(y, max(4, int(vp))))
+            return total(_integer_power(cast(Tensor, vb), eb, int(vp)), context.rounding(y, max(4, int(vp))))
     relative = share(eb, vb)
     log = torch.log(torch.as_tensor(vb, dtype=torch.float64).abs())
     log = torch.where(torch.isfinite(log), log, 0.0)
     reach = total(scaled(vp, share(relative, 1 - relative) if not exact(relative) else 0.0), scaled(log, ep))
     moved = 0.0 if exact(reach) else y.abs() * torch.expm1(torch.clamp(_tensor(reach, y), max=700.0))
-    return opened(total(moved, m.rounding(y, 4 + 2 * (vp * log).abs())), relative)
+    return opened(total(moved, context.rounding(y, 4 + 2 * (vp * log).abs())), relative)
 
 
 def _integer_power(v: Tensor, e: Error, n: int) -> Error:
@@ -262,15 +273,15 @@ def _step(f: Callable[[Tensor], Tensor], v: Tensor, e: Error) -> Error:
 
 
 def _steps(f: Callable[[Tensor], Tensor]) -> Rule:
-    return lambda m, y, x, *_, **__: _step(f, *m(x))
+    return lambda context, y, x, *_, **__: _step(f, *context(x))
 
 
 # choices: uncertain where two values lie within their errors of each other
 
 
-def compare(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
+def compare(context: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
     """1 where rounding may flip the answer, else 0. Inexact tensors that agree exactly are copies, which is certain."""
-    (va, ea), (vb, eb) = m(a), m(b)
+    (va, ea), (vb, eb) = context(a), context(b)
     reach = total(ea, eb)
     if exact(reach):
         return 0.0
@@ -281,8 +292,8 @@ def compare(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
     return unsure.to(torch.float64) if bool(unsure.any()) else 0.0
 
 
-def _where(m: RuleContext, y: Tensor, condition: Tensor, a: Operand, b: Operand) -> Error:
-    (_, ec), (va, ea), (vb, eb) = m(condition), m(a), m(b)
+def _where(context: RuleContext, y: Tensor, condition: Tensor, a: Operand, b: Operand) -> Error:
+    (_, ec), (va, ea), (vb, eb) = context(condition), context(a), context(b)
     like = y if isinstance(y, Tensor) else condition
     chosen = 0.0 if exact(ea) and exact(eb) else torch.where(condition.bool(), _tensor(ea, like), _tensor(eb, like))
     if exact(ec):
@@ -291,19 +302,19 @@ def _where(m: RuleContext, y: Tensor, condition: Tensor, a: Operand, b: Operand)
     return torch.where(cast(Tensor, ec) > 0, cast(Tensor, apart), cast(Tensor, chosen))
 
 
-def _masked_fill(m: RuleContext, y: Tensor, x: Operand, mask: Tensor, value: Operand) -> Error:
-    return _where(m, y, mask, value, x)
+def _masked_fill(context: RuleContext, y: Tensor, x: Operand, mask: Tensor, value: Operand) -> Error:
+    return _where(context, y, mask, value, x)
 
 
-def _logical(m: RuleContext, y: Tensor, *operands: Operand, **__: object) -> Error:
-    return total(*(m(x)[1] for x in operands if isinstance(x, Tensor)))
+def _logical(context: RuleContext, y: Tensor, *operands: Operand, **__: object) -> Error:
+    return total(*(context(x)[1] for x in operands if isinstance(x, Tensor)))
 
 
 def _extreme(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """maximum and minimum: the results at the largest and at the smallest arguments."""
 
-    def rule(m: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
-        (va, ea), (vb, eb) = m(a), m(b)
+    def rule(context: RuleContext, y: Tensor, a: Operand, b: Operand) -> Error:
+        (va, ea), (vb, eb) = context(a), context(b)
         if exact(ea) and exact(eb):
             return 0.0
         like = y
@@ -314,19 +325,19 @@ def _extreme(f: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     return rule
 
 
-def _clamp(m: RuleContext, y: Tensor, x: Tensor, low: Any = None, high: Any = None) -> Error:
-    e = m(x)[1]
-    v = m(x)[0]
-    e_ends = total(*(m(end)[1] for end in (low, high) if end is not None))
+def _clamp(context: RuleContext, y: Tensor, x: Tensor, low: Any = None, high: Any = None) -> Error:
+    e = context(x)[1]
+    v = context(x)[0]
+    e_ends = total(*(context(end)[1] for end in (low, high) if end is not None))
     if exact(e):
         return torch.where(v == y, 0.0, _tensor(e_ends, y)) if not exact(e_ends) else 0.0
     moved = torch.maximum(torch.clamp(v + e, low, high) - y, y - torch.clamp(v - e, low, high))
     return total(moved, e_ends)
 
 
-def _threshold_backward(m: RuleContext, y: Tensor, grad: Tensor, x: Tensor, threshold: float) -> Error:
+def _threshold_backward(context: RuleContext, y: Tensor, grad: Tensor, x: Tensor, threshold: float) -> Error:
     """grad where x > threshold, else 0; either is legal where x lies within its error of the threshold."""
-    (vg, eg), (vx, ex) = m(grad), m(x)
+    (vg, eg), (vx, ex) = context(grad), context(x)
     passed = 0.0 if exact(eg) else torch.where(vx > threshold, eg, 0.0)
     if exact(ex):
         return passed
@@ -334,15 +345,15 @@ def _threshold_backward(m: RuleContext, y: Tensor, grad: Tensor, x: Tensor, thre
     return torch.where(unsure, vg.abs() + eg, passed)
 
 
-def _nan_to_num(m: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
-    return m(x)[1]
+def _nan_to_num(context: RuleContext, y: Tensor, x: Tensor, *_: object, **__: object) -> Error:
+    return context(x)[1]
 
 
 RULES: dict[str, Rule] = {
-    "add": _add, "sub": _add, "rsub": lambda m, y, a, b, alpha=1: _add(m, y, b, a, alpha),
+    "add": _add, "sub": _add, "rsub": lambda context, y, a, b, alpha=1: _add(context, y, b, a, alpha),
     "mul": _mul, "div": _div, "true_divide": _div, "reciprocal": _reciprocal,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "lerp": _lerp,
-    "neg": _copies, "abs": _copies, "nan_to_num": _nan_to_num, "square": lambda m, y, x: _pow(m, y, x, 2),
+    "neg": _copies, "abs": _copies, "nan_to_num": _nan_to_num, "square": lambda context, y, x: _pow(context, y, x, 2),
     "exp": _exp, "exp2": smooth(torch.exp2), "expm1": smooth(torch.expm1, _exp_c),
     "log": smooth(torch.log, domain=0.0), "log2": smooth(torch.log2, domain=0.0),
     "log10": smooth(torch.log10, domain=0.0), "log1p": smooth(torch.log1p, domain=-1.0),
@@ -357,7 +368,8 @@ RULES: dict[str, Rule] = {
     "logical_not": _logical, "logical_and": _logical, "logical_or": _logical, "logical_xor": _logical,
     "bitwise_not": _logical, "bitwise_and": _logical, "bitwise_or": _logical, "bitwise_xor": _logical,
     "maximum": _extreme(torch.maximum), "minimum": _extreme(torch.minimum), "fmax": _extreme(torch.fmax),
-    "fmin": _extreme(torch.fmin), "clamp": _clamp, "clamp_min": lambda m, y, x, low: _clamp(m, y, x, low),
-    "clamp_max": lambda m, y, x, high: _clamp(m, y, x, None, high), "relu": lambda m, y, x: _clamp(m, y, x, 0),
+    "fmin": _extreme(torch.fmin), "clamp": _clamp, "clamp_min": lambda context, y, x, low: _clamp(context, y, x, low),
+    "clamp_max": lambda context, y, x, high: _clamp(context, y, x, None, high),
+    "relu": lambda context, y, x: _clamp(context, y, x, 0),
     "threshold_backward": _threshold_backward,
 }  # fmt: skip

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from . import data_movement, elementwise, sums
+from . import data_movement, elementwise, products, softmax, sums
 from .composed_operators import COMPOSED
 from .rule_context import Rule
 
-RULES: dict[str, Rule] = {**elementwise.RULES, **sums.RULES, **data_movement.RULES}
+RULES: dict[str, Rule] = {
+    **elementwise.RULES, **sums.RULES, **softmax.RULES, **products.RULES, **data_movement.RULES
+}  # fmt: skip
 _OVERWRITES = {"copy_", "fill_", "zero_"}  # in place, without reading the old value
 
 
@@ -66,7 +68,7 @@ def _treatment(func: OpOverload) -> OperatorTreatment:
     if name in data_movement.CONSTANTS and not inplace:
         return OperatorTreatment(label, unseen=True)
     if name in RULES:
-        terms, size = (None, None) if inplace else (sums.TERMS.get(name), sums.SIZES.get(name))
+        terms, size = (None, None) if inplace else (products.TERMS.get(name), products.SIZES.get(name))
         return OperatorTreatment(label, rule=RULES[name], inplace=inplace, reads_target=reads, terms=terms, size=size)
     composed = COMPOSED.get(name) or (None if inplace else _decomposition(func))
     return OperatorTreatment(label, composed=composed, inplace=inplace)

@@ -11,8 +11,8 @@ Errors belong to *storages*, not to tensors: each inexact storage has a float64 
 error of a tensor is the twin viewed with the tensor's sizes, strides and offset. Views, transposes, expands and
 slices therefore need no rule, and every alias sees a write into a view. A storage without a twin is exact.
 
-An open bound is inf (intermediate NaN becomes inf at the end). The rules are in elementwise.py, sums.py (reductions
-and products) and data_movement.py (copies, indexing and scatters).
+An open bound is inf (intermediate NaN becomes inf at the end). The rules are in elementwise.py, sums.py (reductions),
+softmax.py, products.py (matrix products, convolutions) and data_movement.py (copies, indexing and scatters).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _store_error(value: Tensor, error: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class RunningErrors(DispatchMode):
-    """The mode behind `running_bounds`; the rules call it as `v, e = m(argument)`."""
+    """The mode behind `running_bounds`; the rules call it as `v, e = context(argument)`."""
 
     def __init__(
         self, compute: torch.dtype, dot: str = "ieee", careful: bool = False, read_back: torch.dtype | None = None

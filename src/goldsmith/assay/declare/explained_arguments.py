@@ -60,7 +60,7 @@ def _check(
             f"{name}: only {' and '.join(positional)} may be given by position; give the rest by name, as in "
             f"{known[len(positional)]}=..."
         )
-    given = {**dict(zip(positional, args, strict=False)), **named}
+    arguments = {**dict(zip(positional, args, strict=False)), **named}
     for argument, text in missing.items():
-        if given.get(argument) is None:
+        if arguments.get(argument) is None:
             raise TargetError(f"{argument}: missing; {text}")

@@ -38,7 +38,7 @@ MISSING = {
 @explained_arguments(MISSING)
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A candidate to be proven against its golden.
+    """A candidate to be checked against its golden.
 
     candidate       the kernel: any callable (function, `torch.autograd.Function`, `torch.nn.Module`), bound by name
     golden          plain torch code that defines the result; called with float64 copies of the same inputs

@@ -182,7 +182,7 @@ def collect(
     nothing = not (evidence.whatif or evidence.memory or depth.whatif)
     more = changed is not None and changed.left and nothing and strength(evidence) < SURE
     if changed is not None and more and time.for_("changed goldens", 0.0):
-        _step(evidence, "whatif", lambda: _tried(evidence, changed, _MORE, time))
+        _step(evidence, "whatif", lambda: _search_within(evidence, changed, _MORE, time))
     return table
 
 
@@ -328,11 +328,11 @@ def _what_if(
         return None
     changed = None if got is None else search(examination, evidence.tensor, got, own, causes=causes)
     if changed is not None:
-        _tried(evidence, changed, _WHAT_IF, time)
+        _search_within(evidence, changed, _WHAT_IF, time)
         if not evidence.whatif:
             larger = search_magnitudes(examination, evidence.tensor, own, changed, time.pace("other magnitudes"))
             if larger is not None:
-                _tried(evidence, larger, _WHAT_IF, time)
+                _search_within(evidence, larger, _WHAT_IF, time)
         evidence.operators = changed.operators
         evidence.alike = changed.alike
     return changed
@@ -347,7 +347,7 @@ def _all_poison(evidence: Evidence, got: Tensor) -> bool:
     return r.wrong is not None and r.wrong_count > 0 and bool(torch.isnan(got.double()[r.wrong]).all())
 
 
-def _tried(evidence: Evidence, changed: Search, limit: float, time: _Time) -> None:
+def _search_within(evidence: Evidence, changed: Search, limit: float, time: _Time) -> None:
     over, spent = seconds(limit), time.pace("changed goldens")
     evidence.whatif = changed.run(lambda: spent() or over())
     evidence.left_out |= {f"changed goldens, {kind}": why for kind, why in changed.left_out.items()}

@@ -279,13 +279,15 @@ def changed_goldens(evidence: Evidence | None) -> list[dict[str, str]]:
     """Changes of one line of the golden that give the candidate's numbers; the best first."""
     return [
         {
-            "text": tried.text,
-            "cause": tried.cause,
-            "tensor": tried.tensor,
-            "explains": "every element" if tried.exact and tried.whole else f"{100 * tried.match:.5g} % of the error",
-            "others": f"{100 * tried.others:.3g} %",
+            "text": answer.text,
+            "cause": answer.cause,
+            "tensor": answer.tensor,
+            "explains": "every element"
+            if answer.exact and answer.whole
+            else f"{100 * answer.match:.5g} % of the error",
+            "others": f"{100 * answer.others:.3g} %",
         }
-        for tried in (evidence.whatif if evidence is not None else [])
+        for answer in (evidence.whatif if evidence is not None else [])
     ]
 
 

@@ -76,7 +76,7 @@ class _AxisInfluence:
         self.candidate_moves = False  # True if one of those also moves the candidate's
         self.touched: dict[str, Tensor] = {}  # elements that move with slices whose influence is wrong
         self.at: int | None = None  # the current slice
-        self.partly = False  # True if part of what a slice moves in the golden stays still in the candidate
+        self.partly = False  # True if a slice changes more elements of the golden than of the candidate
         self.steps: set[int] | None = (
             set()
         )  # distance of a leak from the single row that the slice belongs to; None: it belongs to several

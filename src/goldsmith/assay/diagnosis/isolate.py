@@ -56,7 +56,7 @@ def isolate(examination: Examination) -> Isolation:
     stage that the candidate does not name.
     """
     own = examination.first
-    if own.asked:
+    if own.called_tracing:
         own = _execute(examination, {}, debug=True)
         own = examination.first if own.error is not None else own
     work = _Work(examination, own)
@@ -337,7 +337,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def reach(examination: Examination, stage: str) -> dict[str, Tensor]:
     """The elements of every golden result and stage that depend on `stage`: those that NaN in its place reaches.
 
-    Empty if the golden uses the stage as indices, since NaN is no index.
+    Empty if the golden uses the stage as indices, since NaN is not a valid index.
     """
     ref = examination.ref
     value = ref.values[stage]

@@ -42,15 +42,15 @@ def search_magnitudes(
     """
     if own_search.judge.worst > SMALL or examination.case.salt:
         return None
-    tried: list[Search] = []
+    searches: list[Search] = []
     for exponent in _EXPONENTS:
         if spent():
             break
-        tried += _searched(examination, tensor, own, own_search, exponent)
-    best = max(tried, key=lambda s: s.judge.worst, default=own_search)
+        searches += _searched(examination, tensor, own, own_search, exponent)
+    best = max(searches, key=lambda s: s.judge.worst, default=own_search)
     if best.judge.worst <= _GAIN * own_search.judge.worst:
         return None
-    best.magnitudes = [own_search, *(s for s in tried if s is not best and s.judge.worst > own_search.judge.worst)]
+    best.magnitudes = [own_search, *(s for s in searches if s is not best and s.judge.worst > own_search.judge.worst)]
     return best
 
 
@@ -59,13 +59,13 @@ def _searched(
 ) -> Iterator[Search]:
     for other, done in _run(examination, own is not examination.first, exponent):
         got = named(done).get(tensor, ("", None))[1]
-        tried = None if got is None else search(other, tensor, got, done, causes=own_search.causes)
-        if tried is not None and bool(tried.judge.finite.all()):
-            tried.seen = (
-                f", with inputs times 2^{exponent}: there the error of {tensor} is {tried.judge.worst:.3g} bounds, "
+        scaled = None if got is None else search(other, tensor, got, done, causes=own_search.causes)
+        if scaled is not None and bool(scaled.judge.finite.all()):
+            scaled.seen = (
+                f", with inputs times 2^{exponent}: there the error of {tensor} is {scaled.judge.worst:.3g} bounds, "
             )
-            tried.seen += f"and {own_search.judge.worst:.3g} with the inputs as they are"
-            yield tried
+            scaled.seen += f"and {own_search.judge.worst:.3g} with the inputs as they are"
+            yield scaled
 
 
 def _run(examination: Examination, debug: bool, exponent: int) -> Iterator[tuple[Examination, CandidateRun]]:

@@ -45,7 +45,7 @@ def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[
 
 
 def name(value: float, tolerance: float, numbers: Mapping[str, float]) -> NamedNumber | None:
-    """The name of `value`, known to +- tolerance; simpler names come first. None if nothing simple lies within."""
+    """The name of `value`, known to +- tolerance; simpler names come first. None if no simple number is that close."""
     fitting: dict[str, float] = {}
     best: float | None = None
     for label, number in _candidates(value, numbers):

@@ -20,7 +20,7 @@ from .evidence import Evidence
 from .likelihood import SURE
 from .rank import Cause, rank, strength
 
-_CASES, _LOOKED_AT = 2, 6  # failing cases, and cases in all
+_CASES, _LOOKED_AT = 2, 6  # failing cases, and all cases
 
 
 def find_sure_case(

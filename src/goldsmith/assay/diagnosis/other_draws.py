@@ -1,7 +1,7 @@
 """If a kernel is right for the first draw of inputs and wrong for another, examines the other draw.
 
-A draw may lack two equal indices, a dropped token or an empty group. A kernel that fails on other inputs in its first
-call, without state from earlier calls, is wrong by itself: no state is to blame.
+The first draw may lack what triggers the fault: two equal indices, a dropped token, an empty group. If a kernel fails
+on other inputs in its first call, it is wrong without any state from earlier calls.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Cause:
 
 
 def rank(evidence: Evidence, calibration: Calibration | None = None) -> list[Cause]:
-    """Causes, the best first. Empty if nothing is wrong: ties and other notes are no faults.
+    """Causes, the best first. Empty if nothing is wrong: ties and other notes are not faults.
 
     If the golden is at fault, that is the only cause. If no rule matches and there are no numbers, the only cause is
     `unknown`, with the evidence. With a calibration, only the rules order the causes, and only it gives the scores.

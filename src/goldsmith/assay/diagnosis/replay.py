@@ -49,7 +49,7 @@ def replay(path: str | os.PathLike, target: Target) -> Report:
     with neutral_state(), threads_set(meta["threads"]):
         report = check(target, case, dtype=dtype, device=device, seed=meta["seed"], raises=False)
         try:
-            with hooks.running(meta["case"], "replay", "as it was kept", meta["seed"], report.findings):
+            with hooks.running(meta["case"], "replay", "the saved layout", meta["seed"], report.findings):
                 run = execute(material, replace(RunSettings(), layouts=meta["layouts"]))
         except KeyboardInterrupt as error:
             error.report = report  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
 """Runs the same case in other ways: again, on other memory, with other threads, layouts and magnitudes.
 
 `check` tests whether a run agrees with the first one, and skips tensors that are already wrong there. A diagnosis
-tests in every run whether each result is right: which runs are right and which are wrong distinguishes races, stale
-state, layouts and scales.
+judges every result of every run. Which runs are right and which are wrong tells races, stale state, layouts and
+scales apart.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def facts(
 def _plan(
     examination: Examination, repeats: int, only: tuple[str, ...] | None
 ) -> Iterator[tuple[str, RunSettings, Material]]:
-    """The runs, most telling first; runs that leave state behind come where that is intended."""
+    """The runs, the most informative first. Runs that need the state of an earlier run come after it."""
     first, same = examination.first, examination.material
     if only is not None and FRESH in only:
         yield FRESH, RunSettings(), same
@@ -105,8 +105,10 @@ def _plan(
 
 
 def changed(material: Material, change: Callable[[Tensor], Tensor]) -> Material:
-    moved = {n: change(t) for n, t in material.inputs.items() if t.is_floating_point() and t.numel()}
-    return material.with_inputs({n: t for n, t in moved.items() if bool(torch.isfinite(t).all())})
+    """The case with every float input changed; an input that would become NaN or Inf stays as it is."""
+
+    values = {n: change(t) for n, t in material.inputs.items() if t.is_floating_point() and t.numel()}
+    return material.with_inputs({n: t for n, t in values.items() if bool(torch.isfinite(t).all())})
 
 
 def nudge(t: Tensor) -> Tensor:
@@ -176,7 +178,7 @@ def _error(done: CandidateRun, ref: GoldenResults, tensor: str) -> Tensor | None
 
 
 def _stale(examination: Examination, done: CandidateRun, material: Material, wrong: list[str]) -> tuple[str, ...]:
-    """The input whose old values make the golden give this result; several if only together."""
+    """The input whose old values make the golden give this result; several inputs if none does so alone."""
     got = {n: (k, t) for n, k, t in done.results() if n in wrong}
     for names in _together(examination.material.inputs) if wrong else ():
         old = material.with_inputs({n: examination.material.inputs[n] for n in names})

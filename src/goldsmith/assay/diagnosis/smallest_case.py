@@ -59,9 +59,9 @@ def _least(examination: Examination) -> dict[str, int]:
     """Lower limits: 0 only for sizes that are 0 in some case, otherwise 1; axes of given tensors never become empty."""
     if examination.case.given:
         return {str(n): 1 for t in examination.material.inputs.values() for n in t.shape}
-    asked = [c.sizes for c in examination.target.cases]
-    whole = [n for n in examination.case.sizes if all(isinstance(s.get(n, 1), int) for s in asked)]
-    return {n: min(1, *(s.get(n, 1) for s in asked), 1) for n in whole}
+    declared = [c.sizes for c in examination.target.cases]
+    whole = [n for n in examination.case.sizes if all(isinstance(s.get(n, 1), int) for s in declared)]
+    return {n: min(1, *(s.get(n, 1) for s in declared), 1) for n in whole}
 
 
 class _Same:

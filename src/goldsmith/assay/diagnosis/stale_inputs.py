@@ -129,12 +129,12 @@ def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
     """Place another tensor that reuses a freed one's id. False if the old one still lives, or its id is not reused."""
     before = arena.inputs[name]
     now = arena.place(name, other)
-    wanted, tried = id(before.tensor), []
+    wanted, views = id(before.tensor), []
     before.tensor = before.tensor.detach()  # keeps the guard bands; the tensor that the candidate received is freed
     for _ in range(_TRIES):
-        tried.append(now.detach())
-        if id(tried[-1]) == wanted:
-            arena.inputs[name].tensor = tried[-1]
+        views.append(now.detach())
+        if id(views[-1]) == wanted:
+            arena.inputs[name].tensor = views[-1]
             return True
     return False
 

@@ -79,5 +79,5 @@ def running(case: str, probe: str, run: str, seed: int, findings: list[Finding])
             report_end()
 
 
-def seed_of(given: int | None) -> int:
-    return DEFAULT_SEED[0] if given is None else given
+def seed_of(seed: int | None) -> int:
+    return DEFAULT_SEED[0] if seed is None else seed

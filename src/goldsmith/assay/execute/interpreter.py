@@ -29,7 +29,10 @@ NO_BFLOAT16 = (
 
 @dataclass
 class Interpreted:
-    """launches: how many kernels ran in the interpreter; bfloat16: whether one took or multiplied such tensors."""
+    """What ran in Triton's interpreter.
+
+    launches: the number of kernels; bfloat16: whether one of them read or multiplied bfloat16 tensors.
+    """
 
     launches: int = 0
     bfloat16: bool = False

@@ -1,7 +1,8 @@
 """Bit patterns of unwritten memory: of guard bands, and of uninitialised bodies.
 
-Each buffer's bands have their own pattern, so that a band copied over another one is detected. A kernel without its
-mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN * 2 and a copy all keep the bits of NaN.
+Each buffer's bands have their own pattern, so that a band copied over another one is detected. For example, a kernel
+without its mask loads beyond an input and stores beyond its output. The pattern survives, because NaN + NaN, NaN * 2
+and a copy all keep the bits of NaN.
 
     bfloat16, float16    0xFFC0 | p                            p: 6 bits, the buffer's own
     float32              0xFFFB  0xFFC0 | p                    the highest 16 bits first
@@ -11,8 +12,9 @@ mask loads beyond an input and stores beyond its output, and NaN + NaN, NaN * 2 
 With the finite "dirt" fill, bands of the candidate's buffers hold -0: NaN + 0 keeps its bits, which would hide a kernel
 that adds a masked 0 to its neighbour's memory.
 
-All are quiet NaN that arithmetic does not produce, whatever the width they are read in: arithmetic produces 0x7FC0,
-0xFFC0, 0xFFF8 and 0x7FFF, vectorised code 0xFFFF. Converted to another width they match no mark of that width.
+All marks of floats are quiet NaNs that arithmetic does not produce, in whatever width they are read: arithmetic
+produces 0x7FC0, 0xFFC0, 0xFFF8 and 0x7FFF, and vectorised code 0xFFFF. A mark that is converted to another width
+matches no mark of that width.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from torch import Tensor
 NAN_FILL, DIRT_FILL, ZERO_FILL = "nan", "dirt", "zero"
 HEAD, NAN16 = 0xFFFB, 0xFFC0
 POISON = 0xFFFD - 0x10000  # fills bodies, as int16
-# p: without results of arithmetic (0x00, 0x38, 0x3F), poison (0x3D), the head (0x3B), and the conversion of float32 and
-# float64 marks to float16 (0x1F)
+# every p but those of arithmetic's results (0x00, 0x38, 0x3F), of the poison (0x3D), of the head (0x3B), and of float32
+# and float64 marks converted to float16 (0x1F)
 _PATTERNS = [p for p in range(64) if p not in (0x00, 0x1F, 0x38, 0x3B, 0x3D, 0x3F)]
 _INPUT_MARKS = 18  # the first 18 are for inputs and output gradients, the others for buffers of the candidate
 # small, so that an integer used as an index stays near; no sum of two of the first equals one of the others
@@ -60,7 +62,7 @@ def zero_mark(dtype: torch.dtype) -> tuple[int, torch.dtype]:
 
 
 def wide(dtype: torch.dtype) -> bool:
-    """Whether a dtype has many NaN."""
+    """Whether a dtype has enough NaN patterns to give each buffer its own."""
     return (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1
 
 

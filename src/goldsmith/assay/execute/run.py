@@ -76,7 +76,7 @@ class CandidateRun:
     from_guards       tensor -> mask of the elements that hold bytes of a guard band
     aliases           pairs (result, tensor that it shares memory with)
     live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise
-    asked             the candidate called `assay.tracing()` and got False
+    called_tracing    the candidate called `assay.tracing()` and got False
     own_function      whether an autograd.Function of the candidate returned an output
     changed_settings  sentences about torch settings that the run left changed
     late_bytes        bytes of the forward's buffers that were written after it had returned
@@ -101,7 +101,7 @@ class CandidateRun:
     aliases: set[tuple[str, str]] = field(default_factory=set)
     live_outputs: dict[str, Tensor] = field(default_factory=dict)
     live_grads: dict[str, Tensor] = field(default_factory=dict)
-    asked: bool = False
+    called_tracing: bool = False
     own_function: bool = False
     late_bytes: int = 0
     reused: dict[str, str] = field(default_factory=dict)
@@ -180,7 +180,7 @@ def execute(material: Material, settings: RunSettings | None = None) -> Candidat
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of a candidate is evidence about it
             run.error = error
-    run.asked = tracer.asked and not tracer.debug
+    run.called_tracing = tracer.called_tracing and not tracer.debug
     run.stages.update(tracer.records)
     run.reused = dict(_reused(tracer))
     _look_at_memory(run, arena, target, tracer.places)

@@ -65,10 +65,10 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def neutral_state() -> Iterator[None]:
-    """Context with gradients enabled whatever the caller's mode, which preserves the caller's random state.
+    """Context that enables gradients in every mode of the caller, and restores the caller's random state.
 
-    In it Triton's interpreter does not warn: it reports each NaN and Inf that the probes feed to a kernel, and its own
-    conversions of arrays of one element, thousands of times in a check.
+    Inside, warnings of Triton's interpreter are hidden. A check would show thousands: for each NaN and Inf that the
+    probes feed to a kernel, and for the interpreter's own conversions of one-element arrays.
     """
     state = torch.random.get_rng_state()
     try:

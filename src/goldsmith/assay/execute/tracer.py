@@ -16,7 +16,7 @@ class Tracer:
 
     substitute: stage name -> value to continue with, in the dtype of the stage. If `h` is substituted, autograd's
     backward continues with `h.grad`.
-    debug: the answer of `tracing()`; `asked` tells whether it was called.
+    debug: the answer of `tracing()`; `called_tracing` says whether it was called.
     live: keep the tensors themselves, so that autograd can compute their gradients (otherwise keep copies).
     store: (name, value) -> the value read back after a store (a golden models 16-bit stages with it).
     """
@@ -33,7 +33,7 @@ class Tracer:
         self.debug = debug
         self.live = live
         self.store = store
-        self.asked = False
+        self.called_tracing = False
         self.records: dict[str, Tensor] = {}
         self.places: dict[str, Tensor] = {}  # the same stages in their original memory
         self.graph: dict[str, Tensor] = {}
@@ -41,7 +41,7 @@ class Tracer:
         self._seen: dict[str, int] = {}
 
     def wants(self, name: str | None) -> bool:
-        self.asked = True
+        self.called_tracing = True
         return self.debug or (name is not None and name in self.substitute)
 
     def visit(self, name: str, value: Tensor) -> Tensor:

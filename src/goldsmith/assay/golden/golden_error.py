@@ -7,7 +7,7 @@ from ..support import memory_errors
 
 
 class GoldenError(Exception):
-    """The golden itself raised, which is no fault of the candidate."""
+    """The golden itself raised, which is not the candidate's fault."""
 
 
 class golden_errors:

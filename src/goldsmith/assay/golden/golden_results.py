@@ -35,7 +35,7 @@ Lacks = Callable[[float], bool] | None
 
 
 def _no_time(seconds: float) -> bool:
-    return deadline.lacks(seconds, "honest runs of the golden in other orders: only certain findings were looked for")
+    return deadline.lacks(seconds, "honest runs of the golden in other orders, so only CERTAIN findings are possible")
 
 
 class GoldenResults:

@@ -22,7 +22,9 @@ from ..support import deadline
 TIES, NEAR = 16, 16  # number of nudges of each kind
 NUDGES = TIES + NEAR
 LEAST = 2  # of each kind, even without time: one pair in opposite directions
-LEFT_OUT = "most looks at ties and kinks: where the golden's gradient jumps, any value near the legal ones was accepted"
+LEFT_OUT = (
+    "most tests of ties and kinks, so any gradient near the legal ones was accepted where the golden's gradient jumps"
+)
 HAIR = 2.0**-40  # relative: 8,000 steps of float64, enough to separate ties
 ROUNDINGS = 64  # the error of sums of some thousand terms
 JUMP = 0.5  # times the rounding error: a smooth gradient contributes almost nothing to a jump

@@ -13,7 +13,10 @@ Gradient = Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]  
 
 @dataclass
 class SelfCheck:
-    """problems: sentences, each a reason for the verdict reference_fault; notes: kinks and gradients not confirmed."""
+    """The result of a golden's check of itself.
+
+    problems: sentences, each a reason for the verdict reference_fault; notes: kinks, and gradients not confirmed.
+    """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

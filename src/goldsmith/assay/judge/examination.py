@@ -186,9 +186,9 @@ class Examination:
         self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None
     ) -> GoldenResults:
         """The golden's results for a run; counted."""
-        made = GoldenResults(material, run, decisions, seed=material.seed)
-        self._references.append(made)
-        return made
+        reference = GoldenResults(material, run, decisions, seed=material.seed)
+        self._references.append(reference)
+        return reference
 
     @property
     def golden_count(self) -> int:

@@ -67,7 +67,7 @@ def hint(
 
 
 def cancels(bounded: Bounded, error: Tensor, compute: torch.dtype, terms: float = 0.0) -> Tensor:
-    """Elements where the golden is 0, or tiny beside its neighbours, and the error is within a rounding of these.
+    """Elements where the golden is 0 or tiny, compared with its neighbours, and the error is within their rounding.
 
     A golden that does not round (a copy) has no such formula: its zeros are exact. A row that is small as a whole is
     judged by its own size. terms: the size of the summands that may cancel, if it is known.

@@ -22,7 +22,10 @@ _MOST_PARTIALS = 2**24  # elements of the tiles' partial sums in memory at once
 
 @dataclass(frozen=True)
 class Order:
-    """style: as_stored | permuted | tiles | pairwise; seed draws the permutation; tile is a power of two in 16..256."""
+    """One order of summation.
+
+    style: as_stored | permuted | tiles | pairwise; seed draws the permutation; tile is a power of two in 16..256.
+    """
 
     style: str
     seed: int

@@ -101,7 +101,7 @@ _WIDE = {
 
 def plain(tensor: Any) -> bool:
     """Whether a tensor can be judged: real memory, floating, not empty, and wide enough to be reduced."""
-    kind = type(tensor)  # asked first: this runs for every argument and result of every operator
+    kind = type(tensor)  # compared first, because this runs for every argument and result of every operator
     return (
         (kind is Tensor or kind is torch.nn.Parameter)
         and tensor.dtype in _WIDE
@@ -158,16 +158,16 @@ def additive_mask(tensor: Tensor) -> Tensor:
     return ((value == 0) | (value == -math.inf)).all()
 
 
-def made_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
+def infinite_there(out: Tensor, read: list[Tensor]) -> Tensor | None:
     """Where an elementwise operator's result is infinite and all elements that it read there are finite."""
     try:
         finite = [torch.isfinite(t.detach()).expand(out.shape) for t in read]
     except RuntimeError:
         return None  # shapes that broadcast, so not elementwise after all
-    made = torch.isinf(out.detach())
+    created = torch.isinf(out.detach())
     for inputs in finite:
-        made = made & inputs
-    return made if bool(made.any()) else None
+        created = created & inputs
+    return created if bool(created.any()) else None
 
 
 def where(tensor: Tensor, bad: Tensor | None = None) -> tuple[int, tuple[int, ...] | None]:
@@ -215,16 +215,16 @@ def cause(
 ) -> Likely:  # fmt: skip
     """The likely cause of a value that was born: runs the operator once more, as it was and in float64.
 
-    meant: the inputs hold infinities that the program wrote down, or that came from those; bad: where the result is not
-    finite although its own inputs are.
+    meant: the inputs hold infinities that the program had written, or that came from those; bad: where the result is
+    not finite although its own inputs are.
     """
-    made = f"{op} made it from " + ("infinities that the program wrote down" if meant else "finite values")
+    origin = f"{op} produced it from " + ("infinities that the program had written" if meant else "finite values")
     tensors = [t for t in leaves((args, kwargs)) if plain(t)]
     written = [v for v in leaves((args, kwargs)) if isinstance(v, float) and not math.isfinite(v)]
     if written:
         return Likely("unknown", f"{op} was given the number {written[0]}")
     if mutated or not op.startswith("aten::") or any(t.numel() > LARGEST for t in tensors) or out.numel() > LARGEST:
-        return Likely("unknown", made)
+        return Likely("unknown", origin)
     settle()
     try:
         again = [t for t in leaves(func(*args, **kwargs)) if plain(t) and t.shape == out.shape]
@@ -233,10 +233,10 @@ def cause(
             return Likely("missing_sync", evidence)
         wide = func(*_widened(args), **_widened(kwargs))
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        return Likely("unknown", f"{made}; it has no float64 form: {str(error).split(chr(10))[0]}")
+        return Likely("unknown", f"{origin}; it has no float64 form: {str(error).split(chr(10))[0]}")
     wide_results = [t for t in leaves(wide) if isinstance(t, Tensor) and t.shape == out.shape and plain(t)]
     if not wide_results or (meant and bad is None):
-        return Likely("unknown", made)
+        return Likely("unknown", origin)
     wide_result = wide_results[0] if bad is None else wide_results[0][bad]
     wide_peak, most, dtype = peak(wide_result), torch.finfo(out.dtype).max, name_of(out.dtype)
     hint = "; subtract the maximum first" if op == "aten::exp" else ""

@@ -2,8 +2,8 @@
 
 It remembers facts about a tensor by its storage, so that views, optimizers and the backward find them. Memory from
 `empty` may legitimately hold NaN, and is judged when it is first read. An infinity that the program wrote itself (a
-mask of -inf) is no event, and neither are infinities that result from it. A NaN that results from it is an event, and
-so is one that an operator creates from finite numbers beside it.
+mask of -inf) is not an event, and neither are infinities that result from it. A NaN that results from it is an event,
+and so is one that an operator creates from finite numbers beside it.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class WatchMode(DispatchMode):
             # the operator overwrites these, or will have by the time that the flags are read
             before = {id(t): self._peak(t) for t in read}
         out = _run(func, args, kwargs)
-        made = written or facts.leaves(out)
-        lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(made) > 1]
-        for number, tensor in enumerate(made):
+        results = written or facts.leaves(out)
+        lists = [a for a in args if isinstance(a, list | tuple) and len(a) == len(results) > 1]
+        for number, tensor in enumerate(results):
             if facts.plain(tensor):
-                label = "what it changed" if written else f"result {number}" if len(made) > 1 else "its result"
+                label = "what it changed" if written else f"result {number}" if len(results) > 1 else "its result"
                 of = [a[number] for a in lists if facts.plain(a[number])] if plan.many else read
                 self._judge(func, plan, args, kwargs, tensor, label, of, before)
         for tensor in (_at(args, place) for place in plan.undeclared):
@@ -106,14 +106,14 @@ class WatchMode(DispatchMode):
     # on the stack of dispatch modes
 
     def sleep(self) -> None:
-        """Leave the stack, wherever in it: a mode costs every operator about as much as a small operator itself."""
+        """Leave the stack of modes, from any position: a mode on it costs each operator as much as a small operator."""
         if self.depth is None:
             stack = _unstacked()
             self.depth = stack.index(self)
             _stack(stack[: self.depth] + stack[self.depth + 1 :])
 
     def wake(self) -> None:
-        """Return to the place in the stack that it had."""
+        """Return to the former position in the stack."""
         if self.depth is not None:
             stack = _unstacked()
             _stack([*stack[: self.depth], self, *stack[self.depth :]])
@@ -170,7 +170,7 @@ class WatchMode(DispatchMode):
         return self._outside(tensor, self._measured(tensor)).peak
 
     def _measured(self, tensor: Tensor) -> float | Tensor:
-        """max |x|: as a number, unless reading it would make the program wait for a device although it must not."""
+        """max |x| as a number, or as a tensor on a GPU with sync=False, where reading it would cost a wait."""
         return facts.peak(tensor) if self.watch.sync or tensor.is_cpu else facts.absmax(tensor)
 
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
@@ -214,7 +214,7 @@ class WatchMode(DispatchMode):
             known = self._record(out, plan.name, value)
             if known.under is None:  # otherwise the facts about the rest are not known yet
                 return
-        given = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
+        literal = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
         if not self.watch.sync:
             peaks_read = [before[id(t)] if id(t) in before else self._peak(t) for t in read]
             operands = tuple(
@@ -223,11 +223,11 @@ class WatchMode(DispatchMode):
                 if (e := self.entry(t)) is not None
             )
             before_it = self.entry(out)
-            meant = before_it is not None and before_it.fresh and (given or any(e.meant for _, _, e in operands))
+            meant = before_it is not None and before_it.fresh and (literal or any(e.meant for _, _, e in operands))
             if isinstance(value, Tensor) or not math.isfinite(value):
                 known = self._record(out, plan.name, value, meant=meant)
             self.notes.append(
-                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, given)
+                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, literal)
             )
             if len(self.notes) >= FLUSH:
                 self.flush()
@@ -240,10 +240,10 @@ class WatchMode(DispatchMode):
         if not unseen and REPORTED in guilty.values():
             self._record(out, plan.name, value, reported=True)
             return
-        made = None  # where it created Inf from finite numbers, beside infinities of the program
-        if not unseen and math.isinf(value) and (guilty or given):
-            made = facts.made_there(out, read) if plan.pointwise and not given else None
-            if made is None:
+        created = None  # where it created Inf from finite numbers, beside infinities of the program
+        if not unseen and math.isinf(value) and (guilty or literal):
+            created = facts.infinite_there(out, read) if plan.pointwise and not literal else None
+            if created is None:
                 self._record(out, plan.name, value, meant=True)
                 return
         if unseen:
@@ -254,8 +254,8 @@ class WatchMode(DispatchMode):
             entry.reported = True
             self._report(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
-            likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), made)
-            self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, made)
+            likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), created)
+            self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, created)
         self._record(out, plan.name, value, reported=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
@@ -301,7 +301,7 @@ class WatchMode(DispatchMode):
         return Operand(tuple(tensor.shape), facts.name_of(tensor.dtype), peak, self.watch.source(tensor))
 
     def flush(self) -> None:
-        """Judge the recorded flags, where they are read at the end."""
+        """Judge the recorded flags, which only sync=False records."""
         notes, self.notes = self.notes, []
         if not self.watch.sync:
             flags.flush(self.watch, notes, self.known.values())

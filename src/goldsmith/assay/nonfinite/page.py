@@ -63,7 +63,7 @@ def _facts(watch: WatchRecord, steps: Sequence[int]) -> list[str]:
 
 def _event(event: Event) -> dict[str, Any]:
     where = f" in {event.module}" if event.module else ""
-    how = "born here: everything that it read was finite" if event.born else f"carried, from {event.source}"
+    how = "born here: all inputs were finite" if event.born else f"carried, from {event.source}"
     share = (
         f"{event.count} of {event.total:,} elements" if event.count is not None else f"among {event.total:,} elements"
     )

@@ -1,4 +1,7 @@
-"""The probes, one file each; every probe is a function of an Examination. DEFAULT lists them in running order."""
+"""The probes: functions of an Examination, in their own files. DEFAULT lists them in running order.
+
+Probes without a function look at what every run records, such as the guard bands.
+"""
 
 from __future__ import annotations
 

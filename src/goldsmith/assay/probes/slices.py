@@ -100,7 +100,7 @@ def run_changed(examination: Examination, material: Material, label: str) -> tup
 def nan_masks(
     examination: Examination, done: CandidateRun, references: GoldenResults
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """(tensor, silent, leaking): masks of where only the golden is NaN, and of where only the candidate is."""
+    """(tensor, silent, leaking): masks; silent: only the golden is NaN; leaking: only the candidate is NaN."""
     suspects = []
     for name, tensor in results(examination, done).items():
         expected = references.values.get(name)

@@ -51,7 +51,7 @@ def run(examination: Examination) -> None:
         examination.note("golden_raised", examination.target.name or "", f"{text}: {examination.ref.unable}")
     examination.stages = examination.ref.order
     _stages(examination, first)
-    if first.asked:
+    if first.called_tracing:
         _debug_outputs(examination)
     _forward_only(examination, first)
     _narrow_results(examination, first)

@@ -110,9 +110,9 @@ class _OnRanks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         sent = [None if g is None else g.detach().cpu() for g in grads]
         _, gradients = _agreed(ctx.candidate.pool.run(_backward, [(sent,)] * ctx.candidate.pool.world))
-        given = iter(gradients)
+        incoming = iter(gradients)
         device = next(g for g in grads if g is not None).device
-        out = [_moved(next(given), device) if need else None for need in ctx.needs]
+        out = [_moved(next(incoming), device) if need else None for need in ctx.needs]
         return (None, None, None, *out)
 
 

@@ -1,5 +1,6 @@
-"""What of a report is shown first: findings by what matters, notes by whether a reader can act on them; one number
-format.
+"""The order in which a report shows findings (serious ones first) and notes (first those that a reader can act on).
+
+It also has the format of numbers.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Note:
-    """An observation that is no fault (tie, order_nondeterminism, not_proven, ...)."""
+    """An observation that is not a fault (tie, order_nondeterminism, not_proven, ...)."""
 
     id: str
     tensor: str

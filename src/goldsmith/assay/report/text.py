@@ -15,7 +15,7 @@ SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES, SHOWN_NAMES = 8, 16, 8, 6
 
 
 def render(report: ReportFacts, *, every: bool = False) -> str:
-    """The report as text. every: all findings and notes, instead of the first ones and how many more there are."""
+    """The report as text. every: show all findings and notes, not only the first ones and a count of the others."""
     parts = [_wrapped(headline(report), hang=6), _counts(report)]
     if report.findings:
         parts.append(_findings(report, every))
@@ -91,7 +91,7 @@ def _worst_rows(report: ReportFacts) -> list[Row]:
 
 
 def _table(report: ReportFacts, rows: list[Row]) -> str:
-    """A table of text columns within 80 columns; it names the case where there are several."""
+    """The table of the rows, at most 80 characters wide. With several cases it has a column for the case."""
     words = ["tensor", "case", "run"] if len(report.cases) > 1 else ["tensor", "run"]
     head = (*words, "error", "/bound", "/noise", "ulp", "state")
     cells = [
@@ -126,7 +126,7 @@ def _share(wanted: list[int], room: int) -> list[int]:
 
 
 def _notes(report: ReportFacts, every: bool) -> str:
-    """Notes that ask for something, then how many others there are.
+    """Notes that a user can act on, then the number of the others.
 
     Notes that differ only in tensor, numbers or case appear once, with the other tensors and the number of cases.
     """
@@ -154,9 +154,9 @@ def _notes(report: ReportFacts, every: bool) -> str:
 
 def _cost(report: ReportFacts) -> str:
     ran = [f"{p.name} {p.seconds:.2f} s" for p in report.probes if p.ran and p.seconds >= 0.005]
-    standing = [p.name for p in report.probes if p.ran and p.seconds < 0.005]
+    quick = [p.name for p in report.probes if p.ran and p.seconds < 0.005]
     skipped = [f"{p.name} ({p.reason})" for p in report.probes if not p.ran]
-    lines = [_wrapped("Probes: " + ", ".join(ran + standing), hang=2)] if ran or standing else []
+    lines = [_wrapped("Probes: " + ", ".join(ran + quick), hang=2)] if ran or quick else []
     if skipped:
         lines.append(_wrapped("Not run: " + ", ".join(skipped), hang=2))
     return "\n".join(lines)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 def unwritable(folder: Path) -> str:
     """Why nothing can be written there, "" where it can. A folder created for the check is removed again."""
-    made: list[Path] = []
+    missing: list[Path] = []
     try:
-        made = [p for p in (folder, *folder.parents) if not p.exists()]
+        missing = [p for p in (folder, *folder.parents) if not p.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return ""
@@ -20,6 +20,6 @@ def unwritable(folder: Path) -> str:
     except OSError as error:
         return str(error.strerror or error)
     finally:
-        for new in made:
+        for new in missing:
             with contextlib.suppress(OSError):
                 new.rmdir()

@@ -26,7 +26,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def in_one_order(leaves: Mapping[str, Tensor]) -> Iterator[None]:
-    """On a GPU, torch adds in a fixed order, where it can, what it otherwise adds with atomics (scatter_add)."""
+    """Context in which torch on a GPU adds in a fixed order where it can, instead of with atomics (scatter_add)."""
     mode: Any = torch.utils.deterministic  # Any: a module whose class defines this attribute as a property
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = mode.fill_uninitialized_memory

@@ -90,7 +90,7 @@ def _show(result: AdapterCheck) -> None:
     out.print(table)
     out.print(
         f"{result.tokens} tokens; in the trained model the adapter changes a token's log-probability by "
-        f"{result.effect:.3g} on average. share: the part of that change which arrives.",
+        f"{result.effect:.3g} on average. share: how much of that change the runtime applies.",
         soft_wrap=True,
     )
 

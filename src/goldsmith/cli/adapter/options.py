@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         return
     group = typer.Typer(
         cls=CommandGroup,
-        help="Check that an adapter arrives in other runtimes, or write it in the layout that they read.",
+        help="Check that other runtimes apply an adapter, or write it in the layout that they read.",
         no_args_is_help=True, rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
     )  # fmt: skip

@@ -22,14 +22,14 @@ from ...core.device import machine
 from ...core.op import Op
 from ..targets import operators
 from ..terminal import INTERRUPTED, Problem, console, duration
-from . import proof_files, tables
+from . import tables, verified_files
 from .experts import MoeInt8Subject, MoeSubject, SlotsSubject
 from .moved import CHECKOUT, PEERS_ELSEWHERE
-from .prover import Prover
 from .rows import Conditions, TimingRow
 from .run import Bench, BenchRequest
 from .subject import ModuleSubject, Peer, Subject
 from .timing import clock
+from .verifier import Verifier
 
 CPU_ELEMENTS = 2**20  # larger cases run on a CPU only when --case names them
 NO_PEER = "none"  # --against none
@@ -58,13 +58,13 @@ def run(
     conditions = Conditions.here(device, request.commit)
     target = open_rows(out)
     stream = console() if out != "-" else err
-    prover = Prover(request.verify, device, err, proof_files.read(request.proofs, device))
+    verifier = Verifier(request.verify, device, err, verified_files.read(request.verified_files, device))
     stream.print(f"[dim]{conditions}[/]")
     status = 0
     screen = _Tables(stream)
     try:
-        prover.prove_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
-        bench = Bench(request, conditions, clock(device), chosen, prover, err)
+        verifier.verify_all([(s.op, s.entry.dtype) for s in subjects if s.op is not None], request.backend or "auto")
+        bench = Bench(request, conditions, clock(device), chosen, verifier, err)
         for row in bench.run(_makers(subjects, device, err)):
             screen.add(row)
             target = _write_row(target, row, out, err)
@@ -79,9 +79,9 @@ def run(
     rows = screen.shown
     if rows:
         stream.print(tables.legend(conditions.device))
-    for line in prover.rejections():
+    for line in verifier.rejections():
         stream.print(line, soft_wrap=True)
-    if prover.rejected:
+    if verifier.rejected:
         return 1
     return status or (0 if rows else 2)
 
@@ -185,22 +185,22 @@ def _is_small_enough_for_a_cpu(entry: BenchCase) -> bool:
 
 
 def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console) -> dict[str, Peer]:
-    asked = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
-    unknown = [name for name in asked or () if name not in (*peers, NO_PEER)]
+    requested = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
+    unknown = [name for name in requested or () if name not in (*peers, NO_PEER)]
     if not peers:
         if unknown:
             raise Problem(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
-        if asked is None:
+        if requested is None:
             err.print(f"[dim]{PEERS_ELSEWHERE}[/]")
         return {}
     if unknown:
         raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NO_PEER}.")
     chosen: dict[str, Peer] = {}
-    for name in peers if asked is None else [name for name in dict.fromkeys(asked) if name != NO_PEER]:
+    for name in peers if requested is None else [name for name in dict.fromkeys(requested) if name != NO_PEER]:
         reason = peers[name].missing()
         if reason is None:
             chosen[name] = peers[name]
-        elif asked is not None:
+        elif requested is not None:
             raise Problem(f"--against {name}: {reason}.")
         else:
             err.print(f"[dim]peer {name} is left out: {reason}[/]")

@@ -26,7 +26,7 @@ class ExpertSubject(Subject):
 
     @property
     def base(self) -> PackedExperts | tuple[Tensor, Tensor]:
-        gate_up, down = self.given("gate_up"), self.given("down")
+        gate_up, down = self.required("gate_up"), self.required("down")
         if not self.options["layout"]:
             return gate_up, down
         return PackedExperts._of(Layout.parse(self.options["layout"]), gate_up, down)
@@ -36,7 +36,7 @@ class ExpertSubject(Subject):
         """The scaling of all LoRA pairs: the cases give them the same."""
         return self.options["gate_scale"]
 
-    def given(self, name: str) -> Tensor:
+    def required(self, name: str) -> Tensor:
         tensor = self.tensors[name]
         if tensor is None:
             raise ValueError(f"{self.name}: the case {self.entry.name} has no {name}")
@@ -45,7 +45,7 @@ class ExpertSubject(Subject):
     def weights(self, experts: Sequence[int] | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """gate_up [E, 2I, H] and down [E, H, I] of these experts (None: all), decoded where they are packed."""
         layout, dtype = self.options["layout"], dtype or self.entry.dtype
-        gate_up, down = self.given("gate_up"), self.given("down")
+        gate_up, down = self.required("gate_up"), self.required("down")
         if not layout:
             chosen = (gate_up, down) if experts is None else (gate_up[experts], down[experts])
             return chosen[0].to(dtype), chosen[1].to(dtype)
@@ -109,7 +109,7 @@ class MoeInt8Subject(MoeSubject):
 
 
 class SlotsSubject(ExpertSubject):
-    """experts.slots: the results of each expert apart."""
+    """experts.slots: the results of each expert separately."""
 
     def ours(self, backend: str) -> Variant:
         base = self.base

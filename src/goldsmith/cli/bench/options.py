@@ -10,7 +10,7 @@ import typer
 
 from ..help_text import grouped
 from ..signals import exit_on_signals
-from ..terminal import in_a_paragraph
+from ..terminal import in_a_paragraph, print_paragraph
 from .moved import CHECKOUT
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1. Default: 
 
 GROUPS = {
     "What to time": ("what", "case", "backend", "device", "threads", "against"),
-    "How": ("seconds", "no_verify", "proof"),
+    "How": ("seconds", "no_verify", "verified"),
     "Output": ("json", "commit"),
 }
 
@@ -69,13 +69,14 @@ def bench_command(
         no_verify: Annotated[
             bool, typer.Option("--no-verify", help="Time without checking first; the rows record this.")
         ] = False,
-        proof: Annotated[
+        verified: Annotated[
             list[str] | None,
             typer.Option(
                 help="Use results that `goldsmith verify --json FILE` wrote for this code on this machine.",
                 metavar="FILE",
             ),
         ] = None,
+        proof: Annotated[list[str] | None, typer.Option(metavar="FILE", hidden=True)] = None,
         commit: Annotated[
             str, typer.Option(help="Commit to record in the rows if git is not available.", show_default=False)
         ] = "",
@@ -85,6 +86,8 @@ def bench_command(
             from .command import run
             from .run import BenchRequest
 
+        if proof:
+            print_paragraph("DeprecationWarning: --proof is now called --verified.")
         request = BenchRequest(
             names=tuple(what or ()),
             peers=tuple(against) if against is not None else None,
@@ -93,7 +96,7 @@ def bench_command(
             device=device,
             seconds=seconds,
             verify=not no_verify,
-            proofs=tuple(proof or ()),
+            verified_files=(*(verified or ()), *(proof or ())),
             commit=commit,
             threads=tuple(threads or ()),
         )

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from ...core.device import BackendUnavailable
 from .ceilings import Ceiling, Ceilings
-from .prover import Prover, Verdict, golden_result, relative_error
 from .rows import NOT_TIMED, Conditions, Figures, TimingRow, timed
 from .subject import OURS, Peer, Subject, Variant
 from .timing import FLUSH_BYTES, Call, CpuClock, CudaClock, Timing
+from .verifier import Verdict, Verifier, golden_result, relative_error
 
 GRAPH_CALLS = 20
 
@@ -38,7 +38,7 @@ class BenchRequest:
     device: str | None = None
     seconds: float = 0.5
     verify: bool = True
-    proofs: tuple[str, ...] = ()  # files of `goldsmith verify --json`
+    verified_files: tuple[str, ...] = ()  # files of `goldsmith verify --json`
     commit: str = ""
     threads: tuple[str, ...] = ()  # N, or N:TEXT for subjects "OP CASE" that contain the text; (): torch's count
 
@@ -49,20 +49,20 @@ class BenchRequest:
 
     def thread_counts(self, subject: str) -> list[int]:
         """The thread counts for the subject "OP CASE"; empty where all of them are for other subjects."""
-        asked = [wanted.partition(":") for wanted in self.threads]
-        counts = [int(count) for count, _, text in asked if text in subject]
-        return list(dict.fromkeys(counts)) if asked else [torch.get_num_threads()]
+        requests = [wanted.partition(":") for wanted in self.threads]
+        counts = [int(count) for count, _, text in requests if text in subject]
+        return list(dict.fromkeys(counts)) if requests else [torch.get_num_threads()]
 
 
 @dataclass
 class Bench:
-    """One run: its clock, peers and proofs, and the rows so far."""
+    """One run: its clock, peers and checks, and the rows so far."""
 
     request: BenchRequest
     conditions: Conditions
     clock: CudaClock | CpuClock
     peers: dict[str, Peer]
-    prover: Prover
+    verifier: Verifier
     say: Console
     rows: list[TimingRow] = field(default_factory=list)
     ceilings: Ceilings = field(init=False)
@@ -102,9 +102,9 @@ class Bench:
         except BackendUnavailable as error:
             self.say.print(f"[dim]{subject.name} {subject.entry.name}: {error}[/]")
             return
-        proof = self.prover.prove(subject, backend)
-        if proof[0] is False:
-            return  # the prover keeps the reason
+        verdict = self.verifier.verdict(subject, backend)
+        if verdict[0] is False:
+            return  # the verifier keeps the reason
         ceiling = self.ceilings.of(subject, threads)
         usable: list[Variant] = []
         for name, make in self._makers(subject, backend, threads).items():
@@ -112,11 +112,11 @@ class Bench:
             if variant is not None:
                 usable.append(variant)
             elif name == OURS:
-                self.prover.reject(subject, backend, f"{subject.entry.name}: {broken}")
+                self.verifier.reject(subject, backend, f"{subject.entry.name}: {broken}")
                 return
             elif broken:
                 stand_in = Variant(name, lambda: (), [], note=f"did not run: {broken}")
-                yield self._row(subject, stand_in, proof, None, "forward", "", NOT_TIMED, ceiling, threads)
+                yield self._row(subject, stand_in, verdict, None, "forward", "", NOT_TIMED, ceiling, threads)
         errors = self._errors(subject, usable)
         again = partial(self._again, subject, backend, threads, [variant.peer for variant in usable])
         for direction, mode, divide, timings in self._timings(subject, usable, again):
@@ -127,7 +127,7 @@ class Bench:
                 if variant.peer in timings:
                     figures = timed(timings[variant.peer], moved, ceiling, divide, flop)
                     off = errors[variant.peer]
-                    yield self._row(subject, variant, proof, off, direction, mode, figures, ceiling, threads)
+                    yield self._row(subject, variant, verdict, off, direction, mode, figures, ceiling, threads)
 
     def _errors(self, subject: Subject, variants: list[Variant]) -> dict[str, float | None]:
         golden, errors = golden_result(subject), dict[str, float | None]()
@@ -168,7 +168,7 @@ class Bench:
         self,
         subject: Subject,
         variant: Variant,
-        proof: Verdict,
+        verdict: Verdict,
         error: float | None,
         direction: str,
         mode: str,
@@ -190,8 +190,8 @@ class Bench:
             read_gb_s=ceiling.bytes_rate / 1e3 if ceiling.memory == "read" else None,
             gflop_s=ceiling.flop_rate / 1e3 or None,
             threads=threads,
-            verified=proof[0] if mine else None,
-            verified_by=proof[1] if mine else "",
+            verified=verdict[0] if mine else None,
+            verified_by=verdict[1] if mine else "",
             error=error,
             note=variant.note,
             machine=self.conditions.machine,

@@ -17,6 +17,7 @@ from ..output_files import check_file, check_folder, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
+    INTERRUPTED_EARLY,
     Interruption,
     Problem,
     console,
@@ -140,7 +141,7 @@ def _interrupted(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisR
     last, seconds = progress.last, time.monotonic() - progress.began
     place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
     if all(finding["rung"] == QUALITY for finding in progress.findings):
-        raise Interruption(f"Interrupted before there was any result{place}.")
+        raise Interruption(f"{INTERRUPTED_EARLY}{place}.")
     report = Report(request.name, FAIL, cases=[last["case"]], seconds=seconds, partial="interrupted")
     report = Report.from_json({**report.to_json(), "findings": progress.findings})
     findings = [f"Found before that: {finding.text}." for finding in report.findings]
@@ -281,8 +282,8 @@ class _RunProgress:
         if self.deadline.began is not None:
             self.outer.append(self.last)
         self.deadline.begin(last["case"])
-        if last.get("found") and (not self.findings or self.findings[0]["case"] == last["case"]):
-            self.findings = last["found"]
+        if last.get("findings") and (not self.findings or self.findings[0]["case"] == last["case"]):
+            self.findings = last["findings"]
         self.last = last
         self._show(f"{last['case']}, {last['run']}", f"{last['runs']} runs")
 

@@ -253,7 +253,7 @@ def _reporting_runs(send: Send) -> Iterator[list[tuple[RunMessage, str]]]:
         now = hooks.RUNNING[-1]
         message: ProgressMessage = {"case": case, "probe": probe, "run": run, "runs": runs, "seed": now.seed}
         if now.findings:
-            message["found"] = [asdict(f) for f in now.findings]
+            message["findings"] = [asdict(f) for f in now.findings]
         send(message)
 
     def over() -> None:

@@ -15,6 +15,7 @@ from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, handle_signals
 from ..terminal import Problem, announce, console, count, write_json
 from .display import FinetuneDisplay
+from .ranks import is_first, on_ranks, silent_display
 from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
     from ...hf.training.model.loading import LoadedModel
     from ...hf.training.options import Options
+    from ...hf.training.ranks.one_process import OneProcess
     from ...hf.training.records.journal import LogRow
+    from ...hf.training.records.trackers import RunTrackers
     from ...hf.training.run.plan import TrainingPlan
     from ...hf.training.run.session import TrainingSession
     from ...hf.training.run.trainer import Trainer
@@ -34,27 +37,43 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int:
     """Run the command and return its exit status."""
-    announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
+    if is_first():
+        announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
     try:
         with exit_on_signals():
             importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
-            from ...core.device import BackendUnavailable
-            from ...hf.training.errors import Diverged, TrainingError
-            from ...hf.training.options import Options
-            from ...hf.training.run.memory_errors import out_of_memory, paragraph
-            from ...hf.training.run.session import again
+            from ...hf.training.errors import TrainingError
+            from ...hf.training.ranks.group import Ranks, join
+
+            ranks = join()
+    except TrainingError as error:
+        raise Problem(str(error)) from error
     except ImportError as error:
         # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
         if error.name is not None:
             raise
         raise Problem(f"{error}.") from error
-    show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
+    if isinstance(ranks, Ranks):
+        return on_ranks(ranks, lambda: _run(arguments, ranks, dry_run=dry_run, as_json=as_json))
+    return _run(arguments, ranks, dry_run=dry_run, as_json=as_json)
+
+
+def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, as_json: bool) -> int:
+    from ...core.device import BackendUnavailable
+    from ...hf.training.errors import Diverged, TrainingError
+    from ...hf.training.options import Options
+    from ...hf.training.run.memory_errors import out_of_memory, paragraph
+    from ...hf.training.run.session import again
+
+    show = silent_display()
+    if ranks.first:
+        show = FinetuneDisplay(console(stderr=True), console(stderr=True) if as_json else console())
     interrupt = Interrupt(show)
     result: dict[str, object] = {}
     try:
         with handle_signals(interrupt.receive, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             options = Options(**cast("dict[str, Any]", arguments))
-            finetune_run = FinetuneRun(options, show, interrupt)
+            finetune_run = FinetuneRun(options, show, interrupt, ranks)
             result = finetune_run.carry_out(dry_run)
     except Diverged as error:
         show.failed(str(error))
@@ -64,13 +83,14 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     except BackendUnavailable as error:
         raise Problem(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
     except KeyboardInterrupt:
+        ranks.leave("was stopped at once.")
         show.stopped(again(Path(str(arguments["output"])), str(arguments["resume"])))
         result = {"status": "interrupted"}
     except Exception as error:
         if not out_of_memory(error):
             raise
         raise Problem(paragraph(error, options, begun=finetune_run.begun)) from error
-    if as_json:
+    if as_json and ranks.first:
         write_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(str(result.get("status")), 0)
 
@@ -78,8 +98,8 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
 class FinetuneRun:
     """One run: reads the data, finds a checkpoint, loads the model, trains it, and writes the adapter."""
 
-    def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt):
-        self.options, self.show, self.interrupt = options, show, interrupt
+    def __init__(self, options: Options, show: FinetuneDisplay, interrupt: Interrupt, ranks: OneProcess):
+        self.options, self.show, self.interrupt, self.ranks = options, show, interrupt, ranks
         self.output = Path(options.output)
         self.highest = 0  # highest token id in the data
         self.begun = False  # True once the output folder holds this run and no earlier one
@@ -88,25 +108,33 @@ class FinetuneRun:
         from ...hf.training.data.attention_masks import masks, no_masks
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
+        from ...hf.training.records.trackers import RunTrackers
         from ...hf.training.run.plan import plan
         from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
 
+        self._place()
         stream, facts, evaluation = self._streams()
-        training = plan(self.options, len(stream))
+        training = plan(self.options, len(stream), self.ranks.world)
         if dry_run:
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
         session = self._training_session(training)
-        callbacks = RunCallbacks(row=self.show.row, note=self.show.note, stop=lambda: self.interrupt.asked)
-        with lock(self.output):
-            start = session.find(self.options.resume, callbacks)
-            with self._marks_failure():
+        trackers = RunTrackers(self.options.report_to, self.output, self.show.note)
+        callbacks = RunCallbacks(
+            row=lambda row: self._show_row(row, trackers),
+            note=self.show.note,
+            stop=lambda: self.ranks.any(self.interrupt.requested),
+        )
+        with lock(self.output) if self.ranks.first else contextlib.nullcontext():
+            start = self.ranks.checkpoint(lambda: session.find(self.options.resume, callbacks))
+            with self._marks_failure() if self.ranks.first else contextlib.nullcontext():
                 loaded, record, _ = self._load_model(facts, training, stream)
-                callbacks.begun = lambda: self._mark_running(record)
+                callbacks.begun = lambda: self._mark_running(record, trackers, start.step if start else 0)
                 callbacks.saved = lambda rows: self._page(record, rows)
                 row_masks = masks(loaded.model, self.options.seq_len) if self.options.pack else no_masks
-                trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks)
+                trainer = Trainer(loaded.model, loaded.parameters, stream, training, row_masks, self.ranks)
+                trainer.check_ranks()
                 done = start.step if start else 0
                 record.facts["steps"] = max(training.steps, done)
                 self.show.begins(training.steps, done)
@@ -114,18 +142,29 @@ class FinetuneRun:
                     with self.show.progress(training.steps, done):
                         rows = session.run(trainer, callbacks, start=start, evaluation=evaluation)
                 except Diverged as error:
+                    if not self.ranks.first:
+                        raise
                     self._page(record, logged(self.output / LOG))
                     record.write({"status": "diverged", "step": trainer.done, "error": str(error)})
                     self._explain_lost(record, RUN)
                     raise
                 except KeyboardInterrupt:  # the second Ctrl-C
+                    if not self.ranks.first:
+                        raise
                     record.write({"status": "interrupted", "step": trainer.done})
                     self._explain_lost(record, RUN)
                     raise
+                finally:
+                    trackers.finish()
                 return self._finish(rows, trainer, loaded, record)
 
-    def _mark_running(self, record: Record) -> None:
+    def _show_row(self, row: LogRow, trackers: RunTrackers) -> None:
+        self.show.row(row)
+        trackers.row(row)
+
+    def _mark_running(self, record: Record, trackers: RunTrackers, done: int) -> None:
         self.begun = True
+        trackers.start(record.facts["options"], done)
         record.write({"status": "running"})
         if RUN in record.lost:  # before the first step: nothing can be kept in this folder
             raise Problem(record.lost[RUN])
@@ -144,68 +183,92 @@ class FinetuneRun:
     @contextlib.contextmanager
     def _marks_failure(self) -> Iterator[None]:
         """On an error, mark the run in run.json as failed if it is marked as running; an earlier, killed run too."""
-        from ...hf.training.records.checkpoints import replace
-        from ...hf.training.records.journal import rows
+        from ...hf.training.ranks.group import Ranks
         from ...hf.training.run.memory_errors import out_of_memory, paragraph
 
+        if isinstance(self.ranks, Ranks):
+            self.ranks.presence.abandon.append(lambda notice: self._mark_failed(str(notice)))
         try:
             yield
         except Exception as error:
             message = str(error) or type(error).__name__
             if out_of_memory(error):
                 message = paragraph(error, self.options, begun=self.begun)
-            with contextlib.suppress(
-                OSError, ValueError, KeyError, TypeError
-            ):  # the original error is raised in any case
-                facts = json.loads((self.output / RUN).read_bytes())
-                if facts["result"]["status"] == "running":
-                    step = max((row["step"] for row in rows(self.output / LOG)), default=0)
-                    facts["result"] = {"status": "failed", "step": step, "error": message}
-                    replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
+            self._mark_failed(message)  # the original error is raised in any case
             raise
+
+    def _mark_failed(self, message: str) -> None:
+        from ...hf.training.records.checkpoints import replace
+        from ...hf.training.records.journal import rows
+
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            facts = json.loads((self.output / RUN).read_bytes())
+            if facts["result"]["status"] == "running":
+                step = max((row["step"] for row in rows(self.output / LOG)), default=0)
+                facts["result"] = {"status": "failed", "step": step, "error": message}
+                replace(self.output / RUN, json.dumps(facts, indent=1) + "\n")
+
+    def _place(self) -> None:
+        """This rank's share of the machine: its GPU, its processors and its threads."""
+        import torch
+
+        from ...core import processors
+        from ...hf.training.model.device import chosen, hint, of_rank
+        from ...hf.training.ranks.group import Ranks
+
+        threads = self.options.threads
+        if isinstance(self.ranks, Ranks):
+            self.options = of_rank(self.options, self.ranks.local_rank, self.ranks.local_world)
+            self.ranks.use(chosen(self.options))
+            if threads is None:  # torchrun sets OMP_NUM_THREADS=1
+                threads = max(1, processors.worth() // self.ranks.local_world)
+                self.ranks.bind()
+        elif text := hint(self.options):
+            self.show.note(text)
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def _streams(self) -> tuple[RowStream, DataFacts, RowStream | None]:
         """The training rows, facts about them, and the evaluation rows or None."""
-        import torch
-
-        from ...hf.training.data import documents as data
+        from ...hf.training.data.sources import sources
         from ...hf.training.model.device import chosen
         from ...hf.training.model.loading import check, folder
         from ...hf.training.model.loading import tokenizer as load_tokenizer
+        from ...hf.training.records import trackers
         from ...hf.training.run import output_folder as folders
 
         options = self.options
         chosen(options)
-        for path in (options.data, options.eval_data):
-            if path is not None:
-                data.check(Path(path))
+        trackers.check(options.report_to)
+        for names in (options.data, options.eval_data):
+            sources(names)
         _silence_transformers()
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
         with self.show.doing("reading the tokenizer and the data"):
             folders.check(options, folder(options.model))
             check(options)
             tokenizer = load_tokenizer(options.model)
             stream, facts = self._stream(options.data, tokenizer, packed=options.pack)
             evaluation = None
-            if options.eval_data is not None:
+            if options.eval_data:
                 evaluation, _ = self._stream(options.eval_data, tokenizer, packed=options.pack)
         return stream, facts, evaluation
 
-    def _stream(self, path: str, tokenizer: Tokenizer, *, packed: bool) -> tuple[RowStream, DataFacts]:
+    def _stream(self, names: Sequence[str], tokenizer: Tokenizer, *, packed: bool) -> tuple[RowStream, DataFacts]:
         from ...hf.training.data import documents as data
         from ...hf.training.data.packing import RowStream
+        from ...hf.training.data.sources import shown
 
         options = self.options
-        read = data.read(path, tokenizer, document=options.document, train_on=options.train_on)
-        cut = data.cut(path, read, options.seq_len)
+        read = data.read(names, tokenizer, document=options.document, train_on=options.train_on)
+        cut = data.cut(read, options.seq_len)
         if cut.shortened:
-            self.show.note(f"{path}: {count(cut.shortened, 'row')} of {len(read):,} were cut at --seq-len.")
+            files = names[0] if len(names) == 1 else shown(names)
+            self.show.note(f"{files}: {count(cut.shortened, 'row')} of {len(read):,} were cut at --seq-len.")
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
         stream = RowStream(cut.documents, options.seq_len, packed=packed, seed=options.seed, pad=pad)
         self.highest = max(self.highest, pad, stream.highest)
         return stream, {
-            "file": Path(path).name,
+            "file": shown(names),
             "documents": len(read),
             "rows": len(stream),
             "tokens": sum(map(len, cut.documents)),
@@ -216,8 +279,9 @@ class FinetuneRun:
     def _training_session(self, training: TrainingPlan) -> TrainingSession:
         import torch
 
+        from ...hf.training.errors import TrainingError
         from ...hf.training.model.loading import folder
-        from ...hf.training.run.identity import identity
+        from ...hf.training.run.identity import disagreement, identity, of_rank
         from ...hf.training.run.session import TrainingSession
         from .record import versions
 
@@ -225,6 +289,10 @@ class FinetuneRun:
         model_folder = folder(options.model)
         with self.show.doing("computing the checksum of the model's files"):
             run_identity = identity(options, training, model_folder)
+        if self.ranks.world > 1:
+            different = disagreement(self.ranks.gathered(of_rank(options, {**run_identity, **versions()})))
+            if different:
+                raise TrainingError(different)
         return TrainingSession(
             self.output,
             run_identity,
@@ -238,6 +306,7 @@ class FinetuneRun:
             save_every=options.save_every,
             eval_every=options.eval_every or max(1, training.steps // 10),
             keep=options.keep,
+            writes=self.ranks.first,
         )
 
     def _load_model(
@@ -248,10 +317,10 @@ class FinetuneRun:
         from ...hf.training.model.loading import load
 
         with self.show.doing("loading the model") as progress, warnings_as_notes(self.show.note):
-            loaded = load(self.options, progress)
+            loaded = load(self.options, progress, self.ranks.share)
         name = type(loaded.model).__name__
         if not name.endswith("ForCausalLM"):
-            self.show.note(f"The model is loaded as {name}, and gets text alone; the adapter fits this class.")
+            self.show.note(f"The model is loaded as {name} and receives only text. The adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
             raise Problem(
@@ -259,28 +328,34 @@ class FinetuneRun:
                 f"has only {size:,} rows: tokenizer and weights belong to different models."
             )
         with self.show.doing("measuring the memory of activations"):
-            accounting = account(loaded, self.options, training)
+            accounting = account(loaded, self.options, training, self.ranks.local_world)
         self.show.data(facts, training, len(stream))
         self.show.accounting(accounting, self.options)
-        return loaded, Record(self.options, facts, accounting, training.steps), accounting
+        return loaded, Record(self.options, facts, accounting, training.steps, self.ranks.world), accounting
 
     def _finish(self, rows: list[LogRow], trainer: Trainer, loaded: LoadedModel, record: Record) -> dict[str, object]:
         from ...hf.training.model.loading import save_adapter
         from ...hf.training.run.session import again
 
-        if trainer.done:
+        if trainer.done and self.ranks.first:
             try:
                 save_adapter(loaded, self.output)
             except OSError as error:
                 raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
-        self._page(record, rows)
+        if self.ranks.first:
+            self._page(record, rows)
         result: RunResult = {
             "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
             "step": trainer.done,
             "loss": _first_and_last([row["loss"] for row in rows if "loss" in row]),
             "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
+            "eval_perplexity": _first_and_last([row["eval_perplexity"] for row in rows if "eval_perplexity" in row]),
+            "eval_mean_token_accuracy": _first_and_last(
+                [row["eval_mean_token_accuracy"] for row in rows if "eval_mean_token_accuracy" in row]
+            ),
         }
-        record.write(result)
+        if self.ranks.first:
+            record.write(result)
         self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)
         self._explain_lost(record, RUN)
         return {"output": str(self.output), **result, **record.facts}
@@ -290,12 +365,12 @@ class Interrupt:
     """Handler of Ctrl-C, SIGTERM and SIGHUP: the first ends the run after the current step, the second at once."""
 
     def __init__(self, show: FinetuneDisplay):
-        self.show, self.asked, self.training = show, False, False
+        self.show, self.requested, self.training = show, False, False
 
     def receive(self, number: int, frame: object) -> None:
-        if self.asked or not self.show.training:
+        if self.requested or not self.show.training:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
         self.show.note("Finishing this step, then saving. Press Ctrl-C again to stop at once.")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from ..terminal import count, duration
+from ..terminal import INTERRUPTED_EARLY, count, duration
 
 if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ...hf.training.run.plan import TrainingPlan
     from .record import DataFacts, RunResult
 
-NOTHING = "Interrupted before the first step; nothing was trained."
 LINES = 10  # progress lines without a terminal, roughly
 
 
@@ -56,10 +55,11 @@ class FinetuneDisplay:
 
     def data(self, data: DataFacts, plan: TrainingPlan, rows: int) -> None:
         a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
+        on_ranks = f" on each of {plan.ranks} ranks" if plan.ranks > 1 else ""
         text = (
             f"{data['file']}: {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}, "
             f"{data['trained_tokens']:,} of them trained on, in {count(rows, 'row')}; "
-            f"{count(plan.steps, 'step')} of {a_step} rows"
+            f"{count(plan.steps, 'step')} of {a_step} rows{on_ranks}"
         )
         self.out.print(folded(text), markup=False, soft_wrap=True)
 
@@ -154,7 +154,11 @@ class FinetuneDisplay:
     def row(self, row: LogRow) -> None:
         """Show a row of the log. Without a terminal, print only about LINES rows of the whole run."""
         if "loss" not in row:
-            self._print(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}")
+            accuracy = row.get("eval_mean_token_accuracy")
+            more = (
+                "" if accuracy is None else f", perplexity {row['eval_perplexity']:.2f}, {accuracy:.1%} of tokens right"
+            )
+            self._print(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}{more}")
             return
         self._last = row["step"]
         done = self._last - self._first
@@ -167,7 +171,7 @@ class FinetuneDisplay:
 
     def stopped(self, again: str) -> None:
         """Report that the run stopped in the middle of a step; `again` names the command that resumes it."""
-        text = f"Stopped at once; {again} resumes from the last checkpoint." if self._steps else NOTHING
+        text = f"Stopped at once; {again} resumes from the last checkpoint." if self._steps else f"{INTERRUPTED_EARLY}."
         self.note(text)
 
     def _print(self, text: str) -> None:
@@ -177,11 +181,17 @@ class FinetuneDisplay:
 
     def ended(self, result: RunResult, steps: int, output: Path, again: str, lost: Collection[str] = ()) -> None:
         if not result["step"]:
-            self.note(NOTHING)
+            self.note(f"{INTERRUPTED_EARLY}.")
             return
         for words, ends in (("loss", result["loss"]), ("loss on held-out text", result["eval_loss"])):
             if ends:
                 self.out.print(f"{words} {ends['first']:.4f} -> {ends['last']:.4f}")
+        for words, ends, form in (
+            ("its perplexity", result.get("eval_perplexity"), ".2f"),
+            ("its tokens predicted right", result.get("eval_mean_token_accuracy"), ".1%"),
+        ):
+            if ends:
+                self.out.print(f"{words} {ends['first']:{form}} -> {ends['last']:{form}}")
         files = (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl"))
         for word, name in [file for file in files if file[1] not in lost]:
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -56,7 +56,9 @@ GROUPS = {
     "Memory and machine": (
         "format", "group_size", "dtype", "checkpointing", "device", "threads", "partitions",
     ),
-    "Output and checkpoints": ("output", "resume", "save_every", "eval_every", "keep", "dry_run", "json"),
+    "Output and checkpoints": (
+        "output", "resume", "save_every", "eval_every", "keep", "report_to", "dry_run", "json",
+    ),
 }  # fmt: skip
 
 
@@ -75,10 +77,12 @@ def finetune(
         ),
     ],
     data: Annotated[
-        Path,
+        list[str],
         typer.Option(
-            help="Text (.txt, .md), or .jsonl with one row per line: text; prompt and completion; or messages.",
-            metavar="FILE",
+            help="Text (.txt, .md), rows (.jsonl, .json, .csv, .parquet), a folder, or the name of a data set, with "
+            ":SPLIT after it. Rows have text; prompt and completion; messages; ShareGPT's conversations; or Alpaca's "
+            "instruction and output. Repeat the option for several.",
+            metavar="FILE/NAME",
             show_default=False,
         ),
     ],
@@ -86,7 +90,11 @@ def finetune(
         str, typer.Option(help="Folder for the adapter, log, page and checkpoints.", metavar="DIR")
     ] = "finetuned",
     eval_data: Annotated[
-        Path | None, typer.Option(help="Held-out data in the same formats, evaluated during training.", metavar="FILE")
+        list[str] | None,
+        typer.Option(
+            help="Held-out data of the same kinds: its loss, perplexity and token accuracy are logged.",
+            metavar="FILE/NAME",
+        ),
     ] = None,
     document: Annotated[
         DocumentOption,
@@ -166,6 +174,14 @@ def finetune(
             metavar="auto/never/PATH",
         ),
     ] = "auto",
+    report_to: Annotated[
+        str,
+        typer.Option(
+            help="Trackers that also get the log, such as tensorboard,wandb: those of the package accelerate. Default: "
+            "none.",
+            metavar="LIST",
+        ),
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be trained and how much memory it needs, then stop.")
     ] = False,
@@ -194,6 +210,8 @@ def _plain(values: Mapping[str, object]) -> dict[str, object]:
         name: value.value if isinstance(value, StrEnum) else str(value) if isinstance(value, Path) else value
         for name, value in values.items()
     }
-    for name in ("targets", "lora_modules"):
+    for name in ("data", "eval_data"):
+        plain[name] = tuple(cast("list[str] | None", values[name]) or ())
+    for name in ("targets", "lora_modules", "report_to"):
         plain[name] = tuple(word.strip() for word in str(plain[name]).split(",") if word.strip())
     return plain

@@ -39,6 +39,7 @@ class MachineName(TypedDict):
     device: str
     threads: int
     cores: int
+    ranks: int
 
 
 class RunFacts(TypedDict):
@@ -68,18 +69,20 @@ class RunResult(TypedDict, total=False):
     error: str
     loss: FirstAndLast | None
     eval_loss: FirstAndLast | None
+    eval_perplexity: FirstAndLast | None
+    eval_mean_token_accuracy: FirstAndLast | None
 
 
 class Record:
     """The facts of one run, and the two files that show them; a reader never sees half a file."""
 
-    def __init__(self, options: Options, data: DataFacts, accounting: Accounting, steps: int):
+    def __init__(self, options: Options, data: DataFacts, accounting: Accounting, steps: int, ranks: int = 1):
         self.options, self.output = options, Path(options.output)
         self.lost: dict[str, str] = {}  # a file that could not be written -> the sentence that says why
         self.facts: RunFacts = {
-            "options": {k: list(v) if isinstance(v, tuple) else v for k, v in vars(options).items()},
+            "options": _plain(options),
             "versions": versions(),
-            "machine": _machine(options.device),
+            "machine": _machine(options.device, ranks),
             "trained_parameters": accounting.trained,
             "expert_lora": accounting.expert_lora,
             "format": accounting.format,
@@ -117,25 +120,38 @@ class Record:
         return numbers + [(name.replace("_lora", " LoRA"), f"{trained[name]:,}") for name in OTHERS]
 
     def _run(self) -> list[tuple[str, str]]:
-        data, options = self.facts["data"], self.options
+        data, options, ranks = self.facts["data"], self.options, self.facts["machine"]["ranks"]
+        on_ranks = f" on each of {ranks} ranks" if ranks > 1 else ""
         return [
             ("model", options.model),
             ("data", f"{data['file']}, {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}"),
             ("LoRA", f"rank {options.rank}, alpha {options.alpha:g}, {', '.join(options.targets)}"),
             ("experts", self.facts["format"]),
             ("rate", f"{options.lr:g}, {options.schedule}"),
-            ("a step", f"{options.batch_size} x {options.grad_accum} rows of at most {options.seq_len:,} tokens"),
+            (
+                "a step",
+                f"{options.batch_size} x {options.grad_accum} rows of at most {options.seq_len:,} tokens{on_ranks}",
+            ),
             ("seed", str(options.seed)),
             ("machine", self.facts["machine"]["name"]),
             ("versions", ", ".join(f"{name} {number}" for name, number in self.facts["versions"].items())),
         ]
 
 
+def _plain(options: Options) -> dict[str, object]:
+    """The options as JSON has them: a single file as text, as several have always been a list."""
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(options).items()}
+    for name in ("data", "eval_data"):
+        names = list(getattr(options, name))
+        values[name] = names if len(names) > 1 else next(iter(names), None)
+    return values
+
+
 def versions() -> dict[str, str]:
     return {"goldsmith": __version__, **{name: version(name) for name in ("torch", "transformers", "peft")}}
 
 
-def _machine(device: str) -> MachineName:
+def _machine(device: str, ranks: int) -> MachineName:
     import torch
 
     from ...core.device import machine
@@ -143,4 +159,5 @@ def _machine(device: str) -> MachineName:
     here = machine()
     on_gpu = device != "cpu" and torch.cuda.is_available()
     name = torch.cuda.get_device_name(device) if on_gpu else here.cpu
-    return {"name": name, "device": device, "threads": torch.get_num_threads(), "cores": here.cores}
+    threads = torch.get_num_threads()
+    return {"name": name, "device": device, "threads": threads, "cores": here.cores, "ranks": ranks}

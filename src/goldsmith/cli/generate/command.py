@@ -41,13 +41,13 @@ def run(arguments: GenerateArguments) -> int:
         with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
             status = command.carry_out()  # BrokenPipeError: the reader has gone (`| head`), so generation stops
     except KeyboardInterrupt:
-        show.interrupted(bool(command.made and command.made.tokens))
+        show.interrupted(bool(command.generation and command.generation.tokens))
         status = INTERRUPTED
     except Problem as problem:
         problems.append(problem)
     finally:
         problems += command.end()
-    if arguments.json and (command.made and command.made.tokens or not problems):
+    if arguments.json and (command.generation and command.generation.tokens or not problems):
         write_json(command.result())  # the text comes first, errors that followed it come after
     if problems:
         raise problems[0]
@@ -62,7 +62,7 @@ class GenerateRun:
     ) -> None:
         self.arguments, self.prompts, self.adapters, self.show = arguments, texts, folders, show
         self.offloaded: Offloaded | None = None
-        self.made: Generation | None = None
+        self.generation: Generation | None = None
         self._finished: list[JsonObject] = []  # outputs of the adapters before the current one
         self._adapter: str | None = next(iter(folders), None)  # the one that computes now
         self.error: JsonObject | None = None
@@ -127,11 +127,11 @@ class GenerateRun:
             with self._trace(self.offloaded):
                 for name in self.adapters or [None]:
                     self._begin_adapter(self.offloaded, name)
-                    self.made = text.Generation([])
+                    self.generation = text.Generation([])
                     heading = name if len(self.adapters) > 1 else None
                     with self.show.text(self.prompts, heading) as written:
                         text.generate(
-                            self.offloaded.model, tokenizer, self.prompts, generation=self.made, inputs=inputs,
+                            self.offloaded.model, tokenizer, self.prompts, generation=self.generation, inputs=inputs,
                             on_piece=written, max_new_tokens=arguments.max_new_tokens,
                             temperature=arguments.temperature, top_p=arguments.top_p, top_k=arguments.top_k,
                             seed=arguments.seed,
@@ -185,8 +185,8 @@ class GenerateRun:
                 self.show.failed(_sentence(error))
             explained = offloaded.explain()
             self._stats, self._explain = offloaded.stats().to_dict(), explained.to_dict()
-            if self.arguments.stats and self.made is not None:
-                self.show.stats(self.made, self._stats, str(explained))
+            if self.arguments.stats and self.generation is not None:
+                self.show.stats(self.generation, self._stats, str(explained))
             if self.arguments.profile is not None and self.arguments.cache != "static":
                 try:
                     self._write_profile(offloaded, self.arguments.profile)
@@ -206,15 +206,15 @@ class GenerateRun:
         own: JsonObject = {} if self._adapter is None else {"adapter": self._adapter}
         return [
             {"prompt": o.prompt, "text": o.text, "tokens": o.tokens, "finish_reason": o.finish_reason, **own}
-            for o in (self.made.outputs if self.made else [])
+            for o in (self.generation.outputs if self.generation else [])
         ]
 
     def result(self) -> JsonObject:
         """The object that --json prints."""
         outputs = [*self._finished, *self._outputs()]
         times = {
-            "time_to_first_token": self.made.first_token if self.made else None,
-            "tokens_per_s": self.made.tokens_per_s if self.made else None,
+            "time_to_first_token": self.generation.first_token if self.generation else None,
+            "tokens_per_s": self.generation.tokens_per_s if self.generation else None,
         }
         result: JsonObject = {"outputs": outputs, "stats": {**times, **self._stats}, "explain": self._explain}
         return result | ({"error": self.error} if self.error else {})
@@ -228,7 +228,7 @@ class GenerateRun:
             )
         name = type(offloaded.model).__name__
         if not name.endswith("ForCausalLM"):
-            self.show.note(f"The model is loaded as {name}, and gets text alone.")
+            self.show.note(f"The model is loaded as {name} and receives only text.")
         most = getattr(offloaded.model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None and width + arguments.max_new_tokens > most:
             tokens = "1 token" if width == 1 else f"{width:,} tokens"
@@ -293,7 +293,7 @@ class GenerateRun:
 def _warnings_as_notes(show: GenerateDisplay) -> Iterator[None]:
     """Print goldsmith's warnings as notes; hide the one about a busy machine, which --stats reports."""
     with warnings_as_notes(lambda text: show.note(_as_options(text))):
-        warnings.filterwarnings("ignore", "offload.calibrate: others took", RuntimeWarning)
+        warnings.filterwarnings("ignore", "offload.calibrate: other programs took", RuntimeWarning)
         yield
 
 

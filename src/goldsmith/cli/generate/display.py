@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..terminal import duration, write_stdout
+from ..terminal import INTERRUPTED_EARLY, duration, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.offload.generation import Generation
@@ -35,11 +35,11 @@ class GenerateDisplay:
         self.err.print(f"[red]{escape(text)}[/]", soft_wrap=True)
 
     def interrupted(self, there_is_text: bool) -> None:
-        self.note("Interrupted." if there_is_text else "Interrupted before the first token; nothing is lost.")
+        self.note("Interrupted." if there_is_text else f"{INTERRUPTED_EARLY}.")
 
     @contextmanager
     def doing(self, task: str) -> Iterator[Callable[[int, int | None, str], None]]:
-        """Show progress of a long task; yields a callback (bytes done, bytes in all or None, part)."""
+        """Show progress of a long task; yields a callback (bytes done, total bytes or None, part)."""
         if not self.err.is_terminal:
             yield ProgressLines(self.err).update
             return
@@ -58,7 +58,7 @@ class GenerateDisplay:
     def text(self, prompts: Sequence[str], adapter: str | None = None) -> Iterator[Callable[[int, str], None]]:
         """Yields a callback (row, piece); prints the first row as it grows, then the others whole, in order.
 
-        adapter: the name to print above, if there are several.
+        adapter: its name is printed above the text; None if there is only one adapter.
         """
         if self.as_json:
             yield lambda row, piece: None
@@ -71,13 +71,13 @@ class GenerateDisplay:
         finally:
             page.end()
 
-    def stats(self, made: Generation, stats: JsonObject, explanation: str) -> None:
+    def stats(self, generation: Generation, stats: JsonObject, explanation: str) -> None:
         """Print the statistics of a run, and what would make it faster."""
-        rows = [("tokens", f"{made.tokens:,} in {duration(made.seconds)}")]
-        if made.first_token is not None:
-            rows.append(("time to first token", f"{made.first_token:.3f} s"))
-        if made.tokens_per_s is not None:
-            rows.append(("tokens per second", f"{made.tokens_per_s:.1f}"))
+        rows = [("tokens", f"{generation.tokens:,} in {duration(generation.seconds)}")]
+        if generation.first_token is not None:
+            rows.append(("time to first token", f"{generation.first_token:.3f} s"))
+        if generation.tokens_per_s is not None:
+            rows.append(("tokens per second", f"{generation.tokens_per_s:.1f}"))
         experts = {lane: cast("int", stats.get(f"experts_{lane}", 0)) for lane in ("cpu", "copied", "cached")}
         rows.append(("experts by lane", ", ".join(f"{lane} {number:,}" for lane, number in experts.items())))
         cache = experts["cached"] or stats.get("uploads")
@@ -92,7 +92,7 @@ class GenerateDisplay:
 
 
 class ByteCount(DownloadColumn):
-    """Bytes done and in all; empty if there are none to count."""
+    """A column with the bytes done and the total; empty for a task without bytes."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.total is not None or task.completed else Text()

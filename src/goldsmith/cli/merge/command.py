@@ -59,17 +59,17 @@ def _text(report: MergeReport) -> str:
     survival = report.survival
     return (
         f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
-        f"{report.merged} weights with the adapter; {survival.share:.1%} of its norm survive rounding, "
+        f"{report.merged} weights with the adapter; {survival.share:.1%} of its norm survives rounding, "
         f"{survival.along:.1%} in its direction\n"
     )
 
 
 def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str:
     survival, worst = report.survival, report.survival.worst
-    place = "" if worst is None else f" Least survives in {worst[0]}: {worst[1]:.1%} in its direction."
+    place = "" if worst is None else f" The smallest share survives in {worst[0]}: {worst[1]:.1%} in its direction."
     share = min(survival.share, survival.along)
     return (
-        f"Only {share:.1%} of the adapter survive rounding to the format {report.format} (below {least:.0%}): "
+        f"Only {share:.1%} of the adapter survives rounding to the format {report.format} (below {least:.0%}): "
         f"its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate "
         f"{model} --adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
     )

@@ -16,7 +16,7 @@ from rich.markup import escape
 from ... import __version__
 from ..output_files import check_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, console, count, duration, print_paragraph, write_json
+from ..terminal import INTERRUPTED_EARLY, Interruption, Problem, console, count, duration, print_paragraph, write_json
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
@@ -25,7 +25,7 @@ from .selection import Job, examined
 if TYPE_CHECKING:
     from ...assay.report.html.view import Entry
     from ..workers.messages import CheckRequest, PlanRequest
-    from .proof import Proof
+    from .checks import Check
 
 INTERPRETER = "interpreter"  # how Triton kernels ran if not on a GPU
 
@@ -38,7 +38,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
         check_file(path)
     outcome = verify(request, err)
     entries = outcome.entries
-    remarks = [*outcome.remarks, *display.left_out(outcome.proofs), *display.remarks(entries)]
+    remarks = [*outcome.remarks, *display.left_out(outcome.checks), *display.remarks(entries)]
     written, lost = list[str](), list[str]()
 
     def keep(word: str, path: str | Path, write: Callable[[], object]) -> None:
@@ -71,8 +71,8 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
 def _show(
     out: Console, outcome: VerifyOutcome, entries: Sequence[Entry], remarks: Sequence[str], *, every: bool
 ) -> None:
-    """The matrix, the remarks below it, and the findings of the proofs that failed."""
-    out.print(display.matrix(entries, {p.name: p.how for p in outcome.proofs}))
+    """The matrix, the remarks below it, and the findings of the checks that failed."""
+    out.print(display.matrix(entries, {c.name: c.how for c in outcome.checks}))
     for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")
     display.failures(out, entries, every=every)
@@ -82,7 +82,7 @@ def _show(
 
 
 def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
-    """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the proofs finished so far."""
+    """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the checks finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = request.jobs or max(1, min(cores, 8))
@@ -103,11 +103,11 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     except WorkersFailed as error:
         raise Problem(f"A worker process {error}") from error
     except KeyboardInterrupt:
-        raise Interruption("Interrupted before the first case ran.") from None
-    if outcome.broken and not any(p.reports for p in outcome.proofs):
+        raise Interruption(f"{INTERRUPTED_EARLY}.") from None
+    if outcome.broken and not any(c.reports for c in outcome.checks):
         raise Problem(outcome.broken)
-    problems = [p.problem for p in outcome.proofs if p.problem]
-    if problems and not outcome.interrupted and not any(p.reports for p in outcome.proofs):
+    problems = [c.problem for c in outcome.checks if c.problem]
+    if problems and not outcome.interrupted and not any(c.reports for c in outcome.checks):
         raise Problem(problems[0])
     outcome.remarks += _remarks(outcome, request)
     outcome.seconds = time.monotonic() - began
@@ -121,7 +121,7 @@ def _workers_per_gpu(outcome: VerifyOutcome) -> int:
 
 
 def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
-    from .proof import Proof
+    from .checks import Check
 
     plan: PlanRequest = {
         "do": "plan",
@@ -143,37 +143,37 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         raise Problem(f"Importing {', '.join(request.names)} raised {reply['ended']}, {reply['where']}.")
     if "broken" in reply:
         raise Problem(f"Planning failed: {reply['broken']}")
-    proofs = [
-        Proof(
-            p["operator"],
-            p["backend"],
-            p["device"],
-            [Job.from_json(job) for job in p["jobs"]],
-            p["how"],
-            p["reason"],
-            p["source"],
-            p["index"],
-            p["left_out"],
+    checks = [
+        Check(
+            c["operator"],
+            c["backend"],
+            c["device"],
+            [Job.from_json(job) for job in c["jobs"]],
+            c["how"],
+            c["reason"],
+            c["source"],
+            c["index"],
+            c["left_out"],
         )
-        for p in reply["proofs"]
+        for c in reply["checks"]
     ]
-    return VerifyOutcome(proofs, reply["machine"], device=reply["device"], size=request.size)
+    return VerifyOutcome(checks, reply["machine"], device=reply["device"], size=request.size)
 
 
 def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
     """Sentences about the whole run: how kernels ran, and how many cases went through which probes."""
-    from .proof import PROCESS
+    from .checks import PROCESS
 
     remarks = []
-    if any(p.how == INTERPRETER for p in outcome.proofs):
+    if any(c.how == INTERPRETER for c in outcome.checks):
         why = "--interpret" if request.interpret else "this machine has no CUDA device"
         remarks.append(
             f"Triton kernels ran in Triton's interpreter on the CPU ({why}), at small sizes. This checks their "
             "arithmetic and masks, not their behaviour on a GPU."
         )
     finished = not outcome.interrupted and not outcome.broken
-    remarks += filter(None, [examined(job for proof in outcome.proofs for job in proof.judged)] if finished else [])
-    died = sum(any(f.probe == PROCESS for f in r.findings) for proof in outcome.proofs for r in proof.reports)
+    remarks += filter(None, [examined(job for check in outcome.checks for job in check.judged)] if finished else [])
+    died = sum(any(f.probe == PROCESS for f in r.findings) for check in outcome.checks for r in check.reports)
     if finished and died:
         remarks.append(f"The process ended in {count(died, 'case')}; the remaining probes of these cases did not run.")
     return remarks
@@ -181,51 +181,51 @@ def _remarks(outcome: VerifyOutcome, request: VerifyRequest) -> list[str]:
 
 def _check(pool: Pool, outcome: VerifyOutcome, request: VerifyRequest, err: Console) -> None:
     from ...assay.report.check_report import Report
-    from .proof import broken_report, crash_report, ended_report
+    from .checks import broken_report, crash_report, ended_report
 
     jobs: list[CheckRequest] = []
-    for number, proof in enumerate(outcome.proofs):
-        jobs += [_message(number, proof, job, request) for job in proof.jobs]
+    for number, check in enumerate(outcome.checks):
+        jobs += [_message(number, check, job, request) for job in check.jobs]
     retried: list[CheckRequest] = []
-    with display.VerifyProgress(err, outcome.proofs) as progress:
+    with display.VerifyProgress(err, outcome.checks) as progress:
         for alone in (False, True):
             if alone:
                 pool.size = 1  # these ran out of memory while other workers ran
             for job, reply in pool.run(retried if alone else jobs):
-                proof, dtype = outcome.proofs[job["proof"]], job["dtype"]
+                check, dtype = outcome.checks[job["check"]], job["dtype"]
                 case = job["label"]
                 if isinstance(reply, Died):
-                    proof.reports.append(crash_report(proof, case, dtype, reply))
+                    check.reports.append(crash_report(check, case, dtype, reply))
                 elif "problem" in reply:
-                    proof.problem = reply["problem"]
+                    check.problem = reply["problem"]
                 elif "ended" in reply:
-                    proof.reports.append(ended_report(proof, case, dtype, reply["ended"], reply["where"]))
+                    check.reports.append(ended_report(check, case, dtype, reply["ended"], reply["where"]))
                 elif "broken" in reply:
-                    proof.reports.append(broken_report(proof, case, dtype, reply["broken"]))
+                    check.reports.append(broken_report(check, case, dtype, reply["broken"]))
                 elif "memory" in reply and not alone:
                     retried.append(job)
                     continue
                 elif "memory" in reply and "report" not in reply:
-                    proof.skipped[case] = reply["memory"]
+                    check.skipped[case] = reply["memory"]
                 elif "skipped" in reply:
-                    proof.skipped[case] = reply["skipped"]
+                    check.skipped[case] = reply["skipped"]
                 else:
-                    proof.reports.append(Report.from_json(reply["report"]))
-                    proof.how = INTERPRETER if reply["interpreted"] else proof.how
-                proof.done += 1
+                    check.reports.append(Report.from_json(reply["report"]))
+                    check.how = INTERPRETER if reply["interpreted"] else check.how
+                check.done += 1
                 now = cast("CheckRequest", pool.running[0]) if pool.running else job
-                progress.finished(proof, job["cost"], f"{outcome.proofs[now['proof']].name}: {now['case']}")
+                progress.finished(check, job["cost"], f"{outcome.checks[now['check']].name}: {now['case']}")
 
 
-def _message(number: int, proof: Proof, job: Job, request: VerifyRequest) -> CheckRequest:
+def _message(number: int, check: Check, job: Job, request: VerifyRequest) -> CheckRequest:
     return {
         "do": "check",
-        "proof": number,
-        "source": proof.source,
-        "index": proof.index,
-        "name": proof.operator,
-        "backend": proof.backend,
-        "device": proof.device,
+        "check": number,
+        "source": check.source,
+        "index": check.index,
+        "name": check.operator,
+        "backend": check.backend,
+        "device": check.device,
         "seed": request.seed,
         **job.to_json(),
     }
@@ -237,7 +237,7 @@ def _conditions(outcome: VerifyOutcome) -> list[str]:
     lines = [gpus[0] if gpus and outcome.device.startswith("cuda") else f"{machine['cpu']}, {machine['cores']} cores"]
     lines.append(f"torch {machine['torch']}")
     if machine["triton"]:
-        interpreted = any(p.how == INTERPRETER for p in outcome.proofs)
+        interpreted = any(c.how == INTERPRETER for c in outcome.checks)
         lines.append(
             f"Triton {machine['triton']}" + (", kernels in its interpreter, small sizes" if interpreted else "")
         )

@@ -16,8 +16,8 @@ from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cas
 from ...assay.report.ranking import demanding, number, ranked
 from ...assay.report.results import QUALITY, Finding
 from ..terminal import count, duration
+from .checks import INTERRUPTED, PROCESS, Check
 from .outcome import VerifyOutcome
-from .proof import INTERRUPTED, PROCESS, Proof
 
 WORDS = {"pass": "[green]pass[/]", "fail": "[bold red]FAIL[/]", "reference_fault": "[bold red]REFERENCE[/]"}
 WORDS |= {"partial": "[yellow]not finished[/]", "absent": "[dim]cannot run here[/]"}
@@ -36,11 +36,11 @@ class _Left(ProgressColumn):
 
 
 class VerifyProgress:
-    """A progress bar on a terminal; in a log, one line per finished proof."""
+    """A progress bar on a terminal; in a log, one line per finished check."""
 
-    def __init__(self, console: Console, proofs: Sequence[Proof]) -> None:
-        self.console, self.proofs = console, proofs
-        self.cases = sum(len(p.jobs) for p in proofs)
+    def __init__(self, console: Console, checks: Sequence[Check]) -> None:
+        self.console, self.checks = console, checks
+        self.cases = sum(len(c.jobs) for c in checks)
         self.done = 0
         self.progress = Progress(
             TextColumn("{task.fields[now]}", style="dim"),
@@ -53,7 +53,7 @@ class VerifyProgress:
             disable=not console.is_terminal,
         )
         self.task = self.progress.add_task(
-            "", total=sum(job.cost for p in proofs for job in p.jobs), now="starting workers", done=""
+            "", total=sum(job.cost for c in checks for job in c.jobs), now="starting workers", done=""
         )
 
     def __enter__(self) -> VerifyProgress:
@@ -63,22 +63,22 @@ class VerifyProgress:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def finished(self, proof: Proof, cost: float, now: str) -> None:
+    def finished(self, check: Check, cost: float, now: str) -> None:
         self.done += 1
         width = max(24, min(44, self.console.width - 80))
         self.progress.update(
             self.task, advance=cost, now=now[:width].ljust(width), done=f"{self.done}/{self.cases} cases"
         )
-        if proof.complete and not self.console.is_terminal:
-            self.console.print(_line(proof), markup=True)
+        if check.complete and not self.console.is_terminal:
+            self.console.print(_line(check), markup=True)
 
 
-def _line(proof: Proof) -> str:
-    entry = proof.entry()
+def _line(check: Check) -> str:
+    entry = check.entry()
     word = WORDS[entry.verdict] if entry.report is not None else _absence(entry)
-    seconds = sum(r.seconds for r in proof.reports)
-    cases = judged_cases(entry.report) if entry.report is not None else len(proof.jobs)
-    return f"{word}  {escape(proof.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
+    seconds = sum(r.seconds for r in check.reports)
+    cases = judged_cases(entry.report) if entry.report is not None else len(check.jobs)
+    return f"{word}  {escape(check.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
 
 
 def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> Table:
@@ -116,11 +116,11 @@ def _absence(entry: Entry) -> str:
     return WORDS["partial" if INTERRUPTED in entry.reason else "absent"]
 
 
-def left_out(proofs: Sequence[Proof]) -> list[str]:
-    """One sentence that counts, over all proofs, the cases that a run of this size leaves out."""
+def left_out(checks: Sequence[Check]) -> list[str]:
+    """One sentence that counts, over all checks, the cases that a run of this size leaves out."""
     numbers: dict[str, int] = {}
-    for proof in proofs:
-        for cases, text in proof.left_out:
+    for check in checks:
+        for cases, text in check.left_out:
             numbers[text] = numbers.get(text, 0) + cases
     parts = [f"{cases:,} {text}" for text, cases in numbers.items()]
     return [f"Not run: {'; '.join(parts)}."] if parts else []
@@ -128,7 +128,7 @@ def left_out(proofs: Sequence[Proof]) -> list[str]:
 
 def problems(console: Console, outcome: VerifyOutcome) -> None:
     """Print mistakes in declarations, and why the run ended early."""
-    for text in dict.fromkeys([*(p.problem for p in outcome.proofs if p.problem), outcome.broken]):
+    for text in dict.fromkeys([*(c.problem for c in outcome.checks if c.problem), outcome.broken]):
         if text:
             console.print(f"\n[yellow]{escape(text)}[/]")
 
@@ -153,7 +153,7 @@ def remarks(entries: Sequence[Entry]) -> list[str]:
     lines = [f"Not run: {reason} ({'; '.join(names)})." for reason, names in reasons.items()]
     if poor:
         lines.append(
-            f"Within bounds, but less accurate than an honest implementation: {count(poor, 'proof')} (see the report)"
+            f"Within bounds, but less accurate than an honest implementation: {count(poor, 'check')} (see the report)"
         )
     return lines
 
@@ -179,7 +179,7 @@ def notes(console: Console, entries: Sequence[Entry], *, every: bool) -> None:
 
 
 def failures(console: Console, entries: Sequence[Entry], *, every: bool = False) -> None:
-    """Print the most important finding of up to three cases of each failing proof, and how many more there are.
+    """Print the most important finding of up to three cases of each failing check, and how many more there are.
 
     every: print all findings instead.
     """
@@ -204,17 +204,17 @@ def failures(console: Console, entries: Sequence[Entry], *, every: bool = False)
 
 
 def conclusion(outcome: VerifyOutcome) -> str:
-    """The last line: how many proofs failed, were interrupted, or could not be made."""
+    """The last line: how many checks failed, were interrupted, or could not run."""
     entries = outcome.entries
-    made = [e for e in entries if e.report is not None]
-    failed = [e for e in made if e.failed]
+    reported = [e for e in entries if e.report is not None]
+    failed = [e for e in reported if e.failed]
     unfinished = [e for e in entries if e.verdict == "partial" or INTERRUPTED in e.reason]
     misdeclared = sum(e.misdeclared for e in entries)
-    absent = len(entries) - len(made) - misdeclared
-    cases = sum(judged_cases(e.report) for e in made if e.report)
-    counted = f"{count(len(made), 'proof')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
+    absent = len(entries) - len(reported) - misdeclared
+    cases = sum(judged_cases(e.report) for e in reported if e.report)
+    counted = f"{count(len(reported), 'check')}, {count(cases, 'case')}, {duration(outcome.seconds)} in all"
     if absent and not unfinished:
-        counted += f"; {count(absent, 'proof')} cannot run on this machine"
+        counted += f"; {count(absent, 'check')} cannot run on this machine"
     if misdeclared:
         counted += f"; {count(misdeclared, 'target')} declared wrongly"
     if outcome.interrupted:
@@ -222,16 +222,18 @@ def conclusion(outcome: VerifyOutcome) -> str:
     elif outcome.broken:
         counted += "; ended early, because no worker process was left"
     if failed:
-        return f"[bold red]{len(failed)} of {count(len(made), 'proof')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+        return (
+            f"[bold red]{len(failed)} of {count(len(reported), 'check')} failed[/]{_deaths(failed)} [dim]({counted})[/]"
+        )
     if unfinished or outcome.broken or misdeclared:
-        return f"[yellow]No failures among the finished proofs[/] [dim]({counted})[/]"
-    if not made:
+        return f"[yellow]No failures among the finished checks[/] [dim]({counted})[/]"
+    if not reported:
         return "[yellow]Nothing was checked: none of the requested backends can run here[/]"
-    return f"[bold green]All proofs passed[/] [dim]({counted})[/]"
+    return f"[bold green]All checks passed[/] [dim]({counted})[/]"
 
 
 def _deaths(failed: Sequence[Entry]) -> str:
-    """The proofs whose process ended, and how, in words."""
+    """The checks whose process ended, and how, in words."""
     deaths = []
     for entry in failed:
         ends = [f for f in entry.report.findings if f.probe == PROCESS] if entry.report else []

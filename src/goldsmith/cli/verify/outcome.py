@@ -13,7 +13,7 @@ from ..terminal import INTERRUPTED
 
 if TYPE_CHECKING:
     from ...assay.report.html.view import Entry
-    from .proof import Proof
+    from .checks import Check
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class VerifyRequest:
 
 @dataclass
 class VerifyOutcome:
-    """All proofs of one run, with the conditions under which they were made."""
+    """All checks of one run, with the conditions under which they ran."""
 
-    proofs: list[Proof]
+    checks: list[Check]
     machine: MachineFacts
     seconds: float = 0.0
     interrupted: bool = False
@@ -46,12 +46,12 @@ class VerifyOutcome:
 
     @property
     def entries(self) -> list[Entry]:
-        return [p.entry() for p in self.proofs]
+        return [c.entry() for c in self.checks]
 
     @property
     def isa(self) -> str | None:
-        """The instruction set level at which native kernels ran, because a proof holds for that level only."""
-        return native.isa() if any(p.backend == "native" and p.reports for p in self.proofs) else None
+        """The instruction set level at which native kernels ran, because a check holds for that level only."""
+        return native.isa() if any(c.backend == "native" and c.reports for c in self.checks) else None
 
     @property
     def status(self) -> int:
@@ -60,7 +60,7 @@ class VerifyOutcome:
             return 1
         if self.interrupted:
             return INTERRUPTED
-        if self.broken or any(p.problem for p in self.proofs):
+        if self.broken or any(c.problem for c in self.checks):
             return 2
         return 0 if any(e.report is not None for e in entries) else 2
 
@@ -81,12 +81,12 @@ class VerifyOutcome:
                 {
                     "operator": e.operator,
                     "backend": e.backend,
-                    "how": p.how,
+                    "how": c.how,
                     "verdict": e.verdict,
                     "reason": e.reason,
-                    "left_out": p.left_out,
+                    "left_out": c.left_out,
                     "report": e.report.to_json() if e.report else None,
                 }
-                for p, e in zip(self.proofs, entries, strict=True)
+                for c, e in zip(self.checks, entries, strict=True)
             ],
         }

@@ -1,4 +1,4 @@
-"""Tasks of a worker process of `goldsmith verify`: list the proofs that names stand for; check one case."""
+"""Tasks of a worker process of `goldsmith verify`: list the checks that names stand for; check one case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
     from ..json_types import MachineFacts
-    from ..workers.messages import CheckReply, CheckRequest, PlanReply, PlanRequest, ProofMessage
+    from ..workers.messages import CheckReply, CheckRequest, PlannedCheck, PlanReply, PlanRequest
 
 TWIN = "float32 inputs"  # name of the run that repeats a 16-bit case with float32 inputs
 BAD_CELLS, GOOD_CELLS, BAD_MAPS = 64, 40, 3
@@ -48,10 +48,10 @@ class VerifyTasks:
         return self.plan(request) if request["do"] == "plan" else self.check(request)
 
     def plan(self, request: PlanRequest) -> PlanReply:
-        """Every proof that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
+        """Every check that the names stand for: operator, backend, and its jobs or the reason why it cannot run."""
         try:
             resolved = find(request["names"])
-            proofs = [proof for named in resolved for proof in self._proofs(named, request)]
+            checks = [check for named in resolved for check in self._checks(named, request)]
         except (UnknownName, TargetError) as error:
             return {"problem": str(error)}
         own = next((named for named in resolved if named.target is not None), None)
@@ -60,17 +60,17 @@ class VerifyTasks:
         known = sorted({b for named in resolved if named.op for b in named.op.backends})
         if request["backend"] and known and request["backend"] not in known:
             return {"problem": f"unknown backend {request['backend']!r}; known: {', '.join(known)}"}
-        return {"proofs": proofs, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
+        return {"checks": checks, "machine": cast("MachineFacts", machine().to_json()), "device": device_of(request)}
 
-    def _proofs(self, named: ResolvedName, request: PlanRequest) -> list[ProofMessage]:
+    def _checks(self, named: ResolvedName, request: PlanRequest) -> list[PlannedCheck]:
         size, dtype = request["size"], request["dtype"]
         if named.target is not None:
             choice = choose_own(named.target, size, dtype)
-            return [_proof(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
+            return [_planned(named.name, "", device_of(request), choice, "", "", named.source, named.index)]
         op = named.op
         if op is None:
             raise ValueError(f"{named.name} is neither an operator nor a target")
-        proofs = []
+        checks = []
         for backend in (b for b in op.backends if request["backend"] in (None, b)):
             device, reason = place(op, backend, request)
             interpreted = backend == "triton" and machine().interpreter
@@ -78,8 +78,8 @@ class VerifyTasks:
             if not reason and not choice.jobs:
                 reason = f"none of its cases applies to {dtype or 'this device'}"
             how = "interpreter" if interpreted else ""
-            proofs.append(_proof(op.name, backend, device, choice, how, reason or "", op.name))
-        return proofs
+            checks.append(_planned(op.name, backend, device, choice, how, reason or "", op.name))
+        return checks
 
     def check(self, request: CheckRequest) -> CheckReply:
         """Check one case on one backend: a report, or the reason why it cannot run."""
@@ -131,9 +131,9 @@ class VerifyTasks:
         return op.why_not(request["backend"], *tensors, **{o: arguments[o] for o in op.options})
 
 
-def _proof(
+def _planned(
     operator: str, backend: str, device: str, choice: Choice, how: str, reason: str, source: str, index: int = 0
-) -> ProofMessage:
+) -> PlannedCheck:
     return {
         "operator": operator,
         "backend": backend,

@@ -15,7 +15,7 @@ class PlacementRequest(TypedDict):
 
 
 class PlanRequest(PlacementRequest):
-    """List the proofs behind these names."""
+    """List the checks behind these names."""
 
     do: Literal["plan"]
     names: list[str]
@@ -35,10 +35,10 @@ class JobMessage(TypedDict):
 
 
 class CheckRequest(JobMessage):
-    """Check one case of one proof."""
+    """Run one case of a check."""
 
     do: Literal["check"]
-    proof: int
+    check: int
     source: str
     index: int
     name: str
@@ -66,8 +66,8 @@ class DiagnosisRequest(PlacementRequest):
 WorkerRequest = PlanRequest | CheckRequest | DiagnosisRequest
 
 
-class ProofMessage(TypedDict):
-    """`verify.proof.Proof` as JSON, before any of its jobs ran."""
+class PlannedCheck(TypedDict):
+    """`verify.checks.Check` as JSON, before any of its jobs ran."""
 
     operator: str
     backend: str
@@ -81,7 +81,7 @@ class ProofMessage(TypedDict):
 
 
 class RunMessage(TypedDict, total=False):
-    """A run of the candidate; `seconds` is the time it was given, if it was ended for taking longer."""
+    """A run of the candidate; `seconds` is the time that it was allowed, if it was stopped for taking longer."""
 
     case: str
     probe: str
@@ -95,7 +95,7 @@ class ProgressMessage(RunMessage, total=False):
 
     importing: str
     runs: int
-    found: list[JsonObject]
+    findings: list[JsonObject]
     over: int
 
 
@@ -110,7 +110,7 @@ class FailureReply(TypedDict, total=False):
 
 
 class PlanReply(FailureReply, total=False):
-    proofs: list[ProofMessage]
+    checks: list[PlannedCheck]
     machine: MachineFacts
     device: str
 
@@ -138,7 +138,7 @@ class DiagnosisReply(FailureReply, total=False):
 
 
 class WorkerReply(PlanReply, CheckReply, DiagnosisReply, total=False):
-    """Any reply; `ready` and `progress` come without one being due."""
+    """Any reply; `ready` and `progress` are sent unasked."""
 
     id: int
     ready: bool

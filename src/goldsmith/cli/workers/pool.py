@@ -160,7 +160,8 @@ class Pool:
         self.size, self.arguments, self.threads = size, arguments, threads
         self.on_progress, self.forward_ctrl_c, self.interrupted = on_progress, forward_ctrl_c, False
         self.until = until
-        self.asked: tuple[float, float] | None = None  # (the deadline that passed, when the workers were asked to end)
+        # (the deadline that passed, when the workers were asked to end)
+        self.asked_to_end: tuple[float, float] | None = None
         self.inbox: queue.Queue[tuple[_Worker, WorkerReply | None]] = queue.Queue()
         self.workers: list[_Worker] = []
         self.started = 0
@@ -246,8 +247,8 @@ class Pool:
         if self.interrupted or until is None:
             return PATIENCE if self.interrupted else None
         now = time.monotonic()
-        if self.asked is not None and self.asked[0] == until:
-            return max(0.01, self.asked[1] + GRACE - now)
+        if self.asked_to_end is not None and self.asked_to_end[0] == until:
+            return max(0.01, self.asked_to_end[1] + GRACE - now)
         return max(0.01, until - now)
 
     def _end_overdue_runs(self) -> None:
@@ -255,15 +256,15 @@ class Pool:
         until, now = self.until(), time.monotonic()
         if until is None or now < until:
             return
-        asked = self.asked is not None and self.asked[0] == until
-        if asked and self.asked is not None and now < self.asked[1] + GRACE:
+        already = self.asked_to_end is not None and self.asked_to_end[0] == until
+        if already and self.asked_to_end is not None and now < self.asked_to_end[1] + GRACE:
             return
         for worker in (w for w in self.workers if w.job is not None):
-            if asked or not hasattr(signal, "SIGUSR1"):
+            if already or not hasattr(signal, "SIGUSR1"):
                 worker.process.kill()
             else:
                 worker.process.send_signal(signal.SIGUSR1)
-        self.asked = (until, now)
+        self.asked_to_end = (until, now)
 
     @property
     def running(self) -> list[WorkerRequest]:

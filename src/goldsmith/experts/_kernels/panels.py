@@ -128,7 +128,7 @@ def _down_kernel(h_ptr, tiles_ptr, blob_ptr, bias_ptr, y_ptr, stride_bias, TILES
 
 @dataclass(frozen=True)
 class Config:
-    """rows: most rows of a tile. outputs: outputs of a program."""
+    """A launch configuration. rows: most rows of a tile; outputs: outputs of a program; why: the reason for it."""
 
     rows: int
     outputs: int

@@ -224,8 +224,8 @@ def from_codes(
         wanted = (rows, inputs // (group or max(inputs, 1)))
         if blocks:
             wanted = (-(-rows // FP8_BLOCK), -(-inputs // FP8_BLOCK))
-        where, came = f"{name}'s scales of expert {e}", f"codes {list(codes.shape)}"
-        _check_scale(op, where, scale, wanted, came, 0 if fmt.fixed else inputs)
+        where, actual = f"{name}'s scales of expert {e}", f"codes {list(codes.shape)}"
+        _check_scale(op, where, scale, wanted, actual, 0 if fmt.fixed else inputs)
         if scale.dtype == torch.uint8:
             _check_no_e8m0_nan(op, where, scale)
         else:
@@ -233,11 +233,11 @@ def from_codes(
         if blocks:
             _check_no_nan(op, f"{name}'s codes of expert {e}", codes)
         if zeros is not None:
-            _check_scale(op, f"{name}'s zeros of expert {e}", zeros, wanted, came)
+            _check_scale(op, f"{name}'s zeros of expert {e}", zeros, wanted, actual)
             if zeros.numel() and zeros.max() > 15:
                 place = (zeros > 15).nonzero()[0].tolist()
-                came = f"is {int(zeros[tuple(place)])} at {place}"
-                raise ValueError(f"{op}: {name}'s zeros of expert {e} {came}; a zero point is in 0..15")
+                actual = f"is {int(zeros[tuple(place)])} at {place}"
+                raise ValueError(f"{op}: {name}'s zeros of expert {e} {actual}; a zero point is in 0..15")
         return Codes(codes.contiguous(), scale.contiguous(), None if zeros is None else zeros.contiguous())
 
     stacks = _stacks(op, (gate, up, down), parts, "; for unquantised weights use experts.pack")
@@ -299,10 +299,10 @@ def _converted(
 ) -> Iterator[Expert]:
     e = 0
     for row in rows:
-        came = expert(e, row)
+        packed = expert(e, row)
         del row  # free it before the next one is made
-        yield came
-        del came
+        yield packed
+        del packed
         e += 1
 
 

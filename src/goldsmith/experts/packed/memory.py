@@ -30,14 +30,18 @@ def frozen() -> Iterator[None]:
 
 def allocate(layout: Layout, which: str, nodes: Sequence[int] = ()) -> Tensor:
     """Zeroed, page-aligned bytes for a blob, not touched yet; slice p goes to node nodes[p] if `nodes` is not empty."""
-    size = layout.nbytes(which)
-    blob = empty_pages(size)
+    blob = empty_pages(layout.nbytes(which))
+    put_slices(blob, layout, which, nodes)
+    return blob
+
+
+def put_slices(blob: Tensor, layout: Layout, which: str, nodes: Sequence[int]) -> None:
+    """Place the untouched pages of slice p on node nodes[p]; nothing without nodes."""
     if nodes:
         places = layout.matrices(which)
-        ends = [place.offset for place in places[1:]] + [size]
+        ends = [place.offset for place in places[1:]] + [blob.numel()]
         for place, end, node in zip(places, ends, nodes):
             put_on_node(blob[place.offset : end], node)
-    return blob
 
 
 def empty_pages(size: int) -> Tensor:

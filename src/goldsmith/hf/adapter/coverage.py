@@ -112,7 +112,7 @@ def check_peft_layers(
         with torch_defaults():
             inject_adapter_in_model(lora, like, low_cpu_mem_usage=True)
     except ValueError as error:
-        if not tensors:  # no target matched and the file has no tensors: peft only warns, so this is no error
+        if not tensors:  # no target matched and the file has no tensors: peft only warns, so this is not an error
             return None
         raise ValueError(f"{folder / CONFIG}: {error}") from error
     finally:

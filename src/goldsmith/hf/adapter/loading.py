@@ -113,7 +113,7 @@ def _write_factors(module: ConvertedExperts, factors: dict[str, Pair], scaling: 
         )
         module.lora = old.train(module.training)
     if old is None:
-        raise ValueError("goldsmith.hf.load_adapter: no LoRA to write into")
+        raise ValueError("goldsmith.hf.load_adapter: the experts have no LoRA to load into")
     with torch.no_grad():
         for name, (a, b) in factors.items():
             ours = old.factors()[name]

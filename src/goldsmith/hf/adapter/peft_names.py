@@ -1,8 +1,8 @@
 """Names of an adapter's tensors under which stock peft finds them again.
 
 When peft loads an adapter, it applies transformers' renamings for the model's checkpoints to the names in the file,
-also to names that are right already: for some models (deepseek_ocr2, mistral_large4) it would then put a tensor
-nowhere, and only warn. Such a tensor gets a name which these renamings turn into the right one.
+even to names that are right already. In some models (deepseek_ocr2, mistral_large4) the new name matches no module, and
+peft only warns. Such a tensor gets a name in the file that these renamings turn into the right one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 def names_in_file(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """{name in the model: its name in the file}. Raises ValueError for a name that peft cannot be given."""
+    """{name in the model: its name in the file}. Raises ValueError if no name in a file leads to it."""
     chosen = {name: name for name in names}
     arrived = _as_peft_renames(model, chosen)
     for name in chosen:

@@ -1,7 +1,7 @@
 """An adapter with one pair of factors per expert and projection, as vLLM and SGLang read it for most models.
 
 peft trains one parameter of all experts, under `experts.lora_A` and `experts.base_layer.lora_A`. Loaders whose models
-have an expert's projections apart look for `experts.3.gate_proj.lora_A` instead, and use one rank and one scaling.
+keep each expert's projections separate look for `experts.3.gate_proj.lora_A` instead, and use one rank and one scaling.
 """
 
 from __future__ import annotations

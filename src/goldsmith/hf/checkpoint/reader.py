@@ -40,7 +40,7 @@ class ModelCheckpoint:
                 "them as safetensors with from_pretrained and save_pretrained"
             )
         self._open: dict[Path, safe_open] = {}
-        self._made: dict[str, Tensor] = {}  # results of a converter that nobody has asked for yet
+        self._converted: dict[str, Tensor] = {}  # results of a converter that nobody has asked for yet
         # a key in two files has the last one's tensor, as in transformers
         self._file_of = {key: path for path in self.files.paths for key in keys_of(path)}
         settings = _quantisation(self._model.config) or settings_beside(folder)
@@ -109,7 +109,7 @@ class ModelCheckpoint:
         return {name[len(path) + 1 :] for name in self.names if name.startswith(path + ".")}
 
     def stored_name(self, name: str) -> str:
-        """The name under which the files hold a tensor: its own, or that of one which the model ties to it."""
+        """The name under which the files store a tensor: its own, or that of a tensor tied to it."""
         if name in self.names:
             return name
         tied = getattr(self._model, "all_tied_weights_keys", None) or {}
@@ -121,20 +121,20 @@ class ModelCheckpoint:
         source = self.names[name]
         if isinstance(source, str):
             return self.read(source)
-        if name not in self._made:
+        if name not in self._converted:
             try:
-                self._made |= source.convert(self._model, self.read)
+                self._converted |= source.convert(self._model, self.read)
             except (RuntimeError, ValueError, IndexError, TypeError) as error:
                 keys = source.all_keys()
                 raise ValueError(
                     f"{self.folder}: {name} cannot be made of {keys[0]} and {len(keys) - 1} more: {error}"
                 ) from error
-        if name not in self._made:
+        if name not in self._converted:
             raise ValueError(f"{self.folder}: {source.all_keys()[0]} gives no {name} in this transformers")
-        return self._made.pop(name)
+        return self._converted.pop(name)
 
     def per_expert(self, name: str, experts: int) -> PerExpertTensor | None:
-        """The tensor [E, ...], if the files hold each expert by itself, so that they can be read one by one."""
+        """The tensor [E, ...], to be read expert by expert; None if the files do not store each expert separately."""
         group = self.names[name]
         if isinstance(group, str) or not group.by_expert(experts):
             return None

@@ -1,6 +1,6 @@
 """Formats of a merged checkpoint: floats, or experts as codes in a layout that transformers and others read.
 
-`Survival` measures what of the adapter is left after rounding.
+`Survival` measures how much of the adapter is left after rounding.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ LEAST = 0.9  # a smaller share of the adapter is reported as lost
 
 @dataclass
 class Survival:
-    """Sums over all merged weights, from which follow
+    """How much of an adapter is left after rounding, from sums over all merged weights.
 
-    share   norm of what was merged over the norm of the adapter's delta
-    along   the component of what was merged along the delta, over the delta: 1 if all of it arrived, 0 if none did
+    share   norm of the merged change / norm of the adapter's change
+    along   the merged change's component along the adapter's change / the adapter's change: 1 if all of it is left,
+            0 if nothing is
     """
 
     adapter: float = 0.0
@@ -56,7 +57,7 @@ class Survival:
 
     @property
     def worst(self) -> tuple[str, float] | None:
-        """The layer that keeps least along its delta, and how much; None without layers."""
+        """The layer with the smallest `along`, and that value; None without layers."""
         along = {layer: p / a if a else 1.0 for layer, (a, _, p) in self.by_layer.items()}
         return min(along.items(), key=lambda item: item[1]) if along else None
 
@@ -71,7 +72,7 @@ def _share(adapter: float, merged: float) -> float:
 
 
 def copied_format(checkpoint: ModelCheckpoint) -> str | None:
-    """The format of CODES in which a base already holds all its quantised layers; None if it holds them otherwise."""
+    """The format of CODES in which a base already stores all its quantised layers; None if it uses another."""
     for form, method in CODES.items():
         schemes = checkpoint.schemes if checkpoint.method == method else []
         if schemes and all(s.format == form and s.group == FORMATS[form].group for s in schemes):
@@ -80,9 +81,9 @@ def copied_format(checkpoint: ModelCheckpoint) -> str | None:
 
 
 class Writer:
-    """Turns a merged expert's projection [out, in] into the tensors of a format, by the ends of their names
+    """Stores a merged expert's projection [out, in] as the tensors of a format, keyed by the last part of their names.
 
-    format: a key of FLOATS or CODES. group_size: of int4.
+    format: a key of FLOATS or CODES. hidden, intermediate: the sizes that the groups must divide.
     """
 
     def __init__(self, format: str, hidden: int, intermediate: int) -> None:

@@ -15,12 +15,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 SHARD = 1 << 29  # bytes after which a shard is closed; a layer is never divided
-COPIED = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")  # ends of the files that come along
-LEFT = ("adapter_config.json", "config.json")  # of these, files that do not
+# suffixes of the files that are copied from the base's folder
+COPIED = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")
+LEFT = ("adapter_config.json", "config.json")  # files with such a suffix that are not copied
 
 
 class ShardWriter:
-    """A context manager: the folder appears at `output` at its end, and not at all after an error.
+    """A context manager that writes a folder, which appears at `output` when the block ends, and never after an error.
 
     Raises ValueError if `output` exists and is not an empty folder.
     """
@@ -51,7 +52,7 @@ class ShardWriter:
             self._bytes += tensor.nbytes
 
     def close_layer(self) -> None:
-        """A layer is complete: its shard is written if it is large."""
+        """Marks a layer as complete, and writes the shard if it is large enough."""
         if self._bytes >= SHARD:
             self._write()
 

@@ -174,7 +174,7 @@ class MergeWork:
         return self._whole_stack(name, source, self.checkpoint.read(source))
 
     def _each_expert(self, path: str, keys: list[tuple[str, int]]) -> dict[str, Tensor]:
-        """Projections that the files hold apart: their keys, and the number of each one's expert."""
+        """The tensors of projections that the files store separately. keys: (key, number of the expert)."""
         tensors: dict[str, Tensor] = {}
         for key, expert in keys:
             _, projection = cast("tuple[int, str]", expert_of(key))
@@ -183,7 +183,7 @@ class MergeWork:
         return tensors
 
     def _whole_stack(self, name: str, key: str, value: Tensor) -> dict[str, Tensor]:
-        """A parameter of all experts in one tensor, under `key`; as codes, each expert's projections apart."""
+        """A parameter of all experts in one tensor, under `key`; as codes, the projections of each expert."""
         path, parameter = self._experts_of(name), name.rpartition(".")[2]
         if path is None or parameter not in (self.specs[path].first, DOWN):
             return {key: self._outside(name, value)}

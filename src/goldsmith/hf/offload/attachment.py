@@ -213,7 +213,7 @@ class Attached:
         return self.model
 
     def _freeze(self) -> None:
-        """Inference only: without trained parameters the engine's x needs no gradient, even outside no_grad."""
+        """Freezes all parameters, so that the engine's x needs no gradient even outside no_grad."""
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 self._trained.append(name)
@@ -224,7 +224,7 @@ class Attached:
             self.model.get_parameter(name).requires_grad_(True)
 
     def _refuse_state(self, *_: object) -> None:
-        """Refuses state_dict and load_state_dict, which would cover only half of the model."""
+        """Refuses state_dict and load_state_dict, which would leave out the experts."""
         if not self.adapters.injecting:  # peft reads the names of the model that it changes
             raise RuntimeError(
                 "offload: the experts of this model are in a store, not in its parameters, so state_dict, "

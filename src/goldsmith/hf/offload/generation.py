@@ -201,7 +201,7 @@ class FiniteLogits(LogitsProcessor):
         for scaled, values in ((False, most), (True, most / self._temperature)):
             if not bool(torch.isfinite(values).all()):
                 rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
-                what = f"the greatest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
+                what = f"the largest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
                 if scaled:
                     what += f", which divided by {self._temperature:.4g} does not fit float32"
                 raise NothingToDraw(f"{what}: there are no probabilities to draw a token from", scaled=scaled)

@@ -38,7 +38,7 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
             "with its weights in one tensor for all experts): there is nothing to offload"
         )
     layers: dict[int, ExpertsLayer] = {}
-    tried: dict[tuple[type, ExpertsSpec], None] = {}
+    checked_kinds: dict[tuple[type, ExpertsSpec], None] = {}
     for path, module in modules:
         if path.endswith("base_layer"):
             raise UnsupportedModel(
@@ -59,9 +59,9 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
                 "supports one for each layer"
             )
         layers[index] = ExpertsLayer(index, path, module, spec)
-        if (type(module), spec) not in tried:
+        if (type(module), spec) not in checked_kinds:
             _check_eager_forward(module, spec)
-            tried[type(module), spec] = None
+            checked_kinds[type(module), spec] = None
     return [layers[index] for index in sorted(layers)]
 
 

@@ -61,10 +61,10 @@ def decoded_experts(layer: CodedLayer, dtype: torch.dtype) -> Weights:
     Plain floats of a GGUF file are in the dtype that the model would hold them in.
     """
     sizes = (layer.spec.intermediate_size, layer.spec.hidden_size)
-    held = torch.float32 if layer.floats is None else cast(torch.empty(0, dtype=layer.floats), dtype).dtype
+    stored = torch.float32 if layer.floats is None else cast(torch.empty(0, dtype=layer.floats), dtype).dtype
 
     def all_of(name: str, shape: tuple[int, ...]) -> PerExpertTensor:
-        return PerExpertTensor(lambda e: layer.weights(name, e).to(held), (layer.spec.num_experts, *shape), held)
+        return PerExpertTensor(lambda e: layer.weights(name, e).to(stored), (layer.spec.num_experts, *shape), stored)
 
     weights: Weights = {"gate_up": (all_of("gate", sizes), all_of("up", sizes)), "down": all_of("down", sizes[::-1])}
     biases = zip(("gate_up_bias", "down_bias"), layer.biases())

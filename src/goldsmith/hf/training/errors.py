@@ -8,10 +8,17 @@ class TrainingError(Exception):
 
 
 class DataError(TrainingError):
-    """A file or a row that cannot be used for training; names the file, the line and the reason."""
+    """A file or a row that cannot be used for training; names the file, the line (or row) and the reason."""
 
-    def __init__(self, path: object, reason: str, line: int | None = None):
-        super().__init__(f"{path}{f', line {line}' if line is not None else ''}: {reason}")
+    def __init__(self, path: object, reason: str, line: int | None = None, unit: str = "line"):
+        super().__init__(f"{path}{f', {unit} {line}' if line is not None else ''}: {reason}")
+
+
+class MissingPackage(TrainingError):
+    """An optional package is not installed; the message has the command that installs it."""
+
+    def __init__(self, use: str, package: str):
+        super().__init__(f"{use} {package}, which is not installed: pip install 'goldsmith[train]'.")
 
 
 class Diverged(TrainingError):

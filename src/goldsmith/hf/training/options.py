@@ -18,9 +18,9 @@ class Options:
     """One field for each option of `goldsmith finetune`, with the same meaning."""
 
     model: str
-    data: str
+    data: tuple[str, ...]  # files, folders and names; one may also be given as a plain string
     output: str
-    eval_data: str | None = None
+    eval_data: tuple[str, ...] = ()
     document: str = "blank"
     train_on: str = "completion"
     format: str = "bf16"
@@ -53,8 +53,12 @@ class Options:
     partitions: int = 1
     device: str = "cpu"
     resume: str = "auto"
+    report_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("data", "eval_data"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value or ()))
         for name, expected, valid in (
             ("output", "the name of a folder, or . for the current one", bool(self.output)),
             ("targets", f"one or more of {','.join(TARGETS)}, separated by commas", self._targets_are_valid()),

@@ -1,4 +1,4 @@
-"""Psi = dm^T X over all tokens, from which follow dphi = Psi * gamma and dgamma = sum_m Psi * phi.
+"""Psi = dm^T X over all tokens, which gives dphi = Psi * gamma and dgamma = sum_m Psi * phi.
 
 One program handles BLOCK_D channels of one stream and one fixed chunk of tokens; finish_phi adds the chunks in order.
 Traffic: x once (N*D elements per token), dm from the L2 cache, and P * M * K * 4 bytes of partial sums in all.

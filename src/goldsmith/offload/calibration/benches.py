@@ -24,8 +24,9 @@ from ..lanes.kernels import Kernels, kernel_module
 from ..memory.transport import Transport, move
 from ..store.expert_store import ExpertStore
 
-# Tokens per expert: in the middle of the steps that tiles of 16 and 32 rows make, so that a line between two counts
-# lies above the stairs as often as below. Row 33 took 16 %, rows 18 to 32 took 12 % (bf16, a core of a Xeon with AMX).
+# Tokens per expert. Tiles of 16 and 32 rows make the time a staircase; these counts are in the middle of its steps, so
+# that a line between two of them is above the staircase as often as below. Row 33 took 16 %, rows 18 to 32 took 12 %
+# (bf16, a core of a Xeon with AMX).
 COUNTS = (1, 4, 12, 24, 48, 112, 240)
 CONTENDED_TOKENS = (1, 24)  # token counts measured while copies run
 ON_DEVICE = (1, 32, 128, 512)  # token counts on a GPU; 64 do not fill it

@@ -118,8 +118,9 @@ def kept_or_measured(
 def _warn(calibration: Calibration) -> None:
     if calibration.busy:
         warnings.warn(
-            f"{_OP}: others took {calibration.others:.0%} of the processors' time while this machine was measured, so "
-            "the costs are those of a busy machine; they are measured again when it is quiet, or with force=True",
+            f"{_OP}: other programs took {calibration.others:.0%} of the processors' time while this machine was "
+            "measured, so the costs are those of a busy machine; they are measured again when it is quiet, or with "
+            "force=True",
             RuntimeWarning,
             stacklevel=4,
         )

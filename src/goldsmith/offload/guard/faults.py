@@ -19,8 +19,10 @@ PLACES = ("weights", "input", "routing", "gate_up", "activation", "product", "do
 
 @dataclass(eq=False)
 class Fault:
-    """One fault, which hits `left` calls of `layer`. expert None: every expert. rows None: every token of a call;
-    otherwise these rows, counted from the call's first row even if the call is split into pieces.
+    """A fault that is injected into the next `left` calls of `layer`.
+
+    expert None: every expert. rows None: every token of a call; otherwise these rows, counted from the call's first row
+    even if the call is split into pieces.
     """
 
     stage: str
@@ -29,7 +31,7 @@ class Fault:
     rows: tuple[int, ...] | None = None
     value: float = math.nan
     left: int = 1
-    calls: set[int] = field(default_factory=set)  # numbers of the calls that it hit
+    calls: set[int] = field(default_factory=set)  # numbers of the calls into which it was injected
 
     def hits_row(self, row: int) -> bool:
         return self.rows is None or row in self.rows

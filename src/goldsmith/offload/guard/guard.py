@@ -33,7 +33,7 @@ _ADVICE = {
 
 @dataclass
 class NonFiniteFinding:
-    """Where and why a call's numbers are not finite: the rows (tokens) that are hit, and the experts at fault."""
+    """Where and why a call's numbers are not finite: the rows (tokens) with NaN or Inf, and the experts at fault."""
 
     stage: str
     cause: str

@@ -9,14 +9,16 @@ MOST_ROWS = 1000
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """layer, stage, cause    the earliest stage whose inputs are finite and whose result is not, and the cause;
+    """Where a NaN or Inf began in an engine's call, and why.
+
+    layer, stage, cause    the earliest stage whose inputs are finite and whose result is not, and the cause;
                layer None, stage and cause "after": the model's output after its last experts
 
     kind       "nan" or "inf"
     experts    the experts at fault, ascending; empty if no expert is
-    rows       the token rows that are hit, ascending, at most 1000; num_rows: their number
+    rows       the token rows with a NaN or Inf, ascending, at most 1000; num_rows: their number
     positions  (batch, position) of these rows, if the caller has given the batch's shape
-    lane       "cpu", "copied" or "cached": the lane of the first of `experts`; None if there is none
+    lane       "cpu", "copied" or "cached": the lane of the first expert in `experts`; None if that is empty
     call       number of the engine's call, from 1
     first      whether all layers before it gave finite numbers
     evidence   sentences: ranges before the stage, checksums, whether a replay reproduces it

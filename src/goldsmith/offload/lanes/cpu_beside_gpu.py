@@ -39,7 +39,7 @@ class CpuBesideGpu:
             self._word = machine.host(4).view(torch.int32).zero_()
         self.lora: ActiveLora = NO_ADAPTER
         self.lane = CpuLane(store.options, threads, self._word if machine.waits_for_words else None)
-        self.ids, self.x, self.made = (PinnedBuffers(machine.host) for _ in range(3))
+        self.ids, self.x, self.results = (PinnedBuffers(machine.host) for _ in range(3))
         self._tokens = PinnedBuffers(machine.host)
         self._gathered, self._wide = (PinnedBuffers(_pageable) for _ in range(2))
         with torch.inference_mode(False):
@@ -124,7 +124,7 @@ class CpuBesideGpu:
         self.lane.close()
 
     def _begin(self, layer: int, x: Tensor, ids: Tensor, flags: Tensor, n: int) -> Tensor:
-        rows = self.made.take((n, self.store.hidden_size), torch.float32)
+        rows = self.results.take((n, self.store.hidden_size), torch.float32)
         self.lane.begin(x, ids, self.store.experts(layer), rows, flags, self.lora.on_cpu(layer))
         return rows
 

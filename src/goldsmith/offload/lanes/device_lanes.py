@@ -141,7 +141,7 @@ class DeviceLanes:
         merge = self._merge(call, outcome, place, cpu_rows)
         self._mark(call.tally, "device", begin, before, layer=call.layer, tokens=call.tokens)
         self.heads.release(end)
-        self.cpu.made.release(end)
+        self.cpu.results.release(end)
         if cpu_rows is not None:
             if len(self._marks) > _MARKS // 8:  # now, while the CPU works
                 self._read_marks()

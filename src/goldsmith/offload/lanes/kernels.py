@@ -49,8 +49,8 @@ class HostFactors:
     def arguments(self) -> dict[str, Any]:
         """`lora` and `lora_scaling` of `experts.slots`."""
         pairs = {t: (self.tensors[f"{t}_a"], self.tensors[f"{t}_b"]) for t in TARGETS}
-        given = {target: pair for target, pair in pairs.items() if pair[0] is not None}
-        return {"lora": given, "lora_scaling": {target: self.scales[f"{target}_scale"] for target in given}}
+        present = {target: pair for target, pair in pairs.items() if pair[0] is not None}
+        return {"lora": present, "lora_scaling": {target: self.scales[f"{target}_scale"] for target in present}}
 
 
 NO_LORA = HostFactors.of({}, {})

@@ -19,7 +19,10 @@ Copy = Callable[[int, Sequence[int], Sequence[Tensor]], None]  # (layer, experts
 
 @dataclass(eq=False)
 class Slot:
-    """index: in the arena. generation: how often it was filled. owner: (layer, expert) that it holds or will hold."""
+    """Memory on the device for one expert.
+
+    index: in the arena. generation: how often it was filled. owner: (layer, expert) that it holds or will hold.
+    """
 
     index: int
     data: Tensor

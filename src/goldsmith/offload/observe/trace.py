@@ -24,7 +24,7 @@ class Trace:
         return self._events is not None
 
     def span(self, lane: str, name: str, begin: float, end: float, **args: object) -> None:
-        """begin, end: times of time.perf_counter()"""
+        """Records that a lane worked from `begin` to `end`, times of time.perf_counter()."""
         if self._events is not None:
             event = {"name": name, "ph": "X", "pid": os.getpid(), "tid": LANES.index(lane), "args": args}
             self._events.append(event | {"ts": (begin - self._begin) * 1e6, "dur": max(0.0, end - begin) * 1e6})

@@ -11,7 +11,10 @@ _MOST = 8.0  # corrections stay within 1/8 and 8; timings beyond that are accide
 
 
 class AdaptiveCosts:
-    """`costs`: the calibrated costs, with CPU and link rates divided by the mean of (measured time / expected time)."""
+    """Costs that learn from the times of finished calls.
+
+    costs: the calibrated costs, with CPU and link rates divided by the mean of (measured time / expected time).
+    """
 
     def __init__(self, costs: Costs) -> None:
         self._calibrated = costs

@@ -39,12 +39,12 @@ class Call:
 
     def count(self) -> None:
         """Adds the call's experts and its prediction to its tally."""
-        tally, given = self.tally, self.assignment
-        tally.experts_cpu += len(given.cpu)
-        tally.experts_copied += len(given.copied)
-        tally.experts_cached += len(given.cached)
-        if given.predicted is not None:
-            tally.expect(given.predicted, given.limiting or "none")
+        tally, assignment = self.tally, self.assignment
+        tally.experts_cpu += len(assignment.cpu)
+        tally.experts_copied += len(assignment.copied)
+        tally.experts_cached += len(assignment.cached)
+        if assignment.predicted is not None:
+            tally.expect(assignment.predicted, assignment.limiting or "none")
 
     @property
     def routes(self) -> int:

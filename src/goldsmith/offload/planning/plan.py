@@ -9,20 +9,20 @@ all of these.
     T_link = link_latency   + min(L', L + C' (1 - L / L')) + g(min n over copied)                   0 if none
     T_dram = (|cpu| + |copied|) S / dram_bytes_per_s
     T_dev  = device_latency + sum over cached and copied of g(n_e)                                  0 if none
-    T_both = split_latency; if the device is the CPU, T_cpu + T_dev if that is more                0 if either is
+    T_both = split_latency, or T_cpu + T_dev if that is more and the device is the CPU             0 if either is 0
     T      = max(T_cpu, T_link, T_dram, T_dev, T_both)
 
 If no lane slows another one, C' = C and L' = L, and T_cpu and T_link are plain sums. Otherwise both lanes begin at once
-and are slow until the first one finishes: by then the CPU has done C L' / C' of its work, or the link L C' / L', and
-does the rest alone.
+and are slow until the first one finishes: by then the other one, if it is the CPU, has done C L' / C' of its work, or L
+C' / L' if it is the link. It does the rest alone.
 
-Sort the experts that are not cached by falling n. The first i are copied and the others stay on the CPU, for the i of
-least T (the fewest copies if several are equal). Of all ways to copy i experts this leaves the CPU the least C and C',
-since t and t' do not fall with n. T_cpu and T_link do not fall with C and C', and otherwise T depends on the choice
-only through g. So the split is optimal if the device takes no time. If T_dev decides, T was at most 8 % above the
-optimum in 12000 random draws of rates (the device at least 5 times the CPU's bytes and 10 times its operations), and
-at most 5 % in 12000 draws of curves (the device at most a tenth of the CPU's time). tests/offload/test_plan.py draws
-again, and holds both to 10 %.
+Sort the experts that are not cached by descending n. For every i, the first i could be copied while the others stay on
+the CPU. The plan takes the i with the smallest T (the fewest copies if several are equal). Of all ways to copy i
+experts, this one leaves the CPU the smallest C and C', because t and t' never decrease with n. A smaller C or C' never
+makes T_cpu or T_link larger. Otherwise T depends on the choice only through g. So the split is optimal if the device
+takes no time. If T_dev decides, T was at most 8 % above the optimum in 12000 random draws of rates (the device at least
+5 times the CPU's bytes and 10 times its operations), and at most 5 % in 12000 draws of curves (the device at most a
+tenth of the CPU's time). tests/offload/test_plan.py draws again, and holds both to 10 %.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Plan:
 
 
 def plan(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> Plan:
-    """The split of least T over one link and one CPU
+    """The split with the smallest T over one link and one CPU
+
 
     counts   tokens of each expert of a layer: E whole numbers of at least 0
     cached   ids of the experts on the device; the plan ignores those without tokens
@@ -165,12 +166,12 @@ def predict_stream(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable
 
 def stream_times(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int], costs: Costs) -> dict[str, float]:
     """The three terms of `predict_stream`, named as in Plan.lane_times: "link", "dram", "device"."""
-    n, there = _arguments(counts, cached)
-    moved = float(len(n) - np.count_nonzero(there)) * costs.expert_bytes
+    n, is_cached = _arguments(counts, cached)
+    copied = float(len(n) - np.count_nonzero(is_cached)) * costs.expert_bytes
     used = n[n > 0]
-    link = costs.link_latency + moved / costs.link_bytes_per_s if moved else 0.0
+    link = costs.link_latency + copied / costs.link_bytes_per_s if copied else 0.0
     device = costs.device_latency + float(np.interp(used, *costs.device).sum()) if len(used) else 0.0
-    return {"link": link, "dram": moved / costs.dram_bytes_per_s, "device": device}
+    return {"link": link, "dram": copied / costs.dram_bytes_per_s, "device": device}
 
 
 def _arguments(counts: Sequence[int] | Tensor | np.ndarray, cached: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:

@@ -44,11 +44,11 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def remove_leftovers(path: Path) -> list[Path]:
     """Removes temporary files of `path` whose owners are dead; returns them."""
     pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}" + re.escape(BUILDING))
-    gone = []
+    removed = []
     for left in list(path.parent.iterdir()):
         if pattern.fullmatch(left.name) and _abandoned(left):
-            gone.append(left)
-    return gone
+            removed.append(left)
+    return removed
 
 
 def _create(path: Path) -> tuple[IO[bytes], Path]:

@@ -100,7 +100,7 @@ def _other_bytes(header: Header, expert: FloatExpert | CodedExpert, block: Tenso
                 return f"{name} has numbers that {layout.format} cannot hold"
         codes = encode(
             expert, layout, "", 0, allow_nonfinite=True
-        )  # a NaN must have the same bits here, and is no error
+        )  # a NaN is not an error here, but must have the same bits
     header.blocks.write(block, codes, expert.biases)
     for name, (begin, end) in header.blocks.sections.items():
         if not torch.equal(block[begin:end], stored[begin:end]):

@@ -160,7 +160,7 @@ def _all_but_an_end(r: Reading) -> int | None:
 
 
 def dropout_mismatch(r: Reading) -> Match | None:
-    """Forward and backward drop different elements: zeros and numbers are in each other's place."""
+    """Forward and backward drop different elements: some are zero and should not be, others the other way round."""
     if r.y is None or r.g is None or r.pair is None:
         return None
     y, g = r.pair
@@ -198,7 +198,7 @@ def empty_group(r: Reading) -> Match | None:
     if (nan or dead) and (r.e.grouped or counts):
         place = f"{say(rows[0])} of axis 0" if rows else "in part"
         text = f"only elements where the golden is exactly zero: {place}, a group without members"
-        if nan and not _whole_slices(r):  # a group is a whole row: single elements at various places are no group
+        if nan and not _whole_slices(r):  # a group is a whole row: scattered elements are not a group
             return Match(FAINT, (f"only elements where the golden is exactly zero: {place}, but no whole slice",), {})
         unread = nan and r.nothing_there and r.right("zeroed memory")
         return Match(SEEN + 0.02 if unread else LIKELY if nan else HINT + 0.1, (text,), {"counts": counts})

@@ -268,7 +268,7 @@ class Reading:
     def fit(self, reading: str) -> Fit | None:
         """The strongest term with that reading.
 
-        None if all of the tensor is missing: it is then a different tensor, and its values are no terms.
+        None if all of the tensor is missing: it is then a different tensor, and its values are not terms.
         """
         if any(f.term == self.e.tensor and f.golden == 1.0 and f.exact == -1.0 and not f.where for f in self.e.fits):
             return None

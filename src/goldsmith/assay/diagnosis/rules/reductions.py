@@ -266,7 +266,7 @@ _FORMULA = 0.7
 
 
 def low_precision_accumulation(r: Reading) -> Match | None:
-    """Errors that look like rounding, but larger: no place, no slope, no term."""
+    """Errors that look like rounding but are larger, and that no place, slope or term explains."""
     ratio = r.ratio()
     rounded = r.finding("; right for a kernel that rounds ")
     if rounded is not None and rounded.tensor == r.e.tensor:

@@ -179,7 +179,7 @@ def _bias(ratio: float) -> bool:
 
 
 def scale_bias(r: Reading) -> Match | None:
-    """y = (1 + b) g with a small b that is no known factor."""
+    """y = (1 + b) g with a small b that is not a known factor."""
     if r.pair is None or r.y is None or not bool(torch.isfinite(r.y).all()):
         return None
     y, g = r.pair

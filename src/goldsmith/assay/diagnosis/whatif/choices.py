@@ -117,21 +117,28 @@ def _counted(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
     for width in (n, *rows):
         where = "" if width == n else f" within its row of {width}"
         for block in (b for b in _BLOCKS if b < width):
-            yield ("invalid_index", f"its places count from the beginning of their block of {block}{where}", 0.6,
+            yield ("invalid_index", f"its positions count from the beginning of their block of {block}{where}", 0.6,
                    ("wrong_stride",), lambda i, w=width, b=block: i // w * w + i % w % b)  # fmt: skip
     for width in rows:
         others = sorted(known - {width})[:_SIZES]
         yield ("invalid_index", f"the offset of its row of {width} is not added", 0.6, ("wrong_stride",),
                lambda i, w=width: i % w)  # fmt: skip
-        yield ("invalid_index", f"the number of its row of {width} is used as the place", 0.55, ("wrong_stride",),
+        yield ("invalid_index", f"the number of its row of {width} is used as the position", 0.55, ("wrong_stride",),
                lambda i, w=width: i // w)  # fmt: skip
-        yield ("wrong_stride", f"its places count with the axes, {n // width} times {width}, the other way round", 0.6,
+        other_order = f"its positions are computed with the axes, {n // width} times {width}, in the other order"
+        yield ("wrong_stride", other_order, 0.6,
                ("transposed", "invalid_index"), lambda i, w=width: i % w * (n // w) + i // w)  # fmt: skip
         for other in (width - 1, width + 1, *others):
-            yield ("wrong_stride", f"a row of {width} counts as {other} places", 0.5, ("invalid_index",),
+            yield ("wrong_stride", f"a row of {width} counts as {other} positions", 0.5, ("invalid_index",),
                    lambda i, w=width, o=other: i // w * o + i % w)  # fmt: skip
     for step in (1, -1):
-        yield ("off_by_one", f"every place is {step:+d}", 0.5, ("shifted", "invalid_index"), lambda i, s=step: i + s)
+        yield (
+            "off_by_one",
+            f"every position is off by {step:+d}",
+            0.5,
+            ("shifted", "invalid_index"),
+            lambda i, s=step: i + s,
+        )
     yield "permuted", "it is in reverse order", 0.5, ("wrong_decision",), lambda i: i.flip(-1)
 
 
@@ -144,17 +151,20 @@ def _cut(draw: _Draw, sizes: Mapping[str, object]) -> Iterator[Counted]:
     known = {v for v in sizes.values() if isinstance(v, int) and not isinstance(v, bool) and 2 < v < n}
     for width in (n, *sorted(v for v in known if n % v == 0)[:_SIZES]):
         blocks = [b for b in _BLOCKS if b < width]
-        kinds = [("truncated_reduction", 0, 1, "the last place"), ("truncated_reduction", 1, 0, "the first place")]
+        kinds = [
+            ("truncated_reduction", 0, 1, "the last position"),
+            ("truncated_reduction", 1, 0, "the first position"),
+        ]
         rests = dict.fromkeys(width % b for b in blocks if width % b > 1)
-        kinds += [("truncated_reduction", 0, r, f"what lies in the last {r} places") for r in rests]
-        kinds += [("truncated_reduction", 0, width - b, f"what lies behind the first {b} places") for b in blocks]
+        kinds += [("truncated_reduction", 0, r, f"any of the last {r} positions") for r in rests]
+        kinds += [("truncated_reduction", 0, width - b, f"anything after the first {b} positions") for b in blocks]
         last = dict.fromkeys((width - 1) // b * b for b in blocks)
-        kinds += [("overwritten_accumulator", a, 0, f"what lies before place {a}") for a in last if a > 1]
+        kinds += [("overwritten_accumulator", a, 0, f"anything before position {a}") for a in last if a > 1]
         place = torch.arange(n, device=draw.scores.device) % width
         for cause, before, after, which in kinds:
             left_out = (place < before) | (place >= width - after)
             also = ("wrong_decision", "wrong_mask", "off_by_one" if max(before, after) == 1 else "truncated_reduction")
-            yield (cause, f"of every {width} places {which} is never chosen", 0.55, also,
+            yield (cause, f"of every {width} positions, {which} is never chosen", 0.55, also,
                    lambda s, m=left_out: s.masked_fill(m, -torch.inf))  # fmt: skip
 
 

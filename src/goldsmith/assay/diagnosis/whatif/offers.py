@@ -136,7 +136,7 @@ _OF_A_CALL = (
     ("cross products", cross_products.changes),
     ("interpolation", interpolation.changes),
 )
-_ONE_TURN = 0.25  # prior lost by a mistake in a single iteration of a loop, which is rarer
+_ONE_TURN = 0.25  # subtracted from the prior of a mistake in a single iteration of a loop, because it is rarer
 
 
 def of(search: SearchContext, calls: list[OperatorCall]) -> list[Change]:

@@ -15,7 +15,10 @@ from .run.golden import Golden
 
 
 class SearchContext(Protocol):
-    """behind: operators that the wrong tensor depends on; left_out: kinds of changes not offered -> the error."""
+    """What the changes may ask about the search for one wrong tensor.
+
+    behind: operators that the wrong tensor depends on; left_out: kinds of changes that were not tried -> the error.
+    """
 
     examination: Examination
     tensor: str

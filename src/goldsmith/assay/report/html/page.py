@@ -36,7 +36,7 @@ def write(
     """Write `reports` as one self-contained page, creating the folder if it is missing.
 
     conditions: short facts under the headline (machine, versions). remarks: sentences below the matrix that say what
-    ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is no backend.
+    ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is not a backend.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def summary(entries: Sequence[Entry], column: str = "") -> dict[str, str]:
     kinds = {"target": {e.operator for e in run}} if column else _kinds(run)
     cases = sum(view.judged_cases(e.report) for e in run if e.report)
     runs = sum(len({(r.case, r.run) for r in e.report.rows}) for e in run if e.report)
-    counted = [*((len(names), kind) for kind, names in kinds.items()), (len(run), "proof"), (cases, "case")]
+    counted = [*((len(names), kind) for kind, names in kinds.items()), (len(run), "check"), (cases, "case")]
     counts = ", ".join(view.count(number, what) for number, what in counted)
     counts += f", {view.count(runs, 'run')}"
     misdeclared = sum(e.misdeclared for e in entries)
@@ -123,7 +123,7 @@ def summary(entries: Sequence[Entry], column: str = "") -> dict[str, str]:
     if misdeclared:
         counts += f"; {view.count(misdeclared, 'target')} declared wrongly"
     if absent:
-        counts += f"; {view.count(absent, 'proof')} could not run here"
+        counts += f"; {view.count(absent, 'check')} could not run here"
     if failed:
         names = view.join([e.name for e in failed])
         accused = [e for e in failed if e.verdict != REFERENCE_FAULT]

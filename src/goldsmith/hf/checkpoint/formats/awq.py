@@ -35,23 +35,23 @@ def scheme_of(settings: Mapping[str, Any]) -> Scheme:
 
 def _gemm(parts: Parts, group: int | None) -> Codes:
     _check_dtypes(parts)
-    words, came = parts["qweight"], f"qweight {list(parts['qweight'].shape)}"
+    words, actual = parts["qweight"], f"qweight {list(parts['qweight'].shape)}"
     inputs, out = words.shape[0], words.shape[1] * 8
-    groups = groups_of(inputs, group, came)
-    check_shape("scales", parts["scales"], (groups, out), came)
-    check_shape("qzeros", parts["qzeros"], (groups, out // 8), came)
+    groups = groups_of(inputs, group, actual)
+    check_shape("scales", parts["scales"], (groups, out), actual)
+    check_shape("qzeros", parts["qzeros"], (groups, out // 8), actual)
     zeros = awq_columns(parts["qzeros"]).t().contiguous()
     return Codes(unsigned(awq_columns(words).t()), parts["scales"].t().contiguous(), zeros)
 
 
 def _gemv(parts: Parts, group: int | None) -> Codes:
     _check_dtypes(parts)
-    words, came = parts["qweight"], f"qweight {list(parts['qweight'].shape)}"
+    words, actual = parts["qweight"], f"qweight {list(parts['qweight'].shape)}"
     out, inputs = words.shape[0], words.shape[1] * 8
-    groups = groups_of(inputs, group, came)
+    groups = groups_of(inputs, group, actual)
     # rows of scales and zeros are padded: to whole words, and for groups of 64 and 32 to 2 and 4 words
     width = parts["qzeros"].shape[-1]
-    check_shape("qzeros", parts["qzeros"], (out, max(width, -(-groups // 8))), came)
+    check_shape("qzeros", parts["qzeros"], (out, max(width, -(-groups // 8))), actual)
     check_shape("scales", parts["scales"], (out, 8 * width), f"qzeros {list(parts['qzeros'].shape)}")
     zeros = fields(parts["qzeros"], 4)[:, :groups].contiguous()
     return Codes(unsigned(fields(words, 4)), parts["scales"][:, :groups].contiguous(), zeros)

@@ -102,25 +102,25 @@ def _read(
     codes, scale = parts[name], parts["weight_scale"]
     check_dtype(name, codes, torch.int32 if packed else torch.int8)
     check_dtype("weight_scale", scale, *FLOATS)
-    came, rows = f"{name} {list(codes.shape)}", codes.shape[0]
+    actual, rows = f"{name} {list(codes.shape)}", codes.shape[0]
     q = fields(codes, bits) if packed else codes.view(torch.uint8) ^ 128
     lift = 1 << (bits - 1) if packed else 128
     inputs = q.shape[1]
     if "weight_shape" in parts:
-        told = [int(size) for size in parts["weight_shape"].flatten()]
-        words = -(-told[-1] * bits // 32) if packed else codes.shape[-1]
-        if len(told) != 2 or told[0] != rows or words != codes.shape[-1] or told[1] > inputs:
-            raise ValueError(f"weight_shape says {told}, but {came} has other sizes")
-        inputs = told[1]
+        shape = [int(size) for size in parts["weight_shape"].flatten()]
+        words = -(-shape[-1] * bits // 32) if packed else codes.shape[-1]
+        if len(shape) != 2 or shape[0] != rows or words != codes.shape[-1] or shape[1] > inputs:
+            raise ValueError(f"weight_shape says {shape}, but {actual} has other sizes")
+        inputs = shape[1]
         q = q[:, :inputs]
     index = parts.get("weight_g_idx")
-    groups = groups_of(inputs, group, came)
+    groups = groups_of(inputs, group, actual)
     if scale.numel() == 1 and group is None:
         scale = scale.reshape(1, 1).expand(rows, 1)  # one for the whole matrix
-    check_shape("weight_scale", scale, (rows, groups), came)
+    check_shape("weight_scale", scale, (rows, groups), actual)
     zeros = _zeros(parts, packed, bits, symmetric, rows, groups)
     if ordered and index is not None:
-        check_shape("weight_g_idx", index, (inputs,), came)
+        check_shape("weight_g_idx", index, (inputs,), actual)
         if index.numel() and not (0 <= int(index.min()) and int(index.max()) < groups):
             raise ValueError(f"weight_g_idx holds {int(index.max())}, but there are {groups} groups")
         places = index.long()

@@ -32,8 +32,8 @@ def _nvfp4(parts: Parts, *, codes: str, overall: str, divided: bool) -> Codes:
     check_dtype("weight_scale", scale, torch.float8_e4m3fn)
     check_dtype(overall, total, torch.float32)
     rows, inputs = packed.shape[0], packed.shape[1] * 2
-    came = f"{codes} {list(packed.shape)}"
-    check_shape("weight_scale", scale, (rows, groups_of(inputs, NVFP4_GROUP, came)), came)
+    actual = f"{codes} {list(packed.shape)}"
+    check_shape("weight_scale", scale, (rows, groups_of(inputs, NVFP4_GROUP, actual)), actual)
     if total.numel() != 1 or not bool(total.isfinite().all()) or float(total) == 0:
         raise ValueError(f"{overall} is {total.flatten()[:4].tolist()}, wanted one number other than 0")
     total = total.reshape(())
@@ -50,8 +50,8 @@ def _mxfp4(parts: Parts) -> Codes:
     check_dtype("weight_packed", packed, torch.uint8)
     check_dtype("weight_scale", scale, torch.uint8, torch.float8_e8m0fnu)
     rows, inputs = packed.shape[0], packed.shape[1] * 2
-    came = f"weight_packed {list(packed.shape)}"
-    check_shape("weight_scale", scale, (rows, groups_of(inputs, MXFP4_GROUP, came)), came)
+    actual = f"weight_packed {list(packed.shape)}"
+    check_shape("weight_scale", scale, (rows, groups_of(inputs, MXFP4_GROUP, actual)), actual)
     exponents = scale.contiguous().view(torch.uint8)
     if bool((exponents == 255).any()):
         raise ValueError("weight_scale holds 255, the NaN of E8M0; scales must be finite numbers")

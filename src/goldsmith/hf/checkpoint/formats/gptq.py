@@ -52,11 +52,11 @@ def _read(parts: Parts, *, bits: int, group: int | None, offset: int, symmetric:
     for name in ("qweight", "qzeros"):
         check_dtype(name, parts[name], torch.int32)
     check_dtype("scales", scales, torch.float16, torch.bfloat16, torch.float32)
-    per_word, came = 32 // bits, f"qweight {list(words.shape)}"
+    per_word, actual = 32 // bits, f"qweight {list(words.shape)}"
     inputs, out = words.shape[0] * per_word, words.shape[1]
-    groups = groups_of(inputs, group, came)
-    check_shape("scales", scales, (groups, out), came)
-    check_shape("qzeros", parts["qzeros"], (groups, -(-out // per_word)), came)
+    groups = groups_of(inputs, group, actual)
+    check_shape("scales", scales, (groups, out), actual)
+    check_shape("qzeros", parts["qzeros"], (groups, -(-out // per_word)), actual)
     q = fields(words.t(), bits)  # [out, in]
     stored = fields(parts["qzeros"], bits)[:, :out].t().to(torch.int16)
     if offset and bool((stored == (1 << bits) - 1).any()):
@@ -69,7 +69,7 @@ def _read(parts: Parts, *, bits: int, group: int | None, offset: int, symmetric:
         raise ValueError(f"qzeros holds other zero points than {1 << (bits - 1)}, but the config says sym")
     index = parts.get("g_idx")
     if index is not None:
-        check_shape("g_idx", index, (inputs,), came)
+        check_shape("g_idx", index, (inputs,), actual)
     if ordered and index is not None:
         if index.numel() and not (0 <= int(index.min()) and int(index.max()) < groups):
             raise ValueError(f"g_idx holds {int(index.max())}, but there are {groups} groups")

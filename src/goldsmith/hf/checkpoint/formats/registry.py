@@ -22,7 +22,7 @@ SUPPORTED = ("compressed-tensors", *ONE_FOR_ALL, "mxfp4")
 class Schemes:
     """The schemes of a checkpoint: one for all its linear layers, or one for each group of layers.
 
-    Which layers are stored in codes is decided by their tensors. Raises ValueError for an unsupported quantisation.
+    A layer's tensors show whether it is stored in codes. Raises ValueError for an unsupported quantisation.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:

@@ -49,14 +49,14 @@ _ONE = np.frombuffer(np.float16(1).tobytes(), np.uint8)
 
 
 @dataclass(frozen=True)
-class Holding:
+class SharedFormat:
     """The one format that holds several types."""
 
     target: CodeFormat
     scales: torch.dtype
 
 
-def holding(types: Iterable[Type]) -> Holding | str:
+def shared_format(types: Iterable[Type]) -> SharedFormat | str:
     """The narrowest format that holds all these types exactly, or the reason why there is none."""
     kinds = sorted(set(types))
     names = ", ".join(kind.name for kind in kinds)
@@ -69,10 +69,10 @@ def holding(types: Iterable[Type]) -> Holding | str:
     scales = {kind.scales for kind in known}
     wide = scales.pop() if len(scales) == 1 else torch.float32
     form = formats.pop() if len(formats) == 1 else "int8"
-    return Holding(CodeFormat(form, min(kind.group for kind in known)), wide)
+    return SharedFormat(CodeFormat(form, min(kind.group for kind in known)), wide)
 
 
-def codes(kind: Type, data: Bytes, held: Holding) -> Codes:
+def codes(kind: Type, data: Bytes, shared: SharedFormat) -> Codes:
     """A matrix of blocks [rows, bytes] as codes of a format that holds this type."""
     own, rows = EXACT[kind], data.shape[0]
     blocks = np.ascontiguousarray(data).reshape(-1, own.nbytes)
@@ -85,9 +85,9 @@ def codes(kind: Type, data: Bytes, held: Holding) -> Codes:
     if not bool(scales.isfinite().all()):
         raise ValueError("a scale is NaN or infinite; scales must be finite numbers")
     numbers = numbers.reshape(rows, -1)
-    times = own.group // (held.target.group or own.group)
-    scales = scales.reshape(rows, -1).to(held.scales).repeat_interleave(times, 1)
-    return Codes(nibbles(numbers.view(torch.uint8) & 15) if held.target.format == "int4" else numbers, scales)
+    times = own.group // (shared.target.group or own.group)
+    scales = scales.reshape(rows, -1).to(shared.scales).repeat_interleave(times, 1)
+    return Codes(nibbles(numbers.view(torch.uint8) & 15) if shared.target.format == "int4" else numbers, scales)
 
 
 def weights(kind: Type, data: Bytes) -> Tensor:

@@ -43,12 +43,12 @@ def gguf_file(model: str | Path) -> Path | None:
     """
     path = Path(model)
     if path.is_file() and path.suffix == SUFFIX:
-        found = [path]
+        files = [path]
     elif path.is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("pytorch_model*.bin")):
-        found = sorted(path.glob(f"*{SUFFIX}"))
+        files = sorted(path.glob(f"*{SUFFIX}"))
     else:
         return None
-    models = {_first(file) for file in found}
+    models = {_first(file) for file in files}
     if not models:
         return None
     if len(models) > 1:
@@ -105,7 +105,7 @@ def config_of_file(file: Path) -> PreTrainedConfig:
 
 
 def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
-    """Raises ValueError for sizes of which no model can be made: a changed byte may ask for a billion layers."""
+    """Raises ValueError for sizes that no model can have: one changed byte may ask for a billion layers."""
     for key in (*SIZES, *OPTIONAL_SIZES):
         value = header.fields.get(f"{header.architecture}.{key}")
         if key in OPTIONAL_SIZES and value is None:
@@ -113,9 +113,9 @@ def _check_sizes(file: Path, header: GgufHeader, names: set[str]) -> None:
         if type(value) is not int or not 0 < value < LARGEST:
             raise ValueError(f"{file}: its metadata says {key} {value}, wanted a whole number of at least 1")
     layers = {match[1] for name in names if (match := LAYER.match(name))}
-    told = header.fields[f"{header.architecture}.block_count"]
-    if told != len(layers):
-        raise ValueError(f"{file}: its metadata says {told} layers, but its tensors belong to {len(layers)}")
+    count = header.fields[f"{header.architecture}.block_count"]
+    if count != len(layers):
+        raise ValueError(f"{file}: its metadata says {count} layers, but its tensors belong to {len(layers)}")
 
 
 def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:

@@ -21,7 +21,10 @@ DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """fields: the scalars and strings of the metadata; tensors: name -> (shape, outermost first; ggml type)."""
+    """The header of a GGUF file.
+
+    fields: the scalars and strings of the metadata; tensors: name -> (shape, outermost axis first; ggml type).
+    """
 
     architecture: str
     fields: dict[str, object]

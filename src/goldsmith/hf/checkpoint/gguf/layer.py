@@ -13,14 +13,19 @@ from ....experts.packed.formats import Codes
 from ...experts_spec import ExpertsSpec
 from ..formats.scheme import CodeFormat
 from . import blocks
-from .blocks import Holding
+from .blocks import SharedFormat
 
 
 class GgufLayer:
     """The experts of block `number`; raises ValueError for a missing tensor or another shape than the config's."""
 
     def __init__(
-        self, where: str, tensors: Mapping[str, ReaderTensor], number: int, spec: ExpertsSpec, held: Holding | str
+        self,
+        where: str,
+        tensors: Mapping[str, ReaderTensor],
+        number: int,
+        spec: ExpertsSpec,
+        shared: SharedFormat | str,
     ) -> None:
         self.spec, self.where = spec, f"{where}: layer {number}"
         self._tensors: dict[str, ReaderTensor] = {}
@@ -34,20 +39,20 @@ class GgufLayer:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {[spec.num_experts, out, inputs]}")
             self._tensors[projection] = tensors[name]
         self._biases = self._read_biases(where, tensors, number)
-        self._held = held
+        self._shared = shared
         self.label = "GGUF"
-        self.target: CodeFormat | str = held if isinstance(held, str) else held.target
+        self.target: CodeFormat | str = shared if isinstance(shared, str) else shared.target
         kinds = {tensor.tensor_type for tensor in self._tensors.values()}
         dtypes = {blocks.FLOATS[kind] for kind in kinds if kind in blocks.FLOATS}
         # bfloat16 only if everything is: float32 holds all three exactly
         self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def codes(self, projection: str, expert: int) -> Codes:
-        if isinstance(self._held, str):
-            raise ValueError(f"{self.where}: no format holds its codes ({self._held}); read its weights")
+        if isinstance(self._shared, str):
+            raise ValueError(f"{self.where}: no format holds its codes ({self._shared}); read its weights")
         tensor = self._tensors[projection]
         try:
-            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert], self._held)
+            return blocks.codes(Type(tensor.tensor_type), tensor.data[expert], self._shared)
         except ValueError as error:
             raise ValueError(f"{self.where}: {projection} of expert {expert}: {error}") from error
 
@@ -67,7 +72,7 @@ class GgufLayer:
 
     def _read_biases(self, where: str, tensors: Mapping[str, ReaderTensor], number: int) -> dict[str, Tensor]:
         """[E, out] of each projection; empty for experts without biases."""
-        found: dict[str, Tensor] = {}
+        biases: dict[str, Tensor] = {}
         for projection in ("gate", "up", "down"):
             name = f"blk.{number}.ffn_{projection}_exps.bias"
             if (name in tensors) != self.spec.biased:
@@ -78,8 +83,8 @@ class GgufLayer:
             shape = [int(size) for size in tensors[name].shape[::-1]]
             if shape != wanted:
                 raise ValueError(f"{where}: {name} is {shape}, but the config says {wanted}")
-            found[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
-        return found
+            biases[projection] = blocks.weights(Type(tensors[name].tensor_type), tensors[name].data).view(shape)
+        return biases
 
     def _sizes(self, projection: str) -> tuple[int, int]:
         hidden, inner = self.spec.hidden_size, self.spec.intermediate_size

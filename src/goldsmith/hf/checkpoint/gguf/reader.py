@@ -55,7 +55,7 @@ class GgufCheckpoint:
                 raise ValueError(f"{part}: not a whole GGUF file: {error}") from error
         matches = ((EXPERTS.fullmatch(name), tensor) for name, tensor in self._tensors.items())
         kinds = [Type(tensor.tensor_type) for match, tensor in matches if match and match[2] == "weight"]
-        self._held = blocks.holding(kinds) if kinds else "it has no experts"
+        self._shared = blocks.shared_format(kinds) if kinds else "it has no experts"
         self._layers: dict[str, CodedLayer] = {}
 
     @property
@@ -100,7 +100,7 @@ class GgufCheckpoint:
         """The experts of the decoder layer whose number is in the path."""
         if path not in self._layers:
             number = next(int(part) for part in path.split(".") if part.isdecimal())
-            self._layers[path] = GgufLayer(str(self.file), self._tensors, number, spec, self._held)
+            self._layers[path] = GgufLayer(str(self.file), self._tensors, number, spec, self._shared)
         return self._layers[path]
 
     @cached_property

@@ -1,1 +1,1 @@
-"""From a text or JSON file to batches of tokens: documents, conversations, packing, attention masks."""
+"""From files and data sets to batches of tokens: sources, formats, conversations, packing, attention masks."""

@@ -54,8 +54,11 @@ class Accounting:
         return self.activations / batch_size <= SHARE * self.free
 
 
-def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accounting:
-    """The accounting; raises TrainingError if the optimizer's parameters are not the model's trainable ones."""
+def account(loaded: LoadedModel, options: Options, plan: TrainingPlan, local_ranks: int = 1) -> Accounting:
+    """The accounting; raises TrainingError if the optimizer's parameters are not the model's trainable ones.
+
+    On a CPU, the ranks of this machine share its free memory.
+    """
     from ....experts.packed.experts import PackedExperts
     from ... import trainable_report
     from ...converted_experts import converted_modules
@@ -69,7 +72,7 @@ def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accoun
     row = row_bytes(loaded, options)
     size = sum(p.numel() * p.element_size() for p in loaded.parameters.values())
     device = loaded.model.device
-    free = (memory(device) if on_gpu(device) else memory_free()) - 3 * size
+    free = (memory(device) if on_gpu(device) else memory_free() // local_ranks) - 3 * size
     base = next(iter(converted_modules(loaded.model).values())).base
     return Accounting(
         format=base.format if isinstance(base, PackedExperts) else "bf16",
@@ -81,7 +84,7 @@ def account(loaded: LoadedModel, options: Options, plan: TrainingPlan) -> Accoun
         optimizer=3 * size,  # two moments and the gradient
         activations=round(row * plan.batch_size),
         free=free + 3 * size,
-        proposal=propose(row, plan.window, free),
+        proposal=propose(row, plan.window // plan.ranks, free),
     )
 
 

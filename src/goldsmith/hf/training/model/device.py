@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ....experts import PackedExperts
@@ -36,6 +38,32 @@ def chosen(options: Options) -> torch.device:
         if refused:
             raise TrainingError(f"--device {options.device} computes everything in bfloat16, and {reason}.")
     return device
+
+
+def of_rank(options: Options, local_rank: int, local_world: int) -> Options:
+    """The options with this rank's own GPU, if they name one; raises TrainingError if it has none."""
+    kind, _, index = options.device.partition(":")
+    if kind != "cuda":
+        return options
+    if index:
+        raise TrainingError(f"--device {options.device} is one GPU for {local_world} ranks; give --device cuda.")
+    if torch.cuda.device_count() < local_world:
+        raise TrainingError(
+            f"--device cuda needs a GPU for each of {local_world} ranks; torch sees {torch.cuda.device_count()} CUDA "
+            f"devices here. Start as many ranks as there are GPUs."
+        )
+    return replace(options, device=f"cuda:{local_rank}")
+
+
+def hint(options: Options) -> str | None:
+    """How to use all GPUs of this machine, if a run of one process would use one of several."""
+    if options.device != "cuda" or torch.cuda.device_count() < 2:
+        return None
+    count = torch.cuda.device_count()
+    return (
+        f"This run uses one of {count} GPUs. `torchrun --nproc-per-node {count} -m goldsmith finetune ...` with the "
+        f"same options uses all, with {count} times the rows in a step."
+    )
 
 
 def on_gpu(device: torch.device) -> bool:

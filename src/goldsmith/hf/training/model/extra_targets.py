@@ -42,7 +42,7 @@ def check(model: nn.Module, options: Options) -> None:
 
 
 def matching_layers(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[str]]:
-    """{name: paths of the linear layers and routers that it matches by peft's rule}; otherwise TrainingError."""
+    """{name: paths of the linear layers and routers that it matches by peft's rule}; TrainingError for other names."""
     experts, router_modules = experts_paths(model), routers(model)
     targets: dict[str, list[str]] = {}
     for name in names:
@@ -67,7 +67,7 @@ def matching_layers(model: nn.Module, names: tuple[str, ...]) -> dict[str, list[
 
 
 def add_lora(model: nn.Module, options: Options) -> None:
-    """Puts trainable float32 LoRA on the layers of --lora-modules; what is trained already stays trained."""
+    """Puts trainable float32 LoRA on the layers of --lora-modules; parameters that are trained already stay trained."""
     if not options.lora_modules:
         return
     from peft import LoraConfig, inject_adapter_in_model
@@ -99,8 +99,8 @@ def _split_by_peft(model: nn.Module, targets: dict[str, list[str]]) -> tuple[lis
     """The names that peft adapts as modules, and those that it can only adapt as parameters.
 
     If transformers has fused a model's experts, peft (0.21) takes every gate_proj, up_proj and down_proj for a former
-    expert, so those of dense layers and shared experts get no LoRA. Hence each name is tried on a shell of the model. A
-    router is not an nn.Linear, so peft adapts it as a parameter.
+    expert, so those of dense layers and shared experts get no LoRA. So each name is tried on a copy of the
+    model without weights. A router is not an nn.Linear, so peft adapts it as a parameter.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

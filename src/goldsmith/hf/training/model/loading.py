@@ -30,6 +30,8 @@ from . import extra_targets
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from ...convert import Share
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
@@ -111,11 +113,11 @@ def check(options: Options) -> None:
         raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
 
 
-def load(options: Options, progress: Progress | None = None) -> LoadedModel:
+def load(options: Options, progress: Progress | None = None, share: Share | None = None) -> LoadedModel:
     """Seeds torch, loads the model, packs its experts, adds LoRA, and freezes everything else.
 
-    A folder of safetensors files is streamed: at most one layer's experts exist unpacked. Raises TrainingError with the
-    reason.
+    A folder of safetensors files is streamed: at most one layer's experts exist unpacked. `share` is that of `convert`.
+    Raises TrainingError with the reason.
     """
     from ... import convert
 
@@ -151,6 +153,7 @@ def load(options: Options, progress: Progress | None = None) -> LoadedModel:
                 partitions=options.partitions,
                 checkpoint=checkpoint,
                 progress=report,
+                share=share,
             ),
         )
         model.config._name_or_path = options.model  # the adapter refers to it as its base

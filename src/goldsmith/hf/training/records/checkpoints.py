@@ -4,8 +4,8 @@ A checkpoint is written to a temporary folder. Every file and the folder itself 
 folder is renamed. A removed checkpoint is also renamed first.
 
 state.json holds the checksum of the tensors' bytes and, under "check", a checksum of its other entries. Format 1 has no
-"check" and is still read: everything that a run takes from its facts is compared with the folder's name (step), the
-tensors (bytes, sha256) or the command (identity), so damage is either found there or has no effect.
+"check" and can still be read. A run compares everything that it takes from these entries with the folder's name (step),
+the tensors (bytes, sha256) or the command (identity). So damage is either found there or has no effect.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from . import checkpoints
 
 
 class LogRow(TypedDict, total=False):
-    """A row of the log: of a step, or of an evaluation, which has only step and eval_loss."""
+    """A row of the log: of a step, or of an evaluation, which has step and the three eval_ values."""
 
     step: Required[int]
     loss: float
@@ -21,6 +21,8 @@ class LogRow(TypedDict, total=False):
     tokens_per_s: float
     seconds: float
     eval_loss: float
+    eval_perplexity: float
+    eval_mean_token_accuracy: float
 
 
 def rows(path: Path) -> list[LogRow]:
@@ -36,7 +38,21 @@ def rows(path: Path) -> list[LogRow]:
     return log_rows
 
 
-class Journal:
+class UnwrittenJournal:
+    """Rows in memory, for ranks that write nothing."""
+
+    def __init__(self) -> None:
+        self.rows: list[LogRow] = []
+
+    def add(self, row: LogRow) -> None:
+        self.rows.append(row)
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Journal(UnwrittenJournal):
     """Appends to the log after step `done`; rows of later steps, which the checkpoint does not cover, are dropped."""
 
     def __init__(self, path: Path, done: int, earlier: list[LogRow] | None = None):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...checkpoint.gguf.files import gguf_file, parts_of
+from ..data import sources
+from ..data.text_files import checksum
 from ..options import Options, flag
 from .plan import TrainingPlan
 
@@ -17,6 +19,9 @@ ALTERING = (  # options that affect the result
     *("lora_modules", "train_router", "dtype", "seq_len", "pack", "batch_size", "grad_accum", "lr", "schedule"),
     *("weight_decay", "max_grad_norm", "seed", "partitions"),
 )
+
+RANKS = "the number of ranks"
+ELSEWHERE = ("model", "data", "eval_data", "output", "threads", "device")  # may differ between the ranks of a run
 
 
 def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, object]:
@@ -29,13 +34,16 @@ def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, ob
     values["--warmup"] = plan.schedule.warmup
     if options.schedule != "constant" or plan.limit is not None:
         values["--steps or --epochs"] = plan.steps
+    if plan.ranks > 1:
+        values[RANKS] = plan.ranks
     values["MODEL"] = fingerprint(folder)
-    values["--data"] = checksum(Path(options.data))
+    values["--data"] = sources.checksum(sources.sources(options.data))
     return values
 
 
 def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
     """The differences between two identities, in words."""
+    before, now = ({RANKS: 1, **values} for values in (before, now))
     differences = []
     for name in [*now, *(name for name in before if name not in now)]:
         if before.get(name) == now.get(name):
@@ -49,13 +57,32 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
     return differences
 
 
+def of_rank(options: Options, identity: Mapping[str, object]) -> dict[str, object]:
+    """Everything that must be equal on all ranks of a run."""
+    values = {flag(name): value for name, value in vars(options).items() if name not in ELSEWHERE}
+    held_out = None if options.eval_data is None else sources.checksum(sources.sources(options.eval_data))
+    return {**values, **identity, "--eval-data": held_out}
+
+
+def disagreement(values: Sequence[Mapping[str, object]]) -> str | None:
+    """In words, how the first rank that differs from rank 0 does; None if all are equal."""
+    for rank, own in enumerate(values):
+        words = []
+        for name in [*values[0], *(name for name in own if name not in values[0])]:
+            theirs, ours = values[0].get(name), own.get(name)
+            if theirs == ours:
+                continue
+            if name in ("MODEL", "--data", "--eval-data"):
+                words.append(f"the content of {name} differs")
+            else:
+                words.append(f"{name} is {_shown(theirs)} on rank 0 and {_shown(ours)} on rank {rank}")
+        if words:
+            return f"Rank {rank} was started for another run than rank 0: {'; '.join(words)}."
+    return None
+
+
 def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def checksum(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 READ = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")  # files from which transformers builds a model

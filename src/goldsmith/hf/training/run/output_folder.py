@@ -31,8 +31,10 @@ def check(options: Options, model: Path) -> None:
             f"--output {output} contains a {MODEL}, like a model's folder: an adapter there would be mistaken for part "
             f"of that model. Give another, for instance {output / 'finetuned'}."
         )
-    for name, path in (("MODEL", model), ("--data", Path(options.data)), ("--eval-data", options.eval_data)):
-        if path is not None and (name_inside := _own(output, Path(path))):
+    data = [("--data", Path(name)) for name in options.data]
+    held_out = [("--eval-data", Path(name)) for name in options.eval_data]
+    for name, path in (("MODEL", model), *data, *held_out):
+        if name_inside := _own(output, path):
             raise TrainingError(
                 f"{name} {path} is in --output {output}, as {name_inside}, which this run writes itself. "
                 "Give another --output."

@@ -17,7 +17,8 @@ from ..data.packing import RowStream
 from ..errors import TrainingError
 from ..records import checkpoints
 from ..records.checkpoints import TrainingCheckpoint
-from ..records.journal import Journal, LogRow, rows
+from ..records.journal import Journal, LogRow, UnwrittenJournal, rows
+from ..records.trackers import FOLDER, IDS
 from .identity import changes
 from .trainer import Trainer
 
@@ -46,6 +47,7 @@ class TrainingSession:
     save_every: int = 50
     eval_every: int = 0
     keep: int = 2
+    writes: bool = True  # False on all ranks but one, which train along and write nothing
     resume: str = field(default="auto", init=False)  # the argument of the last `find`
 
     @property
@@ -103,15 +105,9 @@ class TrainingSession:
         start: TrainingCheckpoint | None,
         evaluation: RowStream | None,
     ) -> list[LogRow]:
-        continues_here = start is not None and start.path.parent.resolve() == self.checkpoints.resolve()
-        earlier = None if start is None or continues_here else rows(_run_of(start.path) / LOG)
-        self.output.mkdir(parents=True, exist_ok=True)
         if start is not None:
             self._restore(trainer, start)
-        self._archive(start.step if start is not None and continues_here else None, callbacks)
-        callbacks.begun()
-        checkpoints.prune(self.checkpoints, self.keep)
-        journal = Journal(self.output / LOG, trainer.done, earlier)
+        journal = self._begin(trainer, callbacks, start) if self.writes else UnwrittenJournal()
         saved = trainer.done if start is not None else -1
         try:
             if trainer.done == 0 and evaluation is not None:
@@ -130,15 +126,36 @@ class TrainingSession:
             journal.close()
         return journal.rows
 
+    def _begin(self, trainer: Trainer, callbacks: RunCallbacks, start: TrainingCheckpoint | None) -> Journal:
+        """Prepares the folder, and opens the log."""
+        continues_here = start is not None and start.path.parent.resolve() == self.checkpoints.resolve()
+        earlier = None if start is None or continues_here else rows(_run_of(start.path) / LOG)
+        self.output.mkdir(parents=True, exist_ok=True)
+        self._archive(start.step if start is not None and continues_here else None, callbacks)
+        callbacks.begun()
+        checkpoints.prune(self.checkpoints, self.keep)
+        return Journal(self.output / LOG, trainer.done, earlier)
+
     def _due(self, trainer: Trainer, every: int) -> bool:
         return trainer.done == trainer.plan.steps or every > 0 and trainer.done % every == 0
 
-    def _evaluate(self, trainer: Trainer, stream: RowStream, journal: Journal, callbacks: RunCallbacks) -> None:
-        row: LogRow = {"step": trainer.done, "eval_loss": trainer.evaluate(stream)}
+    def _evaluate(
+        self, trainer: Trainer, stream: RowStream, journal: UnwrittenJournal, callbacks: RunCallbacks
+    ) -> None:
+        result = trainer.evaluate(stream)
+        row: LogRow = {
+            "step": trainer.done,
+            "eval_loss": result.loss,
+            "eval_perplexity": result.perplexity,
+            "eval_mean_token_accuracy": result.accuracy,
+        }
         journal.add(row)
         callbacks.row(row)
 
-    def _save(self, trainer: Trainer, journal: Journal, callbacks: RunCallbacks) -> int:
+    def _save(self, trainer: Trainer, journal: UnwrittenJournal, callbacks: RunCallbacks) -> int:
+        trainer.check_ranks()
+        if not self.writes:
+            return trainer.done
         journal.sync()
         facts = {
             "identity": dict(self.identity),
@@ -173,6 +190,7 @@ class TrainingSession:
         """
         later_steps = [k for k in checkpoints.steps(self.checkpoints) if step is None or k > step]
         names = [name for name in FILES if name != LOCK and (name != LOG or step is None)]
+        names += (IDS, FOLDER) if step is None else ()
         if not later_steps and (step is not None or not any((self.output / name).exists() for name in names)):
             return
         number = 1

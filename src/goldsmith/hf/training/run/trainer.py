@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data.attention_masks import Masks, no_masks
 from ..data.packing import Batch, RowStream
-from ..errors import Diverged
+from ..errors import Diverged, TrainingError
+from ..ranks.one_process import OneProcess
 from ..records.journal import LogRow
-from .loss import summed_loss
+from .loss import Evaluation, loss_and_hits, summed_loss
 from .plan import TrainingPlan
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
@@ -24,6 +28,9 @@ class Trainer:
 
     `done` counts the finished steps; it alone says which rows come next. After `restore` of an earlier `state`, every
     later step has the same bits as in a run without interruption (on a CPU with the same number of threads).
+
+    With several ranks, each computes its own rows of a step, and all apply the summed gradient: the rows, the loss and
+    the update are those of one process with `ranks` times the batch, up to rounding.
     """
 
     def __init__(
@@ -33,9 +40,11 @@ class Trainer:
         stream: RowStream,
         plan: TrainingPlan,
         masks: Masks = no_masks,
+        ranks: OneProcess | None = None,
     ):
         self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
         self.masks = masks
+        self.ranks = OneProcess() if ranks is None else ranks
         self.device = next(iter(self.parameters.values())).device
         self.optimizer = torch.optim.AdamW(
             list(self.parameters.values()), lr=plan.schedule.lr, weight_decay=plan.weight_decay
@@ -52,7 +61,10 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.plan.schedule.at(number)
         batches = list(self._window())
-        targets = sum(batch.targets for batch in batches)
+        if self.ranks.world > 1:  # other masks of dropout on each rank, which repeat when the run resumes
+            torch.manual_seed((self.stream.seed * 1_000_003 + number * self.ranks.world + self.ranks.rank) % 2**63)
+        counts = self.ranks.gathered((sum(b.targets for b in batches), sum(b.tokens for b in batches)))
+        targets, tokens = (sum(each) for each in zip(*counts, strict=True))
         seeds, loss = [], 0.0
         for batch in batches:
             seeds.append(self._random_states())
@@ -61,15 +73,15 @@ class Trainer:
             if not math.isfinite(loss):
                 break
             (batch_loss / targets).backward()
+        loss = self._sum_over_ranks(loss)
         norm = self._clip_gradient() if math.isfinite(loss) else math.nan
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
-            raise Diverged(self._divergence(number, loss, norm, batches, seeds, targets))
+            raise Diverged(self._divergence_on_ranks(number, loss, norm, batches, seeds, targets))
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done = number
         seconds = time.perf_counter() - began
-        tokens = sum(batch.tokens for batch in batches)
         return {
             "step": number,
             "loss": loss / targets,
@@ -86,25 +98,59 @@ class Trainer:
     def _window(self) -> Iterator[Batch]:
         first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
         end = end if self.plan.limit is None else min(end, self.plan.limit)
-        for row in range(first, end, self.plan.batch_size):
-            yield self.stream.batch(row, min(self.plan.batch_size, end - row))
+        size = self.plan.batch_size
+        for row in range(first + self.ranks.rank * size, end, size * self.ranks.world):
+            yield self.stream.batch(row, min(size, end - row))
+
+    def _sum_over_ranks(self, loss: float) -> float:
+        """Sums the gradients over ranks, if the loss is finite on all of them; returns the sum of their losses."""
+        if self.ranks.world == 1:
+            return loss
+        parameters = list(self.parameters.values())
+        losses, present = zip(*self.ranks.gathered((loss, [p.grad is not None for p in parameters])), strict=True)
+        total = math.fsum(losses) if all(map(math.isfinite, losses)) else math.nan
+        if math.isfinite(total):
+            used = [p for p, some in zip(parameters, map(any, zip(*present, strict=True)), strict=True) if some]
+            for parameter in used:  # a rank without rows in the last step has no gradient
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
+            self.ranks.add([p.grad for p in used if p.grad is not None])
+        return total
 
     def _clip_gradient(self) -> float:
         """Clips the gradient to `plan.max_grad_norm` and returns its norm before clipping."""
         max_norm = self.plan.max_grad_norm or math.inf
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm))
 
-    def evaluate(self, stream: RowStream) -> float:
-        """The mean loss over all target tokens of `stream`; draws no random numbers."""
+    def evaluate(self, stream: RowStream) -> Evaluation:
+        """Loss and hits over all target tokens of `stream`; draws no random numbers. Ranks take turns at batches."""
         self.model.eval()
-        loss, targets = 0.0, 0
+        size, ranks = self.plan.batch_size, self.ranks
+        own = []
         with torch.no_grad():
-            for first in range(0, len(stream), self.plan.batch_size):
-                batch = stream.batch(first, min(self.plan.batch_size, len(stream) - first))
-                loss += float(self._loss(batch))
-                targets += batch.targets
+            for first in range(ranks.rank * size, len(stream), size * ranks.world):
+                batch = stream.batch(first, min(size, len(stream) - first))
+                own.append((first, *loss_and_hits(self.model, batch.to(self.device), self.masks), batch.targets))
         self.model.train()
-        return loss / targets
+        loss, hits, targets = 0.0, 0, 0
+        for _, batch_loss, batch_hits, batch_targets in sorted(itertools.chain(*ranks.gathered(own))):
+            loss += batch_loss  # in the order of one process
+            hits += batch_hits
+            targets += batch_targets
+        return Evaluation(loss, hits, targets)
+
+    def check_ranks(self) -> None:
+        """Raises TrainingError if a trained parameter differs between ranks, which no later step would mend."""
+        if self.ranks.world == 1:
+            return
+        digests = {name: _digest(p) for name, p in self.parameters.items()}
+        every = self.ranks.gathered(digests)
+        for rank, other in enumerate(every):
+            for name, digest in every[0].items():
+                if other[name] != digest:
+                    raise TrainingError(
+                        f"After step {self.done}, {name} differs between rank 0 and rank {rank}. Do the ranks' "
+                        "machines have different processors, versions or faulty memory?"
+                    )
 
     def state(self) -> dict[str, Tensor]:
         """Copies of everything that the next step depends on."""
@@ -171,10 +217,16 @@ class Trainer:
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
+    def _divergence_on_ranks(self, number: int, *details: Any) -> str:
+        """The explanation of the first rank that finds the value; every rank repeats its own batches."""
+        found = self.ranks.gathered(self._divergence(number, *details))
+        rank = next((rank for rank, (origin, _) in enumerate(found) if origin), 0)
+        return f"{found[rank][1]} (rank {rank})" if self.ranks.world > 1 else found[rank][1]
+
     def _divergence(
         self, number: int, loss: float, norm: float, batches: list[Batch], seeds: list[list[Tensor]], targets: int
-    ) -> str:
-        """An explanation of a non-finite step: repeats it with the same random numbers under `watch`."""
+    ) -> tuple[bool, str]:
+        """Explains a non-finite step by repeating it under `watch`, with the same random numbers: (found, sentence)."""
         from ....assay import NonFinite, watch  # imported here because only a run that diverges needs them
 
         symptom = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
@@ -187,17 +239,25 @@ class Trainer:
         except NonFinite as error:
             event = error.event
         finally:
-            self._set_random_states(seeds[0])
+            if seeds:
+                self._set_random_states(seeds[0])
             self.optimizer.zero_grad()
         if event is None:
-            return f"Step {number}: {symptom}. The same batch gave finite values when repeated: suspect the machine."
+            return (
+                False,
+                f"Step {number}: {symptom}. The same batch gave finite values when repeated: suspect the machine.",
+            )
         origin = "from finite inputs" if event.born else f"carried over from {event.source}"
         name = {"nan": "NaN", "inf": "Inf"}[event.kind]
         cause = f"{name} in the {event.phase}, {event.tensor} of {event.op}, {origin}"
         if event.likely.id != "unknown":
             cause += f"; likely {event.likely.id}: {event.likely.evidence}"
         where = event.module or "the loss itself"
-        return f"Step {number}: {symptom}. The first non-finite value is in {where}: {cause}."
+        return True, f"Step {number}: {symptom}. The first non-finite value is in {where}: {cause}."
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
 def _check_numbers(what: str, tensor: Tensor, shape: torch.Size) -> None:

@@ -20,7 +20,10 @@ _FACTORS = 24
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     for call in calls:
         product = call.name in ("mm", "bmm") and call.backward and call.index in among and floating(call.out)
         if not product or call.out.numel() != judge.golden.numel() or not bool(judge.finite.all()):
@@ -63,7 +66,7 @@ def _weighed(calls: Sequence[OperatorCall], call: OperatorCall, got: Tensor, bou
     product = (a * factors) @ b
     if bool(((product - got).abs() > 4 * bound * factors.abs().max().clamp_min(1)).any()):
         return None
-    where = f"of the addends of {call.expression} each has a factor of its own"
+    where = f"each addend of {call.expression} has a wrong factor of its own"
     if bool((near | (factors.abs() < 1e-4)).all()):
         gone = (~near).nonzero().flatten().tolist()
         params = {"axis": call.args[0].dim() - 1, "missing": [gone[0], gone[-1] + 1]}

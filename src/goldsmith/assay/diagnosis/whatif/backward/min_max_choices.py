@@ -18,7 +18,10 @@ _MOST = 64
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong gradient depends on; a line's choices in all iterations change together."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong gradient depends on; a line's choices in all iterations change together.
+    """
     lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
     for call in calls:
         if call.backward or call.name not in _CHOICES or len(call.makers) != 2:
@@ -35,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                         group += _whole(calls, side) if i == always else [(side.index, _nothing())]
             call = members[0][0]
             name = call.operand(always) or ("the first", "the second")[always]
-            text = f"in the backward {call.expression} always takes {name}, whichever the forward takes"
+            text = f"in the backward {call.expression} always takes {name}, whichever the forward took"
             if group:
                 yield Change("wrong_decision", text, group[0][0], group[0][1], {"operand": name}, 0.6,
                              group=tuple(group), also=("wrong_mask", "wrong_saved_tensor"))  # fmt: skip

@@ -19,7 +19,10 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case.
+    """
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
         at = addend_of(calls, call, among) or _spread(calls, call, among)
@@ -39,7 +42,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
                     change = with_result(lambda out, f=factor: out * f)
                     by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
                     how = " and divides by its own length" if mean else ""
-                    text = f"of {call.expression} {by} takes its own part of axis {axis}{how}: they are not joined"
+                    text = (
+                        f"of {call.expression} {by} sums only its part of axis {axis}{how}: the sums are not combined"
+                    )
                     params = {"axis": axis, "block": block}
                     cause, also = _named(ranks)
                     groups.setdefault((axis, block, n, mean), []).append((at.index, change))
@@ -49,7 +54,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str
             ranks = next((r for b, r in _blocks(n, numbers) if b == block), 0)
             by = f"each of {ranks} ranks" if ranks else f"each block of {block}"
             how = " and divides by its own length" if mean else ""
-            text = f"of {len(group)} sums {by} takes its own part of axis {axis}{how}: they are not joined"
+            text = f"of {len(group)} sums {by} sums only its own part of axis {axis}{how}: the sums are not combined"
             cause, also = _named(ranks)
             params = {"axis": axis, "block": block}
             yield Change(cause, text, group[0][0], group[0][1], params, 0.5, group=tuple(group), also=also)

@@ -22,7 +22,10 @@ _MASKS = frozenset("masked_fill where tril triu".split())
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
-    """`by_call`: the changes tried at each operator alone; in the forward they would make the outputs wrong as well."""
+    """Yields the changes that this module describes.
+
+    by_call: the changes tried at each operator alone; in the forward they would make the outputs wrong as well.
+    """
     if not tensor.endswith(".grad"):
         return
     read = {k for call in calls if call.backward for k in call.read}

@@ -26,7 +26,10 @@ Moved = tuple[str, str, Callable[[Tensor], Tensor], tuple[str, ...], float]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on; all backward readers of a tensor change, or one."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on; all backward readers of a tensor change, or one.
+    """
     forward: dict[Key, str] = {}
     readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:
@@ -40,7 +43,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             elif key in forward and call.index in among and call.name not in _ALIASES:
                 readers.setdefault(key, []).append((call, i))
     for key, places in list(readers.items())[:_MOST]:
-        name, first = forward[key] or "what the forward keeps", places[0][0].args[places[0][1]]
+        name, first = forward[key] or "a saved tensor", places[0][0].args[places[0][1]]
         for axis, n in enumerate(first.shape if first.is_contiguous() else ()):
             for cause, how, move, also, rarer in _moves(axis, n):
                 params = {"saved": name, "axis": axis}
@@ -58,11 +61,11 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 def _moves(axis: int, n: int) -> Iterator[Moved]:
     """(cause, description, replacement, other causes, how much rarer)"""
     for step in (1, -1) if n > 2 else ():
-        where = f"of the place {'before' if step > 0 else 'after'} along axis {axis}"
-        yield "shifted", f"{where}, at the end its own", partial(_slid, step=step, axis=axis), ("off_by_one",), 0.0
-        yield "shifted", f"{where}, around", partial(torch.roll, shifts=step, dims=axis), ("off_by_one",), 0.01
+        where = f"of the {'previous' if step > 0 else 'next'} position along axis {axis}"
+        yield "shifted", f"{where}, its own at the end", partial(_slid, step=step, axis=axis), ("off_by_one",), 0.0
+        yield "shifted", f"{where}, wrapping around", partial(torch.roll, shifts=step, dims=axis), ("off_by_one",), 0.01
     if n > 1:
-        text = f"of the first place along axis {axis} for all"
+        text = f"of the first position along axis {axis} for all"
         yield "wrong_stride", text, partial(_first, axis=axis), ("invalid_index", "wrong_factor"), 0.0
 
 
@@ -89,6 +92,6 @@ def of_a_call(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterato
         return
     for axis, n in enumerate(call.out.shape):
         if n > 1:
-            text = f"the first along axis {axis} of {call.expression} stands for all"
+            text = f"the first entry along axis {axis} of {call.expression} is used for all"
             yield Change("wrong_stride", text, call.index, with_result(lambda t, d=axis: _first(t, d)), {"axis": axis},
                          0.36, also=("invalid_index", "wrong_factor"))  # fmt: skip

@@ -20,15 +20,15 @@ _RARER = 0.03
 _NORMS = frozenset(("_softmax_backward_data", "_log_softmax_backward_data"))
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], tried: Iterable[Change]) -> Iterator[Change]:
-    """`tried`: changes of the backward; those before a softmax's backward are offered with its old sum."""
+def changes(calls: Sequence[OperatorCall], among: set[int], backward_changes: Iterable[Change]) -> Iterator[Change]:
+    """`backward_changes`: changes of the backward; those before a softmax's backward are offered with its old sum."""
     norms = [c for c in calls if c.backward and c.index in among and c.name in _NORMS]
     before: set[int] = set()
     for call in norms:
         before |= _before(calls, call)
     kept = tuple((c.index, _with_sum(c)) for c in norms)
     count = 0
-    for change in tried:
+    for change in backward_changes:
         at = [i for i, _ in change.all]
         if not at or change.saved is not None or change.leaves is not None or not before.issuperset(at):
             continue

@@ -24,7 +24,10 @@ _SPARSE = frozenset(
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case.
+    """
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:
@@ -72,7 +75,7 @@ def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]
                 if int(places.max()) > max(int(a.max()), _last(call)):
                     continue
                 change = with_arguments(lambda args, i=i, p=places: (*args[:i], p, *args[i + 1 :]))
-                text = f"places in {call.expression} are counted with rows of {new}, not of {old}"
+                text = f"positions in {call.expression} are computed with rows of {new}, not of {old}"
                 yield Change("wrong_stride", text, call.index, change, {"stride": new, "golden_stride": old}, 0.5,
                              also=("permuted", "invalid_index"))  # fmt: skip
 
@@ -98,9 +101,7 @@ def _tiled(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         for over in axes:
             for block in (b for b in BLOCKS if b < min(shape[a] for a in over)):
                 where = " and ".join(map(str, over))
-                text = (
-                    f"what {members[0].expression} puts into the first block of {block} is in every one, axis {where}"
-                )
+                text = f"the first block of {block} of {members[0].expression} is repeated in every block, axis {where}"
                 group = tuple((c.index, _repeated(over, block)) for c in members)
                 yield Change("invalid_index", text, group[0][0], group[0][1], {"axis": over[-1], "block": block}, 0.5,
                              group=group if len(group) > 1 else (), also=("wrong_mask", "repeated_term"))  # fmt: skip
@@ -132,10 +133,10 @@ def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
         if len(set(owner)) < 2:
             continue
         for move, text in (
-            (lambda x, n: torch.cat((x[:1], x[:-1])), "the first entry of each group belongs to the group before"),
+            (lambda x, n: torch.cat((x[:1], x[:-1])), "the first entry of each group counts for the previous group"),
             (lambda x, n: torch.cat((x.new_tensor([n - 1]), x[:-1])),
-             "the first entry of each group belongs to the group before, that of the first one to the last"),
-            (lambda x, n: torch.cat((x[1:], x[-1:])), "the last entry of each group belongs to the group behind"),
+             "the first entry of each group counts for the previous group, and that of the first group for the last"),
+            (lambda x, n: torch.cat((x[1:], x[-1:])), "the last entry of each group counts for the next group"),
         ):  # fmt: skip
             group = tuple((c.index, with_arguments(_with_index(i, place, move))) for c, place, i in members)
             text = f"in {members[0][0].expression} {text}"

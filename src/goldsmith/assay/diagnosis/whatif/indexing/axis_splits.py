@@ -86,15 +86,15 @@ def _indices(
         return
     own = torch.arange(index.numel(), device=index.device).reshape(index.shape).to(index.dtype)
     if index.numel() > n and not torch.equal(own % n, index):
-        text = f"an index of {call.expression} is its place modulo {n}"
+        text = f"an index of {call.expression} is its position modulo {n}"
         yield Change("permuted", text, call.index, read(lambda i: own % n), {"modulo": n}, 0.55, also=_OTHERS)
     repeats = index.numel() // n if index.numel() % n == 0 else 0
     if repeats > 1 and n % repeats == 0 and not torch.equal(own % repeats, index):
-        text = f"an index of {call.expression} is its place modulo {repeats}"
+        text = f"an index of {call.expression} is its position modulo {repeats}"
         yield Change("permuted", text, call.index, read(lambda i: own % repeats), {"modulo": repeats}, 0.5,
                      also=_OTHERS)  # fmt: skip
     for step, which in ((1, "before"), (-1, "after")):
-        text = f"an index of {call.expression} is that of the place {which}"
+        text = f"an index of {call.expression} is that of the position {which}"
         at = (torch.arange(len(index), device=index.device) - step).clamp(0, len(index) - 1)
         cause, also = ("off_by_one", "shifted") if bool((index.diff(dim=0) >= 0).all()) else ("shifted", "off_by_one")
 
@@ -106,4 +106,4 @@ def _indices(
         def around(i: Tensor, step: int = step) -> Tensor:
             return i.roll(step, 0)
 
-        yield Change(cause, f"{text}, around", call.index, read(around), {"step": step}, 0.44, also=(also,))
+        yield Change(cause, f"{text}, wrapping around", call.index, read(around), {"step": step}, 0.44, also=(also,))

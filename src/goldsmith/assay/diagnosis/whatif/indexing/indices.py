@@ -81,7 +81,7 @@ def _masks(call: OperatorCall) -> Iterator[Change]:
         text = f"the condition {call.expression} is {how}"
         change = with_result(lambda m, v=value: torch.full_like(m, v))
         yield Change(cause, text, call.index, change, {}, 0.6)
-        for wrap, where in (("around", "wrap around"), ("clamp", "count for the nearest")):
+        for wrap, where in (("around", "wrap around"), ("clamp", "use the nearest valid one")):
             if cause == "invalid_index":
                 text = f"the condition {call.expression} is {how}, and indices out of range {where}"
                 yield Change(cause, text, call.index, change, {}, 0.65, wrap=wrap)
@@ -219,7 +219,7 @@ def _index(call: OperatorCall) -> Iterator[Change]:
         if call.name == "index" and place == 0 and len([i for i in indices if i is not None]) == 1:
             yield from _flat(call, n, width)
     if call.name.startswith("index_put") and len(call.args) > 3 and call.args[3]:
-        text = f"{call.expression} stores where it should add: of several updates of one place one is left"
+        text = f"{call.expression} stores where it should add: of several updates of one element one is left"
         yield Change("lost_update", text, call.index, with_arguments(lambda args: replaced(args, 3, False)), {}, 0.7)
 
 
@@ -240,7 +240,7 @@ def _flat(call: OperatorCall, n: int, width: int) -> Iterator[Change]:
 
 
 def _lost(call: OperatorCall) -> Iterator[Change]:
-    """Stored instead of added: only the last, or the first, of several updates of one place survives."""
+    """Stored instead of added: only the last, or the first, of several updates of one element survives."""
     indexed = call.name.startswith("index_add")
 
     def stored(last: bool, keep: bool) -> Any:
@@ -266,7 +266,7 @@ def _lost(call: OperatorCall) -> Iterator[Change]:
     # consecutive rows of one place are summed in a loop, not scattered
     causes = ("overwritten_accumulator", "lost_update") if indexed and _in_runs(call.args[2]) else ("lost_update",)
     for last, which in ((True, "last"), (False, "first")):
-        text = f"{call.expression} stores where it should add: of several updates of one place the {which} is left"
+        text = f"{call.expression} stores where it should add: of several updates of one element the {which} is left"
         prior = 0.68 + 0.02 * len(causes)
         yield Change(causes[0], text, call.index, stored(last, True), {"left": which}, prior, also=causes[1:])
     if floating(call.args[0]) and bool(call.args[0].any()):

@@ -97,7 +97,7 @@ def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
         places = torch.arange(i.shape[axis], device=i.device).view([-1 if d == axis else 1 for d in range(i.dim())])
         return places.expand(i.shape).to(i.dtype)
 
-    text = f"{call.expression} counts along each row where {name} says which place: the index is ignored"
+    text = f"{call.expression} reads each row in order: the index {name} is ignored"
     change = with_arguments(lambda args: replaced(args, at, own(args[at])))
     yield Change("invalid_index", text, call.index, change, {"index": name}, 0.5, also=("permuted", "wrong_stride"))
     for place, which in ((0, "first"), (-1, "last")):
@@ -105,7 +105,7 @@ def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
         def alone(i: Tensor, place: int = place) -> Tensor:
             return i.select(axis, place).unsqueeze(axis).expand(i.shape).contiguous()
 
-        text = f"the {which} of every row of {name} stands for all of it in {call.expression}"
+        text = f"the {which} of every row of {name} is used for the whole row in {call.expression}"
         params = {"index": name, "axis": axis}
         change = with_arguments(lambda args, f=alone: replaced(args, at, f(args[at])))
         yield Change("invalid_index", text, call.index, change, params, 0.45, also=("wrong_format", "wrong_stride"))
@@ -114,5 +114,5 @@ def _one_of_a_row(call: OperatorCall, at: int) -> Iterator[Change]:
             def added(x: Tensor, dim: int, i: Tensor, source: Tensor, f: Callable = alone) -> Tensor:
                 return x.scatter(dim, i, 0.0).scatter_add(dim, f(i), source)
 
-            yield Change("invalid_index", f"{text}, and what meets is added", call.index, instead(added), params,
+            yield Change("invalid_index", f"{text}, and colliding values are added", call.index, instead(added), params,
                          0.45, also=("wrong_format", "wrong_stride"))  # fmt: skip

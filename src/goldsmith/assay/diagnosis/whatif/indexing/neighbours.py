@@ -26,6 +26,6 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         def neighbour(x: Tensor, dim: int, index: int, neighbour_index: int = neighbour_index) -> Tensor:
             return x.select(dim, neighbour_index)
 
-        text = f"{call.expression} reads the place {side} its own along axis {axis}"
+        text = f"{call.expression} reads the position {side} its own along axis {axis}"
         yield Change("shifted", text, call.index, instead(neighbour), {"axis": axis, "step": step}, 0.42,
                      also=("off_by_one", "invalid_index"))  # fmt: skip

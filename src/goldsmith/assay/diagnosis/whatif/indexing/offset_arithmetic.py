@@ -77,7 +77,7 @@ def _divided(call: OperatorCall, number: int) -> Iterator[Change]:
     kinds.append(("invalid_index", "the remainder is used as the quotient" if not rest else
                   "the quotient is used as the remainder", _of(not rest, number)))  # fmt: skip
     if rest:
-        kinds.append(("invalid_index", "what lies beyond counts as the last", lambda x: x.clamp(0, number - 1)))
+        kinds.append(("invalid_index", "indices beyond the end count as the last", lambda x: x.clamp(0, number - 1)))
     for cause, how, make in kinds:
         also = ("wrong_stride" if cause == "invalid_index" else "invalid_index", "permuted")
         change = instead(lambda x, *a, make=make, **k: make(x))

@@ -54,9 +54,9 @@ def _orders(a: Any, out: tuple[int, ...]) -> Iterator[tuple[int, bool, str]]:
         if min(n, m) < 2:
             continue
         if own[axis] == n and own[axis + 1] == 1:
-            yield axis, True, f"by place % {n}, not by place // {m}"
+            yield axis, True, f"by position % {n}, not by position // {m}"
         if own[axis] == 1 and own[axis + 1] == m and axis + 2 < len(out):
-            yield axis, False, f"by place // {n}, not by place % {m}"
+            yield axis, False, f"by position // {n}, not by position % {m}"
 
 
 def _read(i: int, out: tuple[int, ...], axis: int, first: bool) -> Changed:

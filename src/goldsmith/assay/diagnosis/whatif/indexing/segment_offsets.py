@@ -20,7 +20,10 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     yield from _from_the_beginning(leaves)
     yield from _unmoved(calls, among)
 

@@ -53,7 +53,7 @@ def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Ch
             raise RuntimeError("not all of what was chosen")
         return chosen
 
-    text = f"the sum of {call.expression} runs over all, not over those that are chosen"
+    text = f"the sum of {call.expression} runs over all entries, not over the chosen ones"
     group = ((maker.index, kept), (call.index, shares))
     yield Change("wrong_factor", text, call.index, shares, {"axis": axis}, 0.6, group=group, also=("wrong_mask",))
 
@@ -70,14 +70,14 @@ def _again(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
         values = values / values.sum(axis, keepdim=True)
         return values if isinstance(out, Tensor) else (values, *out[1:])
 
-    text = f"what {call.expression} chooses is divided by its sum"
+    text = f"the values that {call.expression} chooses are divided by their sum"
     yield Change("wrong_factor", text, call.index, divided, {"axis": axis}, 0.55)
 
 
 def _along_the_other(call: OperatorCall) -> Change:
     """A vector of row factors used for columns, in a square matrix."""
     axis = 1 if call.out.shape[0] == 1 else 0
-    text = f"{call.operand(0) or 'a vector'} stands along axis {1 - axis} instead of {axis}"
+    text = f"{call.operand(0) or 'a vector'} lies along axis {1 - axis} instead of {axis}"
     change = instead(lambda x, *a, other=axis: x.unsqueeze(other))
     return Change("wrong_axis", text, call.index, change, {"axis": 1 - axis, "golden_axis": axis}, 0.6,
                   also=("wrong_stride",))  # fmt: skip

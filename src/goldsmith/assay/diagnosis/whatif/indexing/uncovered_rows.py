@@ -18,7 +18,10 @@ _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`numbers`: sizes and scalars of the case; one of them may be the number of parts."""
+    """Yields the changes that this module describes.
+
+    numbers: sizes and scalars of the case; one of them may be the number of parts.
+    """
     case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **case_counts}
     for call in calls:
@@ -65,13 +68,13 @@ def _of_a_lookup(call: OperatorCall, parts: Mapping[int, str]) -> Iterator[Chang
 
     for limit, why in _rests(n, parts):
         if most >= limit:
-            text = f"{call.expression} finds nothing from {limit} on: {why}"
+            text = f"{call.expression} reads nothing from index {limit} on: {why}"
             change = without(index >= limit)
             yield Change("missing_partition", text, call.index, change, {"from": limit}, 0.5,
                          also=("off_by_one", "wrong_mask"))  # fmt: skip
     for bits, dtype in _NARROW:
         if most > torch.iinfo(dtype).max:
-            text = f"indices of {call.expression} have {bits} bits with a sign: those that become negative find nothing"
+            text = f"indices of {call.expression} have {bits} bits with a sign: those that become negative read nothing"
             change = without(index.to(dtype) < 0)
             yield Change("index_overflow", text, call.index, change, {"bits": bits}, 0.55,
                          also=("dtype_width", "invalid_index"))  # fmt: skip

@@ -55,7 +55,10 @@ def composed_values(
 
 
 def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """tensor: name of the wrong tensor; sizes: sizes and other numbers of the case."""
+    """Yields the changes that this module describes.
+
+    tensor: name of the wrong tensor; sizes: sizes and other numbers of the case.
+    """
     if tensor.endswith(".grad"):
         return  # a gradient would need the output gradients to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
@@ -151,7 +154,7 @@ def _in_blocks(
         "repeated_term",
     )
     yield assembled_change(
-        "each block starts anew",
+        "each block ignores the blocks before it",
         "missing_term",
         0.45,
         _concatenated,

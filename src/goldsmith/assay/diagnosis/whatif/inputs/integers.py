@@ -18,7 +18,10 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """`numbers`: sizes and scalars of the case."""
+    """Yields the changes that this module describes.
+
+    numbers: sizes and scalars of the case.
+    """
     for name, t in leaves.items():
         if name.startswith("grad_") or not t.numel() or not (whole(t) or t.dtype == torch.bool):
             continue
@@ -39,7 +42,7 @@ def _later(name: str, t: Tensor) -> Iterator[Change]:
     """Shifted by one place, with zeros or the border value beyond the end."""
     for axis in range(t.dim()):
         for step in (1, -1) if t.shape[axis] > 1 else ():
-            for how, edge in (("zeros come in", False), ("its end repeated", True)):
+            for how, edge in (("filled with zeros", False), ("repeating its end", True)):
 
                 def moved(t: Tensor, s: int = step, d: int = axis, edge: bool = edge) -> Tensor:
                     out, end = t.roll(s, d), 0 if s > 0 else -1
@@ -60,7 +63,7 @@ def _widths(name: str, t: Tensor) -> Iterator[Change]:
             return lying[: t.numel()].reshape(t.shape).to(t.dtype)
 
         bits = 8 * wide.itemsize, 8 * narrow.itemsize
-        text = f"{name} lies in {bits[0]} bits a number and is read in {bits[1]}"
+        text = f"{name} is stored in {bits[0]} bits per number and read in {bits[1]}"
         params = {"input": name, "bits": list(bits)}
         also = ("wrong_format", "wrong_stride")
         if t.numel() > 1 and not torch.equal(read(t), t):

@@ -84,7 +84,7 @@ def _one_for_all(leaves: Leaves) -> Iterator[Change]:
             of = " and ".join(f"axis {d} of {m}" for m, d in some)
             also = ("missing_rescale", "overwritten_accumulator") if at else ("wrong_factor",)
             params = {"operand": some[0][0], "factor": some[0][0], "axis": some[0][1]}
-            text = f"the {which} along {of} stands for all"
+            text = f"the {which} along {of} is used for all"
             yield Change(cause, text, -1, None, params, 0.45, leaves=stands, also=also)
 
 
@@ -114,7 +114,7 @@ def _numbered(name: str, t: Tensor) -> Iterator[Change]:
         clamped = _one(name, lambda t, s=step: (t.long() + s).clamp(low, high).to(t.dtype))
         yield _change(cause, f"{text}, within its range", clamped, {"input": name}, 0.5)
         around = _one(name, lambda t, s=step: (low + (t.long() + s - low) % (high - low + 1)).to(t.dtype))
-        yield _change(cause, f"{text}, around", around, {"input": name}, 0.5)
+        yield _change(cause, f"{text}, wrapping around", around, {"input": name}, 0.5)
         plain = _one(name, lambda t, s=step: t + s)
         yield _change("off_by_one", f"every number in {name} is {step:+d}", plain, {"input": name}, 0.55)
         for axis in range(t.dim()):
@@ -144,7 +144,7 @@ def _lengths(name: str, t: Tensor, low: int, high: int) -> Iterator[Change]:
         yield Change("wrong_mask", text, -1, None, {"input": name, "block": block}, 0.5, leaves=up, also=_BEYOND)
     if low < high:
         most = _one(name, lambda t: t.amax().expand(t.shape).clone())
-        text = f"the largest of {name} stands for all"
+        text = f"the largest of {name} is used for all"
         yield Change("wrong_mask", text, -1, None, {"input": name}, 0.45, leaves=most, also=_BEYOND)
 
 
@@ -155,7 +155,7 @@ def _orders(name: str, t: Tensor) -> Iterator[Change]:
     own = torch.arange(len(t), device=t.device)
     if torch.equal(t.sort().values.long(), own) and not torch.equal(t.long(), own):
         inverse = _one(name, lambda t: t.argsort().to(t.dtype))
-        yield _change("permuted", f"{name} is read as the order that it undoes", inverse, {"input": name}, 0.55)
+        yield _change("permuted", f"{name} is read as its inverse permutation", inverse, {"input": name}, 0.55)
         ignored = _one(name, lambda t: torch.arange(len(t), device=t.device).to(t.dtype))
         yield _change("permuted", f"{name} is not applied", ignored, {"input": name}, 0.55)
     if bool((t.diff() >= 0).all()) and int(t[0]) < int(t[-1]):
@@ -165,7 +165,7 @@ def _orders(name: str, t: Tensor) -> Iterator[Change]:
             yield _change("off_by_one", text, inner, {"input": name}, 0.5)
     elif int(t.min()) < int(t.max()):
         first = _one(name, lambda t: t[:1].expand(len(t)).clone())
-        yield _change("wrong_stride", f"the first of {name} stands for all", first, {"input": name}, 0.5)
+        yield _change("wrong_stride", f"the first of {name} is used for all", first, {"input": name}, 0.5)
 
 
 def _change(cause: str, text: str, leaves: Callable[..., Leaves], params: dict, prior: float) -> Change:
@@ -194,12 +194,13 @@ def _rearranged(name: str, t: Tensor) -> Iterator[Change]:
             text = f"{name} is shifted by {step:+d} along axis {axis}"
             yield _change("shifted", text, _one(name, lambda t, s=step, d=axis: t.roll(s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.6)  # fmt: skip
-            yield _change("shifted", f"{text}, zeros come in", _one(name, lambda t, s=step, d=axis: _come_in(t, s, d)),
+            yield _change("shifted", f"{text}, filled with zeros",
+                           _one(name, lambda t, s=step, d=axis: _come_in(t, s, d)),
                           {"operand": name, "axis": axis, "step": step}, 0.5)  # fmt: skip
             if t.shape[axis] > 2:  # with two places one stands for both, which is a change of its own
                 slid = _one(name, lambda t, s=step, d=axis: _slid(t, s, d))
                 params = {"operand": name, "axis": axis, "step": step}
-                yield _change("shifted", f"{text}, its end repeated", slid, params, 0.5)
+                yield _change("shifted", f"{text}, repeating its end", slid, params, 0.5)
         text = f"{name} is reversed along axis {axis}"
         yield _change("permuted", text, _one(name, lambda t, d=axis: t.flip(d)), {"operand": name, "axis": axis}, 0.5)
         half = t.shape[axis] // 2
@@ -223,7 +224,7 @@ def _diagonal_mistakes(name: str, t: Tensor) -> Iterator[Change]:
         off_diagonal = ((j - i) == step).reshape(one.shape)
         if bool((t * off_diagonal).any()):
             change = _one(name, lambda t, m=off_diagonal: t.masked_fill(m, 0.0))
-            text = f"the places of {name} just {where} its diagonal are left out"
+            text = f"the elements of {name} just {where} its diagonal are left out"
             yield Change("off_by_one", text, -1, None, {"input": name}, 0.45, leaves=change,
                          also=("truncated_reduction", "mask_shift"))  # fmt: skip
     change = _one(name, lambda t: t.masked_fill(one, 1.0))

@@ -34,8 +34,8 @@ def _half_as_long(t: Tensor) -> Tensor:
 
 
 _READS: tuple[tuple[str, Read], ...] = (
-    ("every entry of {} is read where the one of half its number lies", _halved),
-    ("the stride between the entries of {} is half as long as it is", _half_as_long),
+    ("entry i of {} is read at i // 2", _halved),
+    ("the stride between the entries of {} is half of the right one", _half_as_long),
 )
 
 

@@ -15,14 +15,17 @@ Scalars = Mapping[str, Any]
 
 
 def changes(scalars: Scalars, leaves: Mapping[str, Tensor] | None = None) -> Iterator[Change]:
-    """`leaves`: a scalar may be the length of one of their axes."""
+    """Yields the changes that this module describes.
+
+    leaves: a scalar may be the length of one of their axes.
+    """
     numbers = {n: v for n, v in scalars.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, value in numbers.items():
         yield from _whole(name, value) if isinstance(value, int) else _real(name, value)
     axes = sorted({n for t in (leaves or {}).values() for n in t.shape})
     for name, value in numbers.items():
         for n in [n for n in axes if n > value > 0 and isinstance(value, int)][:_LENGTHS]:
-            text = f"{name} is ignored: all {n} places count, and not {value}"
+            text = f"{name} is ignored: all {n} positions count, not {value}"
             yield _change("wrong_mask", text, {name: n}, {"input": name}, 0.5, also=("truncated_reduction",))
     for (a, u), (b, v) in combinations(numbers.items(), 2):
         if u != v and type(u) is type(v):

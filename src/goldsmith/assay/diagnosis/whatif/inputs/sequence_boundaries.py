@@ -21,7 +21,10 @@ Values = Mapping[str, Tensor]
 
 
 def changes(leaves: Values, tensor: str) -> Iterator[Change]:
-    """`tensor`: the wrong one."""
+    """Yields the changes that this module describes.
+
+    tensor: the wrong one.
+    """
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.dim() > 1 and t.numel()}
     if not tensor.endswith(".grad"):
         for batch, time, shape in _axes(inputs):
@@ -57,7 +60,7 @@ def _as_one(inputs: Values, batch: int, time: int, shape: tuple[int, int]) -> Ch
         whole = (1, shape[0] * shape[1])
         return {k: torch.cat(v.split(shape[1], time), batch) for k, v in done.items() if fits(v, whole)}
 
-    text = f"along axis {batch} each sequence goes on where the one before it stopped: its state is not set anew"
+    text = f"along axis {batch} each sequence starts from the final state of the previous one: the state is not reset"
     return Change("stale_state", text, -1, None, {"axis": batch}, 0.5, composed=composed,
                   also=("uninitialised_accumulator", "wrong_mask"))  # fmt: skip
 
@@ -68,7 +71,7 @@ def _no_further(whose: Tensor, sent: Values, tensor: str) -> Iterator[Change]:
         along = tuple(name for name, t in sent.items() if t.dim() > axis and t.shape[axis] == n)
         blocks = [b for b in CHUNKS if b < n and 2 < -(-n // b) <= _BLOCKS_AT_MOST] if along else []
         for block in blocks:
-            text = f"in the backward each block of {block} of axis {axis} passes on only its own gradient"
+            text = f"in the backward each block of {block} of axis {axis} drops what later blocks carry to it"
             params = {"axis": axis, "block": block}
             yield Change("overwritten_accumulator", text, -1, None, params, 0.5,
                          composed=_handed_on(tensor, tuple(sent), along, axis, block),

@@ -18,7 +18,9 @@ _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
-    """`by_call`: the changes tried at each operator alone; `wrong`: the wrong elements, none before the first border.
+    """Yields the changes that this module describes.
+
+    by_call: the changes tried at each operator alone; wrong: the wrong elements, none before the first border.
 
     Gradients run the other way: the last chunk is right.
     """

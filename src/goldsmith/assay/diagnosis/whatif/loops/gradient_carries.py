@@ -21,7 +21,10 @@ _ADDS = frozenset("add add_".split())
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
             yield from _of_running_sums(call)
@@ -37,7 +40,9 @@ def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str,
             )
             if not group:
                 continue
-            text = f"in the backward every chunk of {chunk} turns begins without what later turns carry to it"
+            text = (
+                f"in the backward each chunk of {chunk} steps starts without the gradient that later steps carry to it"
+            )
             params = {"chunk": chunk}
             also = ("truncated_reduction", "missing_term")
             for more, zeroed in _with_last(edges, leaves):
@@ -80,7 +85,7 @@ def _turns(calls: Sequence[OperatorCall], among: set[int]) -> dict[tuple, list[l
 
 
 def _sums(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[tuple[list[OperatorCall], bool]]:
-    """Backward sums that are no mere step of a larger sum: (addends, whether one is an output's gradient)"""
+    """Backward sums that are not just a step of a larger sum: (addends, whether one is an output's gradient)"""
     adds = {c.index: c for c in calls if c.backward and c.index in among and c.name in _ADDS and floating(c.out)}
     readers: dict[int, list[int]] = {}
     for call in calls:
@@ -134,7 +139,10 @@ def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
             own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]
             return torch.cat([call.func(parts[0], axis), *own], axis)
 
-        for scan, how in ((afresh, "begins anew"), (from_one, "takes over only the own result of the one after it")):
+        for scan, how in (
+            (afresh, "starts from zero"),
+            (from_one, "continues from the next chunk alone"),
+        ):
             text = f"in the backward each chunk of {chunk} of {call.expression} {how}"
             yield Change("overwritten_accumulator", text, call.index, instead(scan), {"axis": axis, "chunk": chunk},
                          0.58, also=("truncated_reduction", "missing_term"))  # fmt: skip

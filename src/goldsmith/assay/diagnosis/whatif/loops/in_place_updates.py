@@ -1,7 +1,7 @@
 """An operator reads a tensor after its update in place, where the golden reads the value before.
 
-Of a rotated pair, the second number is computed from the first, already rotated one. Of two moments in one buffer, the
-second one reads the first.
+Two examples: the second number of a rotated pair is computed from the first one, which is already rotated. The second
+of two moments in one buffer is computed from the first one, which is already updated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ _MOST, _OTHERS = 200, 6
 
 
 class _CurrentValue:
-    """The value that the current run made."""
+    """Holds the value that an operator computes in the current run."""
 
     value: Tensor
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     readers: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward:
@@ -43,7 +46,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
 
 
 def _updates(readers: dict[Key, list[OperatorCall]], key: Key, call: OperatorCall, own: Tensor) -> list[OperatorCall]:
-    """Results of the same shape, computed from it before the call in at most two steps."""
+    """Results with the operand's shape that are computed from it, before the call and in at most two steps."""
     near = [c for c in readers.get(key, []) if c.index < call.index]
     far = [c for n in near for c in readers.get(n.index, []) if c.index < call.index]
     updates = {c.index: c for c in (*far, *near)}

@@ -37,20 +37,21 @@ class _Turn:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
         return
     readers = _readers(calls, among)
     carried = _carrying(calls, turns, readers)
-    for step, which in ((1, "its own turn"), (-1, "the turn before the last")):
+    for step, which in ((1, "after the step"), (-1, "of two steps before")):
         for alone in (True, False):
             group = _group(turns, readers, carried if alone else set(), step)
             if group:
-                text = (
-                    f"in each of {len(turns)} turns the shares that the backward makes of {turns[0].adds.expression} "
-                )
-                text += f"are of the state of {which}" + ("" if alone else ", and so is what goes on to earlier turns")
+                text = f"in each of {len(turns)} steps the backward computes the shares of {turns[0].adds.expression} "
+                text += f"from the state {which}" + ("" if alone else ", and also the gradient for earlier steps")
                 yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"step": step}, 0.6 - 0.05 * (
                     not alone), group=group, also=("shifted", "off_by_one"))  # fmt: skip
 
@@ -79,7 +80,7 @@ def _way(calls: Sequence[OperatorCall], key: Key, states: dict[Key, int], most: 
     call = _maker(calls, key)
     if call is None or call.name not in _ADDED or len(call.makers) != 2 or not most:
         return ()
-    for i in range(1 if call.name == "sub" else 2):  # a subtracted operand is no state
+    for i in range(1 if call.name == "sub" else 2):  # a subtracted operand is not a state
         rest = (i,) if call.makers[i] in states else tuple(_way(calls, call.makers[i], states, most - 1))
         if rest:
             return rest if call.makers[i] in states else (i, *rest)

@@ -38,7 +38,7 @@ def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
                 new.select(axis, at).mul_(w)
                 return {name: new}
 
-            text = f"the {which} place of {name} along axis {axis} is multiplied by {formula} = {weight:.6g}"
+            text = f"the {which} position of {name} along axis {axis} is multiplied by {formula} = {weight:.6g}"
             params = {"factor": formula, "named": formula, "input": name, "axis": axis}
             prior = 0.5 if which == "first" else 0.45
             yield Change("wrong_factor", text, -1, None, params, prior, leaves=weighed, also=("missing_term",))

@@ -21,12 +21,15 @@ Reader = tuple[OperatorCall, int, Key]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     for states, readers in list(_loops(calls))[:_KINDS]:
         n = len(states)
         for chunk in (c for c in CHUNKS if c <= n):
             begins = range(0, n, chunk)
-            for step, which in ((1, "that after it"), (-1, "that of the chunk before")):
+            for step, which in ((1, "the next one"), (-1, "the previous one")):
                 new = {}
                 for at in begins:
                     place = min(at + step * chunk, n) - 1  # the state after that iteration
@@ -35,7 +38,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                 if not new:
                     continue
                 for kept in (False, True):
-                    text = f"the backward begins each chunk of {chunk} turns with the state of another place, {which}"
+                    text = f"the backward starts each chunk of {chunk} steps from the state of another chunk, {which}"
                     yield Change("wrong_saved_tensor", text, -1, None, {"chunk": chunk, "step": step},
                                  0.56, saved=_restarted(calls, readers, new, kept),
                                  also=("shifted", "off_by_one"))  # fmt: skip

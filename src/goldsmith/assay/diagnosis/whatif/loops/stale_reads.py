@@ -1,8 +1,8 @@
 """In every iteration of a loop one operator reads an operand from before its update, or reads the update too early.
 
-Recurrences change a state in steps: it decays, is corrected, is written to. An operator that reads the state after a
-step in the golden and before it in a kernel is wrong in every iteration, and later iterations build on earlier errors.
-Therefore the golden runs with all these reads changed at once.
+Recurrences change a state in steps: it decays, is corrected, is written to. Suppose that the golden
+reads the state after a step and a kernel reads it before. Then every iteration is wrong, and later iterations build on
+earlier errors. So the golden runs with all these reads changed at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _Pair = tuple[OperatorCall, int, OperatorCall, int]  # maker, its operand; reade
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Changes that let one operator of a loop read a value before its update, or the update too early.
+
+    among: the operators that the wrong tensor depends on.
+    """
     by_kind: dict[tuple, list[_Pair]] = {}
     readers = _readers(calls, among)
     for maker in calls:
@@ -80,7 +83,7 @@ def _changed(calls: Sequence[OperatorCall], updated: bool, pairs: list[_Pair]) -
         group[read.index] = _read(maker.index, i, current, group.get(read.index))
     maker, j, read, i = pairs[-1]
     name, other = maker.operand(j) or "an operand", maker.operand(1 - j) if len(maker.operands) > 1 else ""
-    text = f"in each of {len(pairs)} turns {read.expression} reads "
+    text = f"in each of {len(pairs)} steps {read.expression} reads "
     text += f"{maker.expression} in place of {name}" if updated else f"{name} from before {maker.expression}"
     product = maker.name not in ("add", "sub")
     also: tuple[str, ...]
@@ -106,7 +109,10 @@ def _kept(index: int, j: int, current: dict[int, Tensor], updated: bool) -> Chan
 
 
 def _read(index: int, i: int, current: dict[int, Tensor], inner: Changed | None) -> Changed:
-    """`inner`: another change of the same operator, which another iteration may read from."""
+    """Runs an operator with its argument i replaced by the current value of operator `index`.
+
+    inner: another change of the same operator, whose result another iteration may read.
+    """
 
     def run(func: Any, args: tuple, kwargs: dict) -> Any:
         seen = seen_through(current[index], args[i])

@@ -29,15 +29,18 @@ class OperandSequence:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     sequences = list(_sequences(calls, among))
     yield from _states(sequences)
     for sequence in sequences:
         places = sorted(sequence.values)
-        for step, which in ((1, "the turn after"), (-1, "the turn before")):
+        for step, which in ((1, "the next step"), (-1, "the previous step")):
             name = sequence.operand or "an operand"
-            text = f"in every turn {sequence.expression} reads {name} of {which}"
-            for edge, how in (("own", "the last one its own"), ("zero", "the last one zeros")):
+            text = f"in every step {sequence.expression} reads {name} of {which}"
+            for edge, how in (("own", "the last one reads its own"), ("zero", "the last one reads zeros")):
                 group = tuple(_moved(sequence, places, step, edge))
                 if group:
                     params = {"operand": name, "step": step}
@@ -52,7 +55,7 @@ def _states(sequences: Sequence[OperandSequence]) -> Iterator[Change]:
     group = tuple(move for s in carried for move in _moved(s, sorted(s.values), 1, "own"))
     if len(carried) > 1 and group:
         names = " and ".join(dict.fromkeys(s.operand or "a state" for s in carried))
-        text = f"in every turn the backward reads {names} from after the turn, not from before it"
+        text = f"in every step the backward reads {names} from after the step, not from before it"
         yield Change("wrong_saved_tensor", text, group[0][0], group[0][1], {"operand": names, "step": 1}, 0.82,
                      group=group, also=("off_by_one", "shifted"))  # fmt: skip
 

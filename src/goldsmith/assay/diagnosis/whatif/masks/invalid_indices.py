@@ -14,7 +14,7 @@ from ..run.calls import Change, Changed, OperatorCall, instead, whole, with_resu
 
 _ASKS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<=", "ne": "!=", "eq": "=="}
 _LIMITS = ("clamp", "clamp_min", "clamp_max")
-_WRAPS = (("around", "point from the end"), ("clamp", "count for the nearest"))
+_WRAPS = (("around", "count from the end"), ("clamp", "use the nearest valid one"))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
@@ -27,8 +27,8 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
             continue
         keeps = call.name != "eq" if call.args[1] in (-1, 0) else float(valid) > 0.5
         for wrap, where in _WRAPS:
-            asked = f"{call.operand(0) or 'an index'} {_ASKS[call.name]} {call.args[1]}"
-            text = f"nothing checks whether {asked}: invalid indices {where}"
+            condition = f"{call.operand(0) or 'an index'} {_ASKS[call.name]} {call.args[1]}"
+            text = f"nothing checks whether {condition}: invalid indices {where}"
             always = with_result(lambda m, keeps=keeps: torch.full_like(m, keeps))
             group = ((call.index, always), *replaced)
             params = {"index": call.operand(0)}
@@ -36,13 +36,13 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                          also=("wrong_mask",))  # fmt: skip
 
 
-def _replaces(call: OperatorCall, asked: OperatorCall) -> bool:
+def _replaces(call: OperatorCall, condition: OperatorCall) -> bool:
     """Whether it replaces the indices that the condition is about."""
     at = 1 if call.name == "where" else 0
     if call.name not in (*_LIMITS, "where", "masked_fill") or len(call.args) <= at or not whole(call.args[at]):
         return False
     own = sum(isinstance(a, Tensor) for a in call.args[:at])
-    same = call.makers[own] == asked.makers[0] and call.args[at].shape == call.out.shape
+    same = call.makers[own] == condition.makers[0] and call.args[at].shape == call.out.shape
     return same and not torch.equal(call.args[at], call.out)
 
 

@@ -82,7 +82,7 @@ def _by_blocks(call: OperatorCall, at: int, mask: Tensor) -> Iterator[Change]:
             break
         kept: tuple[tuple[str, Callable[[], Tensor]], ...] = (
             ("the blocks on the diagonal are left out", lambda b=block: i // b != j // b),  # type: ignore[misc]
-            ("the blocks on the diagonal are all there is", lambda b=block: i // b == j // b),  # type: ignore[misc]
+            ("only the blocks on the diagonal are left", lambda b=block: i // b == j // b),  # type: ignore[misc]
             ("the last block of columns of every row is left out",
              lambda b=block: j < torch.clamp(i // b * b, min=0)),  # type: ignore[misc]
         )  # fmt: skip

@@ -90,15 +90,15 @@ def _backward(call: OperatorCall) -> Iterator[Change]:
         for cause, text, pick in _batches(call.args[0].shape[0], "the gradient of the bias"):
             yield Change(cause, text, call.index, _of_batch(_DB, pick), {"axis": 0}, 0.6)
         places = _one(_DB, lambda func, args, kw: args[0].sum(0).flatten(1)[:, 0])
-        text = "the gradient of the bias sums the batch at the first place alone"
+        text = "the gradient of the bias sums the batch at the first position alone"
         yield Change("truncated_reduction", text, call.index, places, {}, 0.4)
 
 
 def _batches(n: int, of: str) -> Iterator[tuple[str, str, slice]]:
     if n > 1:
-        yield "truncated_reduction", f"{of} takes the first of {n} of the batch alone", slice(0, 1)
-        yield "overwritten_accumulator", f"{of} takes the last of {n} of the batch alone", slice(n - 1, n)
-        yield "off_by_one", f"{of} leaves out the last of {n} of the batch", slice(0, n - 1)
+        yield "truncated_reduction", f"{of} uses only the first of {n} samples", slice(0, 1)
+        yield "overwritten_accumulator", f"{of} uses only the last of {n} samples", slice(n - 1, n)
+        yield "off_by_one", f"{of} leaves out the last of {n} samples", slice(0, n - 1)
 
 
 def _of_batch(which: int, pick: slice) -> Changed:

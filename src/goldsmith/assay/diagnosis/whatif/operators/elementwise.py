@@ -38,7 +38,7 @@ _SLOPES: dict[str, tuple[Slope, ...]] = {
         ("missing_term", "lacks its inner product", lambda g, y, d, *a: y * g),
         ("wrong_factor", "lacks the factor of the probabilities", lambda g, y, d, *a: g - _inner(g, y, d)),
         ("wrong_factor", "sums without the probabilities", lambda g, y, d, *a: y * (g - g.sum(d, keepdim=True))),
-        ("wrong_saved_tensor", "has an inner product with what was not divided by its total",
+        ("wrong_saved_tensor", "has an inner product with the probabilities before their division",
          lambda g, y, d, *a: y * (g - _inner(g, y, d) / y.amax(d, keepdim=True))),
         ("wrong_axis", "sums along another axis", lambda g, y, d, *a: y * (g - _inner(g, y, (d - 1) % g.dim()))),
     ),
@@ -205,7 +205,7 @@ def _sums(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Ch
         text, also = f"{name} is left out of {call.expression}", tuple[str, ...]()
         if (x, y) == (1, 0) and _exclusive(call, calls):
             cause, also = "off_by_one", ("missing_term", "mask_shift")
-            text = f"the running sum runs to the place itself, not to the one before: {text}"
+            text = f"the running sum includes the position itself, and should end before it: {text}"
         yield Change(cause, text, call.index, of(x, y), {"term": name}, prior, also=also)
     for name, (x, y) in ((second, (1, 2)), (first, (2, 1))):
         if not scalar:

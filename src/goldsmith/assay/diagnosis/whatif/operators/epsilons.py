@@ -18,7 +18,7 @@ from ..run.calls import Change, Changed, OperatorCall, floating, instead, replac
 ROOTS = ("rsqrt", "rsqrt_", "sqrt", "sqrt_", "reciprocal", "log", "log_")
 _QUOTIENTS = ("div", "div_")
 _ADDED, _LIMITED = ("add", "add_"), ("clamp_min", "clamp_min_", "clamp", "clamp_")
-_LARGEST = 1e-2  # a larger constant is no epsilon
+_LARGEST = 1e-2  # a larger constant is not an epsilon
 _FIRST = 1e-9  # start of the search for an epsilon if the golden has none; not 0, where the slope of a root is infinite
 Form = Callable[[Tensor, float], Tensor]
 

@@ -88,7 +88,7 @@ def _constants(call: OperatorCall, number: float) -> Iterator[Change]:
 
 
 def _put_in(call: OperatorCall) -> Iterator[Change]:
-    if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share, of which the complement is taken
+    if bool(((call.out >= 0) & (call.out <= 1)).all()):  # a share whose complement is taken
         text = f"1 - {call.expression} stands in place of {call.expression}"
         params = {"factor": call.expression, "term": call.expression}
         change = with_result(lambda t: 1 - t)

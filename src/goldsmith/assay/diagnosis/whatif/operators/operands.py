@@ -14,12 +14,12 @@ _MOST = 400
 
 def changes(calls: Sequence[OperatorCall], among: set[int], known: Mapping[str, Tensor]) -> Iterator[Change]:
     """`among`: the operators that the wrong tensor depends on; `known`: inputs and stages by name."""
-    offers = (c for call in calls if _asked(call, among) for c in _read_otherwise(call, known))
+    offers = (c for call in calls if _has_operands(call, among) for c in _read_otherwise(call, known))
     for _, change in zip(range(_MOST), offers, strict=False):
         yield change
 
 
-def _asked(call: OperatorCall, among: set[int]) -> bool:
+def _has_operands(call: OperatorCall, among: set[int]) -> bool:
     return not call.backward and call.index in among and call.name not in _NEVER
 
 

@@ -22,7 +22,10 @@ Part = tuple[str, int, int]  # name, first place, place after the last
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on.
+    """
     pieces: dict[int, list[Part]] = {}
     for call in calls:
         if not call.backward and call.index in among and call.name == "cat" and floating(call.out):
@@ -51,7 +54,7 @@ def _pieces(call: OperatorCall) -> Iterator[tuple[int, list[Part]]]:
 def _rests(n: int) -> list[Part]:
     """The remainder of an axis after its whole blocks."""
     rests = {n - n % block: block for block in _BLOCKS if n > block and n % block}
-    return [(f"behind the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
+    return [(f"after the last whole block of {b}, {at}..{n - 1},", at, n) for at, b in rests.items()]
 
 
 def _left_out(call: OperatorCall, axis: int, part: Part, piece: bool) -> Iterator[Change]:

@@ -75,13 +75,13 @@ def _pooled(call: OperatorCall) -> Iterator[Change]:
 
 def _mirrored(call: OperatorCall, dims: int) -> Iterator[Change]:
     places: list[tuple[str, str, Place]] = [
-        ("off_by_one", "the far border repeats its last place", lambda p, n: _far(p.abs(), n, 1)),
-        ("off_by_one", "the near border repeats its first place",
+        ("off_by_one", "the far border repeats its last position", lambda p, n: _far(p.abs(), n, 1)),
+        ("off_by_one", "the near border repeats its first position",
          lambda p, n: _far(torch.where(p < 0, -1 - p, p), n, 0)),
-        ("off_by_one", "both borders repeat their last place", lambda p, n: _far(torch.where(p < 0, -1 - p, p), n, 1)),
-        ("off_by_one", "the far border is mirrored one place too far", lambda p, n: _far(p.abs(), n, -1)),
-        ("invalid_index", "borders show the nearest place", lambda p, n: p.clamp(0, n - 1)),
-        ("invalid_index", "borders show the other end", lambda p, n: p % n),
+        ("off_by_one", "both borders repeat their end", lambda p, n: _far(torch.where(p < 0, -1 - p, p), n, 1)),
+        ("off_by_one", "the far border is mirrored one position too far", lambda p, n: _far(p.abs(), n, -1)),
+        ("invalid_index", "borders repeat the nearest position", lambda p, n: p.clamp(0, n - 1)),
+        ("invalid_index", "borders wrap around to the other end", lambda p, n: p % n),
     ]  # fmt: skip
     pads = list(call.args[1])
     for cause, text, place in places:

@@ -34,15 +34,15 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
 def _windows(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change]:
     x, axis = call.args[0], call.args[1] % call.args[0].dim()
     before, behind = _padding(call, calls, axis)
-    for step, way in ((1, "behind it"), (-1, "before it")):
+    for step, way in ((1, "after it"), (-1, "before it")):
         params = {"axis": axis, "step": step}
-        text = f"every window of {call.expression} reads the places {way}"
+        text = f"every window of {call.expression} reads the positions {way}"
         moved = with_arguments(lambda args, s=step: replaced(args, 0, _slid(args[0], s, axis)))
         yield Change("shifted", text, call.index, moved, params, 0.5, also=_ALSO)
-        for around, how in ((True, "around in what it reads"), (False, "at the end its own")):
+        for around, how in ((True, "wrapping around"), (False, "its own at the end")):
             if call.args[3] == 1:
                 taps = partial(_tapped, axis=axis, first=before, last=x.shape[axis] - behind, step=step, around=around)
-                text = f"every tap of {call.expression} reads the places {way}, {how}; where it begins and ends stays"
+                text = f"every tap of {call.expression} reads the positions {way}, {how}; its padding stays"
                 yield Change("shifted", text, call.index, instead(taps), params, 0.45, also=_ALSO)
 
 
@@ -95,7 +95,7 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
         if strides[(axis - 2) % len(strides)] != 1 or call.args[1].shape[axis] < 2:
             continue
         place = x.dim() - 1 - axis
-        for step, way in ((1, "behind it"), (-1, "before it")):
+        for step, way in ((1, "after it"), (-1, "before it")):
 
             def run(x: Tensor, *args: object, place: int = place, axis: int = axis, step: int = step,
                     func: Callable[..., Tensor] = call.func) -> Tensor:  # fmt: skip
@@ -103,7 +103,7 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
                 out = func(F.pad(x, pads), *args)
                 return out.narrow(axis, 1 if step > 0 else 0, out.shape[axis] - 1)
 
-            text = f"every window of {call.expression} reads the places {way} along axis {axis}"
+            text = f"every window of {call.expression} reads the positions {way} along axis {axis}"
             yield Change("shifted", text, call.index, instead(run), {"axis": axis, "step": step}, 0.5, also=_ALSO)
 
 
@@ -113,7 +113,7 @@ def _convolved(call: OperatorCall) -> Iterator[Change]:
 def _gradients(call: OperatorCall) -> Iterator[Change]:
     size = call.args[3]
     for last, which in ((True, "last"), (False, "first")):
-        text = f"{call.expression} stores where it should add: of the taps that reach a place the {which} is left"
+        text = f"{call.expression} stores where it should add: of the taps that reach a position the {which} is left"
         also = ("lost_update", "missing_term")
         yield Change("overwritten_accumulator", text, call.index, instead(partial(_stored, last=last)),
                      {"left": which}, 0.7, also=also)  # fmt: skip
@@ -123,8 +123,8 @@ def _gradients(call: OperatorCall) -> Iterator[Change]:
         yield Change("off_by_one", text, call.index, without, {"tap": at}, 0.65, also=("truncated_reduction",))
     yield Change("permuted", f"{call.expression} takes the taps in reverse order", call.index,
                  with_arguments(lambda args: replaced(args, 0, args[0].flip(-1))), {}, 0.6)  # fmt: skip
-    for step, way in ((1, "behind it"), (-1, "before it")):
-        text = f"{call.expression} gives every place what belongs to the one {way}"
+    for step, way in ((1, "after it"), (-1, "before it")):
+        text = f"{call.expression} gives every position the gradient of the one {way}"
         slid = instead(lambda *args, s=step, f=call.func: _slid(f(*args), s, args[2]))
         yield Change("shifted", text, call.index, slid, {"step": step}, 0.5, also=_ALSO)
 

@@ -45,7 +45,7 @@ class OperatorCall:
         return _expression(self.name, self.operands, self.args)
 
     def operand(self, i: int) -> str:
-        """The name of the i-th argument, or its value if it is no tensor."""
+        """The name of the i-th argument, or its value if it is not a tensor."""
         at = sum(isinstance(a, Tensor) for a in self.args[:i])
         return self.operands[at] if i < len(self.args) and isinstance(self.args[i], Tensor) else str(self.args[i])
 

@@ -54,7 +54,7 @@ class Step:
     """One recorded operator.
 
     args, kwargs  with Seen in place of tensors
-    out           its result, likewise
+    out           its result, also with Seen in place of tensors
     places        the storages that it read
     written       the storages among them that it writes to
     views         whether its result is a view

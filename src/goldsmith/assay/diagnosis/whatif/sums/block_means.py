@@ -36,7 +36,7 @@ def _alike(call: OperatorCall) -> Iterator[Change]:
                 parts = [part.mean(axis, keepdim=True) for part in x.split(block, axis)]
                 return torch.cat(parts, axis).mean(axis, keepdim=keepdim)
 
-            text = f"blocks of {block} weigh alike in {call.expression}, the last one with {n % block} as well"
+            text = f"blocks of {block} have equal weight in {call.expression}, even the last one, which has {n % block}"
             yield Change("wrong_factor", text, call.index, instead(merged), {"block": block}, 0.5, also=("wrong_mask",))
 
 
@@ -54,7 +54,7 @@ def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
             def inside(x: Tensor, mean: Tensor, *args: Any, block: int = block, **kwargs: Any) -> Tensor:
                 return torch.cat([part - part.mean(axis, keepdim=True) for part in x.split(block, axis)], axis)
 
-            text = f"in {call.expression} blocks of {block} have their own means: how far those lie apart is left out"
+            text = f"in {call.expression} blocks of {block} have their own means: their differences are left out"
             yield Change("missing_term", text, call.index, instead(inside), {"block": block}, 0.5)
 
 

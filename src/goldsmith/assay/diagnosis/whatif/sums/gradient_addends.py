@@ -30,7 +30,10 @@ _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 def changes(
     calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
 ) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on. leaves: integer inputs may give an order of rows."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on. leaves: integer inputs may give an order of rows.
+    """
     orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
         last = call.backward and call.index in among and floating(call.out)
@@ -114,7 +117,7 @@ def _in_order(
         return None
     for name, order in orders.items():
         if len(order) == len(sent) and 0 < len(lost) < len(order) and lost == set(order[-len(lost) :].tolist()):
-            text = f"the last {len(lost)} of {len(order)} rows, in the order of {name}, arrive nowhere"
+            text = f"the last {len(lost)} of {len(order)} rows, in the order of {name}, are lost"
             return "truncated_reduction", text, ("off_by_one", "never_written", "missing_term")
     return None
 
@@ -135,9 +138,9 @@ def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tu
     count = left.sum(1)
     gone, come = (set(source[t].tolist()) for t in (lost, left))
     if at_indices and come and min(gone) > max(come):
-        return "truncated_reduction", "the last updates never arrive", ("lost_update", "missing_term")
+        return "truncated_reduction", "the last updates are lost", ("lost_update", "missing_term")
     if bool((count == 0).any()):
-        return "missing_term", "none are left at some places", ("truncated_reduction", "wrong_mask")
+        return "missing_term", "none are left in some elements", ("truncated_reduction", "wrong_mask")
     place = torch.arange(addends.shape[1], device=addends.device).expand_as(addends)
     last = bool((torch.where(lost, place, -1).amax(1) < torch.where(left, place, addends.shape[1]).amin(1)).all())
     first = bool((torch.where(left, place, -1).amax(1) < torch.where(lost, place, addends.shape[1]).amin(1)).all())
@@ -149,8 +152,8 @@ def _read(addends: Tensor, kept: Tensor, source: Tensor, at_indices: bool) -> tu
     if last:
         how = "the last one is left" if bool((count == 1).all()) else "the last ones are left"
         also: tuple[str, ...] = ("overwritten_accumulator", "truncated_reduction")
-        return "lost_update", f"{how} at each place: a store stands where an addition should", also
+        return "lost_update", f"{how} in each element: a store stands where an addition should", also
     if not at_indices and not gone & come:
-        return "missing_term", f"{len(gone)} never arrive, wherever they belong", ("truncated_reduction", "wrong_mask")
+        return "missing_term", f"{len(gone)} are lost in every element", ("truncated_reduction", "wrong_mask")
     also = ("overwritten_accumulator", "missing_term")
-    return "lost_update", "some are left at each place, not the same ones everywhere", also
+    return "lost_update", "some are left in each element, not the same ones everywhere", also

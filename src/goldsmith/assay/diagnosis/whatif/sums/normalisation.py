@@ -12,7 +12,7 @@ from ..run.calls import Change, OperatorCall, floating, instead, replaced, with_
 
 _PARTS = (2, 3, 4, 5, 6, 7, 8)
 _SOFTMAX, _SUM = ("_softmax", "_log_softmax"), "logsumexp"
-_ONE = "each part takes its exponentials less its own maximum, and what they make is put together as it is"
+_ONE = "each part subtracts its own maximum before exp, and the parts are joined without rescaling"
 
 
 def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[Change]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, with_result
 
-_FULL = 0.5  # share of the addends: with more nonzero ones it is no scatter
+_FULL = 0.5  # share of the addends: with more nonzero ones it is not a scatter
 _MEET = 8  # addends of one place, at most
 _NUMBERS = 1 << 20
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
@@ -88,5 +88,9 @@ def _read(there: Tensor, left: Tensor, wrong: Tensor) -> tuple[str, str, tuple[s
     come = there & (left | ~wrong.unsqueeze(-1))
     gone = lost.any(-2)  # at one of the addend's places
     if bool((gone & come.any(-2)).any()):
-        return "lost_update", "some are left at each place, not the same ones everywhere", ("overwritten_accumulator",)
-    return "missing_term", "some arrive nowhere", ("lost_update", "truncated_reduction")
+        return (
+            "lost_update",
+            "some are left in each element, not the same ones everywhere",
+            ("overwritten_accumulator",),
+        )
+    return "missing_term", "some are lost", ("lost_update", "truncated_reduction")

@@ -73,9 +73,7 @@ def _without_last_round(call: OperatorCall, axis: int, block: int, first: int) -
             scanned.append(own if carry is None else reduce(torch.stack((own, carry)), 0))
         return torch.cat(scanned, axis)
 
-    text = (
-        f"each block of {block} of {call.expression} misses the last round: terms {reach} or more places back are lost"
-    )
+    text = f"each block of {block} of {call.expression} misses the last round: terms {reach} or more positions back"
     return Change("truncated_reduction", text, call.index, instead(rounds), {"axis": axis, "block": block}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
@@ -88,7 +86,7 @@ def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
         before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], neutral)
         return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
 
-    text = f"{call.expression} covers only the last {width} places: the scan misses its last rounds"
+    text = f"{call.expression} covers only the last {width} positions: the scan misses its last rounds"
     return Change("truncated_reduction", text, call.index, instead(window), {"axis": axis, "reach": width}, 0.55,
                   also=("off_by_one", "missing_term"))  # fmt: skip
 
@@ -102,7 +100,7 @@ def _shifted_or_reversed(call: OperatorCall, axis: int) -> Iterator[Change]:
     def backwards(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return call.func(x.flip(axis), axis).flip(axis)
 
-    text = f"{call.expression} is exclusive: each place leaves out its own number"
+    text = f"{call.expression} is exclusive: each position leaves out its own number"
     yield Change("off_by_one", text, call.index, instead(exclusive), {"axis": axis}, 0.6, also=("shifted",))
     text = f"{call.expression} runs from the end to the start"
     yield Change("permuted", text, call.index, instead(backwards), {"axis": axis}, 0.5, also=("transposed",))

@@ -14,7 +14,10 @@ _TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """`among`: the operators that the wrong tensor depends on; a line's sums change together, or by iteration."""
+    """Yields the changes that this module describes.
+
+    among: the operators that the wrong tensor depends on; a line's sums change together, or by iteration.
+    """
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if (

@@ -65,7 +65,7 @@ def _reordered(product: OperatorCall, pair: tuple[Tensor, Tensor], index: Tensor
         at[order] = read
         for i in (0, 1):
             name = product.operand(i) or f"a factor of {product.expression}"
-            text = f"of the products that are sorted by where they are added, {name} is read {how}"
+            text = f"in the products, sorted by the element that they are added to, {name} is read {how}"
             yield Change(cause, text, product.index, _read(product, pair, i, at), {"operand": name, "axis": 0}, 0.5)
 
 

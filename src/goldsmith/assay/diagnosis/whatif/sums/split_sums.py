@@ -1,7 +1,7 @@
 """A reduction over each part of an axis where one over the whole axis is right, or one reduction over two axes.
 
-An axis may hold several levels, heads or tiles one after another. The inner sum of a softmax's backward, a mean that is
-subtracted, or a total that is divided by then runs over the inner axis of a view instead of over both.
+An axis may hold several levels, heads or tiles one after another. Then one of these runs over the inner axis of a view
+instead of over both: the inner sum of a softmax's backward, a mean that is subtracted, or a total that is a divisor.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     n = call.args[0].shape[axis]
     sizes = [size for size in range(2, n // 2 + 1) if n % size == 0]
     for size in sizes[:_PARTS]:
-        for which, inner in (("of its own", True), ("of every place that stands where it does in its part", False)):
+        for which, inner in (("of their own", True), ("of the entries at the same position in all parts", False)):
             make = _slope if call.name in _SLOPES else _norm if call.name in _NORMS else _sum
             change = instead(_in_parts(call.name, make, axis, size, inner))
-            text = f"of {call.expression} each of {n // size} parts of {size} has a sum {which}"
+            text = f"in {call.expression} the {n // size} parts of {size} have sums {which}"
             params = {"axis": axis, "part": size}
             yield Change("wrong_axis", text, call.index, change, params, 0.55 if inner else 0.5, also=_ALSO)
 
@@ -51,7 +51,7 @@ def _together(call: OperatorCall, axis: int) -> Iterator[Change]:
             tensors = tuple(t.flatten(first, first + 1) for t in args if isinstance(t, Tensor) and t.dim())
             return make(call.name, tensors, first).expand(tensors[0].shape).unflatten(first, shape).contiguous()
 
-        text = f"of {call.expression} the sum goes over axes {first} and {first + 1} together"
+        text = f"in {call.expression} the sum runs over axes {first} and {first + 1} together"
         params = {"axis": other, "golden_axis": axis}
         yield Change("wrong_axis", text, call.index, instead(run), params, 0.55)
 

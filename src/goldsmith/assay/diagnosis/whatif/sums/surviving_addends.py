@@ -1,4 +1,4 @@
-"""Sums of which only some addends survive at each place: stores that should have been additions."""
+"""Sums in which only some addends survive at each place, because a kernel stores where it should add."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..judge import Judge
 from ..run.calls import Change, OperatorCall, floating, whole, with_result
 
 _MOST = 64  # updates of one place
-_SUBSETS = 8  # addends of which some may survive
+_SUBSETS = 8  # most addends of a place whose subsets are tried
 _CHANCE = 1e-3  # probability that a subset of the addends makes a number by accident
 
 
@@ -67,7 +67,7 @@ def _for_each(
     value, sizes = nearest
     how = "one" if sizes == {1} else f"all but one of {n}" if sizes == {n - 1} else "some"
     cause = "overwritten_accumulator" if sizes == {1} else "truncated_reduction"
-    text = f"of the addends of {call.expression} {how} are left at each place, not the same ones everywhere"
+    text = f"of the addends of {call.expression} {how} are left in each element, not the same ones everywhere"
     also = ("missing_partition", "lost_update") if sizes == {1} else ("missing_partition", "missing_term")
     params = {"addends": n, "left": sorted(sizes)}
     yield Change(cause, text, makers[-1], with_result(lambda out, v=value: v.clone()), params, 0.5, also=also)
@@ -119,9 +119,7 @@ def _at_indices(call: OperatorCall, index: Tensor, source: Tensor, got: Tensor) 
         seen[place] += 1
     left = _left(addends, got)
     if left is not None:
-        text = (
-            f"of several updates of one place by {call.expression} one is left: a store stands where an addition should"
-        )
+        text = f"of several updates of one element by {call.expression} one is left: it stores instead of adding"
         change = with_result(lambda out, v=left: v.reshape(out.shape))
         yield Change("lost_update", text, call.index, change, {}, 0.55, also=("overwritten_accumulator",))
 

@@ -35,8 +35,8 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             break
         apart = (place[:, None] // chunk - place // chunk).abs()
         for most, cause, how in (
-            (0, "overwritten_accumulator", "nothing is taken over from the chunks before"),
-            (1, "overwritten_accumulator", "the chunk before is all that is taken over"),
+            (0, "overwritten_accumulator", "nothing is carried over from previous chunks"),
+            (1, "overwritten_accumulator", "only the previous chunk is carried over"),
         ):
             kept = apart <= most
             if bool((x * ~kept).any()):

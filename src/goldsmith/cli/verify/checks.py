@@ -1,4 +1,4 @@
-"""Proofs: one operator on one backend with its jobs, and the reports that workers returned."""
+"""Checks: one operator on one backend with its jobs, and the reports that workers returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANNOT_RUN = "cannot_run"
 
 
 @dataclass
-class Proof:
+class Check:
     """One row of the matrix: an operator on a backend, its jobs, and the reports so far."""
 
     operator: str
@@ -52,7 +52,7 @@ class Proof:
         return [job for job in self.jobs if states.get(job.label, ABSENT) != ABSENT]
 
     def entry(self) -> Entry:
-        """The proof as the HTML page and the matrix show it."""
+        """The check as the HTML page and the matrix show it."""
         report = self.report() if self.reports else None
         why_unjudged = unjudged(report) if report is not None and report.verdict in (PASS, UNJUDGED) else ""
         if report is not None and not why_unjudged:
@@ -79,23 +79,23 @@ class Proof:
         return merged
 
 
-def crash_report(proof: Proof, case: str, dtype: str, died: Died) -> Report:
+def crash_report(check: Check, case: str, dtype: str, died: Died) -> Report:
     """A report that fails because the process died: CERTAIN, with the signal and the frame."""
     text = f"the process ended {died.how} while the candidate ran"
     text += f", {died.frame}" if died.frame else ""
     text += f"; its last line: {died.last_line!r}" if died.last_line else ""
     finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
-    return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
+    return Report(check.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=check.device)
 
 
-def ended_report(proof: Proof, case: str, dtype: str, what: str, where: str) -> Report:
+def ended_report(check: Check, case: str, dtype: str, what: str, where: str) -> Report:
     """A report that fails because the candidate raised KeyboardInterrupt or SystemExit."""
     text = f"the candidate raised {what}, which would have ended the program: {where}"
     finding = Finding(CERTAIN, PROCESS, "", None, None, None, text, case)
-    return Report(proof.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
+    return Report(check.name, FAIL, findings=[finding], cases=[case], dtypes=[dtype], device=check.device)
 
 
-def broken_report(proof: Proof, case: str, dtype: str, text: str) -> Report:
+def broken_report(check: Check, case: str, dtype: str, text: str) -> Report:
     """A report without a verdict on the candidate, because the assay itself failed on this case."""
     finding = Finding(CERTAIN, "assay", "", None, None, None, f"the assay itself failed on this case: {text}", case)
-    return Report(proof.name, REFERENCE_FAULT, findings=[finding], cases=[case], dtypes=[dtype], device=proof.device)
+    return Report(check.name, REFERENCE_FAULT, findings=[finding], cases=[case], dtypes=[dtype], device=check.device)

@@ -34,8 +34,8 @@ def golden(layers: Layers, layer: int, ids: Tensor) -> Callable[[Tensor, Tensor]
     return y
 
 
-def proved(engine: Engine, layers: Layers, tokens: int) -> tuple[bool, str]:
-    """(passed, proof) for calls of this many tokens, or (False, first finding)."""
+def verify(engine: Engine, layers: Layers, tokens: int) -> tuple[bool, str]:
+    """(passed, how it was checked) for calls of this many tokens, or (False, first finding)."""
     layer, k = layers.numbers[-1], layers.shape.k
     E, H = layers.shape.E, layers.shape.H
     rows = min(ROWS, tokens)

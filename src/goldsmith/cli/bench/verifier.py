@@ -14,19 +14,19 @@ from ...assay.probes import QUICK
 from ...core.device import BackendUnavailable
 from ...core.op import Op
 from ..verify import command as verify
-from .proof_files import ProofsByOperator, Verdict, judge, judged
 from .subject import Subject, Variant
+from .verified_files import ResultsByOperator, Verdict, judge, judged
 
 # a module's target has the one dtype that it is timed in
 MODULE_PROBES = tuple(name for name in QUICK if name != "float32")
 NOT_VERIFIED: Verdict = (None, "not verified (--no-verify)")
 
 
-class Prover:
+class Verifier:
     """Verifies operators in worker processes, all of a run at once, and modules (which verify does not know) here."""
 
-    def __init__(self, enabled: bool, device: str, say: Console, proven: ProofsByOperator | None = None) -> None:
-        self.enabled, self.device, self.say, self.proven = enabled, device, say, proven or {}
+    def __init__(self, enabled: bool, device: str, say: Console, verified: ResultsByOperator | None = None) -> None:
+        self.enabled, self.device, self.say, self.verified = enabled, device, say, verified or {}
         self.verdicts: dict[tuple[str, str, torch.dtype], Verdict] = {}
 
     @property
@@ -34,7 +34,7 @@ class Prover:
         return any(verdict is False for verdict, _ in self.verdicts.values())
 
     def rejections(self) -> list[str]:
-        """A line per operator that was not timed because its proof failed."""
+        """A line per operator that was not timed because its check failed."""
         return [
             f"[bold red]{name} on {backend} was not timed: {escape(why)}[/]"
             for (name, backend, _), (verdict, why) in self.verdicts.items()
@@ -45,16 +45,16 @@ class Prover:
         """Time no more of this operator: it failed at a size that was to be timed."""
         self.verdicts[subject.name, backend, subject.entry.dtype] = (False, why)
 
-    def prove_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
+    def verify_all(self, wanted: Iterable[tuple[Op, torch.dtype]], backend: str) -> None:
         """Run `goldsmith verify` on every operator, in the dtype that it is timed in, on the backend that will run."""
         groups: dict[tuple[str, torch.dtype], list[str]] = {}
-        for op, dtype in wanted if self.enabled or self.proven else ():
+        for op, dtype in wanted if self.enabled or self.verified else ():
             chosen = _backend(op, dtype, self.device, backend)
             if chosen is None:
                 continue
             if (op.name, chosen, dtype) in self.verdicts:
                 continue
-            cases = self.proven.get((op.name, chosen))
+            cases = self.verified.get((op.name, chosen))
             verdict = cases and judge(cases, op, chosen, self.device, dtype)
             if verdict:
                 self.verdicts[op.name, chosen, dtype] = verdict
@@ -83,8 +83,8 @@ class Prover:
                 verdict = False, texts[0]
             self.verdicts[entry.operator, backend, dtype] = verdict
 
-    def prove(self, subject: Subject, backend: str) -> Verdict:
-        """(passed, proof), or (None, reason) where no proof was asked for."""
+    def verdict(self, subject: Subject, backend: str) -> Verdict:
+        """(passed, how it was checked), or (None, reason) if no check was requested."""
         key = (subject.name, backend, subject.entry.dtype)
         if key not in self.verdicts:
             if not self.enabled:

@@ -1,0 +1,1 @@
+"""Several processes that train one model: how they join, exchange, and notice that one of them has ended."""
