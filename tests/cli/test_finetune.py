@@ -310,8 +310,8 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),
         (("--resume", "nosuch"), "nosuch is not a checkpoint: state.json is missing"),
         (("--data", "nosuch.txt"), "nosuch.txt: there is no such file"),
-        (("--eval-data", "nosuch.csv"), "nosuch.csv: the name ends in .csv"),
-        (("--data", "README"), "README: the name has no ending"),
+        (("--eval-data", "nosuch.csv"), "nosuch.csv: there is no such file"),
+        (("--data", "./README"), "README: the name has no ending"),
     ],
 )
 def test_a_mistake_is_one_readable_paragraph_and_status_2(place, tmp_path, more, message):

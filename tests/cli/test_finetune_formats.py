@@ -280,6 +280,7 @@ def test_where_the_template_rewrites_earlier_turns_trls_training_template_is_use
         ({"prompt": MESSAGES[:1], "completion": MESSAGES[2:]}, "first message of 'completion' has the role user"),
         ({"prompt": MESSAGES[:1], "completion": "No."}, r"'completion' is not a list of \{\"role\", \"content\"\}"),
         ({"messages": MESSAGES, "tools": "{"}, "'tools' is not JSON"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "has tokenize, which the command sets"),
         ({"instruction": "a", "output": None}, "'output' is a NoneType; expected text"),
     ],
 )
@@ -295,6 +296,9 @@ def test_a_template_that_drops_tool_calls_or_tools_is_refused(reading):
         reading([{"messages": CALLING}], tokenizer=tokenizer)
     with pytest.raises(DataError, match="does not write the 'tools' of the row; remove them"):
         reading([{"messages": MESSAGES, "tools": [TOOL]}], tokenizer=tokenizer)
+    tokenizer.chat_template = CHAT.replace("{{ m.content }}", "{{ m.role + 1 }}")
+    with pytest.raises(DataError, match="the chat template cannot format the conversation: can only concatenate"):
+        reading([{"messages": CALLING}], tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ def _explained() -> Iterator[None]:
         yield
     except TemplateError as error:
         raise ValueError(f"the chat template refuses the conversation: {error}") from error
+    except (TypeError, AttributeError, KeyError, IndexError) as error:  # of an expression, as in role + content
+        raise ValueError(f"the chat template cannot format the conversation: {error}") from error
     except UnicodeEncodeError as error:
         raise ValueError(f"a message contains an incomplete character: {error.reason}") from error
 

@@ -15,6 +15,7 @@ KNOWN = (
     '{"text"}, {"prompt", "completion"}, {"messages": [{"role", "content"}]}, '
     '{"conversations": [{"from", "value"}]} or {"instruction", "input", "output"}'
 )
+SET_HERE = {"add_generation_prompt", "chat_template", "continue_final_message", "tokenize", "tools"}
 ALPACA = (
     "Below is an instruction that describes a task{with_input}. "
     "Write a response that appropriately completes the request."
@@ -144,6 +145,8 @@ def _template_arguments(columns: Mapping[str, object]) -> Mapping[str, object]:
     arguments = columns.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {with_article(arguments)}; expected an object")
+    if taken := sorted(SET_HERE & arguments.keys()):
+        raise ValueError(f"'chat_template_kwargs' has {', '.join(taken)}, which the command sets itself")
     return cast("Mapping[str, object]", arguments)
 
 
