@@ -25,8 +25,8 @@ def rendered(path: Path = RESULTS) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in content["versions"].items())
     stamp = (
         f"`python -m benchmarks.training_stacks`: {content['steps']} steps of 4 rows of the example model, LoRA of "
-        "rank 8; `SFTTrainer` with the experts of transformers. Bits are those of the adapter, compared with a run that "
-        "was not killed. "
+        "rank 8; `SFTTrainer` with the experts of transformers. Bits are those of the adapter, compared with a run "
+        "that was not killed. "
         f"{content['machine']}; {versions}."
     )
     return "\n".join([*lines, "", stamp, ""])
