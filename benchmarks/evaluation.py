@@ -4,7 +4,7 @@
     python -m benchmarks.evaluation --write    and records them for docs/evaluate.md (then: python scripts/tables.py)
 
 Needs lm-eval. The tasks come from the last act of Macbeth, on which the model was not trained: a perplexity, the true
-next speech among four, and the greedy end of a line.
+next speech among four, and the greedy end of a speech.
 """
 
 from __future__ import annotations
@@ -86,8 +86,21 @@ def write_tasks(folder: Path, limit: int | None) -> list[str]:
     return [f"macbeth_{kind}" for kind in KINDS]
 
 
+def answers(samples: list[dict[str, Any]]) -> list[Any]:
+    """For each document the generated text, or the number of the likeliest choice, or None for a perplexity."""
+
+    def answer(responses: list[Any]) -> Any:
+        if isinstance(responses[0], str):
+            return responses[0]
+        if len(responses) == 1:
+            return None
+        return max(range(len(responses)), key=lambda choice: responses[choice][0])
+
+    return [answer(sample["filtered_resps"]) for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
+
+
 def figures(limit: int | None = None, dtype: str = "float32") -> list[dict[str, Any]]:
-    """One row for each task and metric: the number of documents, transformers' value and ours."""
+    """One row for each task and metric: transformers' value, ours, and how many documents have the same answer."""
     import lm_eval
     import torch
     from lm_eval.models.huggingface import HFLM
@@ -111,11 +124,16 @@ def figures(limit: int | None = None, dtype: str = "float32") -> list[dict[str, 
     rows = []
     for task in tasks:
         count = plain["n-samples"][task]["effective"]
+        pairs = list(zip(answers(plain["samples"][task]), answers(ours["samples"][task]), strict=True))
+        alike = sum(one == other for one, other in pairs) if None not in pairs[0] else None
         for key, value in plain["results"][task].items():
             metric, _, rest = key.partition(",")
             if rest == "none" and not metric.endswith("stderr"):
                 other = ours["results"][task][key]
-                rows.append({"task": task, "metric": metric, "documents": count, "plain": value, "goldsmith": other})
+                rows.append(
+                    {"task": task, "metric": metric, "documents": count, "plain": value, "goldsmith": other,
+                     "same_answers": alike}
+                )  # fmt: skip
     return rows
 
 
@@ -126,7 +144,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = figures(arguments.limit)
     for row in rows:
-        print(f"{row['task']:20} {row['metric']:16} {row['documents']:4} {row['plain']:.9g} {row['goldsmith']:.9g}")
+        same = "" if row["same_answers"] is None else f"{row['same_answers']} answers are the same"
+        print(
+            f"{row['task']:20} {row['metric']:16} {row['documents']:4} {row['plain']:.9g} {row['goldsmith']:.9g} {same}"
+        )
     if arguments.write:
         packages = {"torch": "torch", "transformers": "transformers", "lm-eval": "lm_eval"}
         versions = {name: version(package) for name, package in packages.items()}

@@ -43,8 +43,12 @@ def logits(model, embeds):
     return model(inputs_embeds=embeds, use_cache=False).logits
 
 
+def by_number(gradients):
+    return {f"gradient{i}": gradient for i, gradient in enumerate(gradients)}
+
+
 def gradients_of(wrapped, call):
-    """{parameter: gradient of sum(cotangent * logits)} with these factors written into the model."""
+    """{number: gradient of sum(cotangent * logits)} with these factors written into the model."""
     parameters = {name: p for name, p in wrapped.named_parameters() if "lora_" in name}
 
     def candidate(first, second, cotangent, **factors):
@@ -53,7 +57,7 @@ def gradients_of(wrapped, call):
                 parameter.copy_(factor)
         with torch.enable_grad():
             value = (call(wrapped, first, second) * cotangent).sum()
-            return dict(zip(factors, torch.autograd.grad(value, list(parameters.values()))))
+            return by_number(torch.autograd.grad(value, list(parameters.values())))
 
     return candidate, parameters
 
@@ -87,7 +91,7 @@ def golden_gradients(plain, parameters, call, *, tied):
                 return wide.outputs(embeds.dtype, given, {"inputs_embeds": embeds, "use_cache": False}).logits
 
             value = run(first) + run(second) if call in TWICE else run(first)
-            return dict(zip(factors, torch.autograd.grad((value * cotangent).sum(), leaves)))
+            return by_number(torch.autograd.grad((value * cotangent).sum(), leaves))
 
     return golden
 
