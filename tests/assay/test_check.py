@@ -154,7 +154,7 @@ def test_an_interrupt_hands_over_what_was_finished():
     for raises in (True, False):
         with pytest.raises(KeyboardInterrupt) as stopped:
             assay.check(target(kernel, cases=sized), probes="quick", raises=raises)
-        assert stopped.value.__notes__ == ["The check of kernel was interrupted; .report has what was finished."]
+        assert stopped.value.__notes__ == ["The check of kernel was interrupted; .report has the finished part."]
         assert stopped.traceback[-1].name == "kernel"
     report = stopped.value.report
     assert report.partial == "interrupted" and report.cases == ["sized[T=3]", "sized[T=5]", "sized[T=7]"]

@@ -120,7 +120,7 @@ def test_a_spent_budget_certifies_nothing():
 
 
 @pytest.mark.parametrize(
-    "request, message",
+    "question, message",
     [
         ({"name": "nosuch"}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"name": "mhc"}, "'mhc' is a family; name one of its operators: mhc.boundary, "),
@@ -137,8 +137,8 @@ def test_a_spent_budget_certifies_nothing():
         ({"device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_a_wrong_request_is_answered_with_what_exists(request, message):
-    assert message in ask(**request)[0]["problem"]
+def test_a_wrong_request_is_answered_with_what_exists(question, message):
+    assert message in ask(**question)[0]["problem"]
 
 
 def test_a_target_of_a_list_is_chosen_by_its_number():

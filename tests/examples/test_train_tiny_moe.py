@@ -1,4 +1,4 @@
-"""examples/train_tiny_moe.py: on two small plays; a run that is stopped goes on to the same weights."""
+"""examples/train_tiny_moe.py: on two small plays; a stopped run resumes and reaches the same weights."""
 
 import importlib.util
 import json

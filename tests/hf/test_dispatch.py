@@ -179,15 +179,15 @@ def test_a_registered_peft_model_can_be_copied_and_pickled():
     wrapped = models.with_peft(models.model("mixtral"))
     hf.register(wrapped)
     wanted = wrapped(models.tokens()).logits
-    for converted_experts in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
-        assert torch.equal(converted_experts(models.tokens()).logits, wanted)
+    for copied in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
+        assert torch.equal(copied(models.tokens()).logits, wanted)
 
 
 # -- the rest --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", ["registered", "converted"])
-def test_sentinels_of_expert_parallelism_contribute_nothing(converted_experts):
+@pytest.mark.parametrize("how", ["registered", "converted"])
+def test_sentinels_of_expert_parallelism_contribute_nothing(how):
     plain = models.model("mixtral")
     experts = models.experts_of(plain)
     experts._is_expert_parallel = True
@@ -198,7 +198,7 @@ def test_sentinels_of_expert_parallelism_contribute_nothing(converted_experts):
         alone.to(x.dtype)
         return type(alone).forward.__wrapped__(alone, x, ids.where(ids < 4, 0), weights.where(ids < 4, 0.0))
 
-    if converted_experts == "registered":
+    if how == "registered":
         hf.register(plain)
     else:
         hf.convert(plain, format="fp32")
@@ -211,11 +211,11 @@ def test_sentinels_of_expert_parallelism_contribute_nothing(converted_experts):
     assay.check(target, probes=["values", "ensemble"])
 
 
-@pytest.mark.parametrize("made", ["registered", "converted"])
-def test_without_expert_parallelism_an_id_out_of_range_is_an_error(converted_experts):
+@pytest.mark.parametrize("how", ["registered", "converted"])
+def test_without_expert_parallelism_an_id_out_of_range_is_an_error(how):
     plain = models.model("mixtral")
     models.experts_of(plain)._is_expert_parallel = False
-    hf.register(plain) if converted_experts == "registered" else hf.convert(plain, format="fp32")
+    hf.register(plain) if how == "registered" else hf.convert(plain, format="fp32")
     with pytest.raises(ValueError, match="topk_ids.*4"):
         models.experts_of(plain)(torch.randn(2, 32), torch.tensor([[0, 1], [4, 2]]), torch.rand(2, 2))
 
@@ -228,12 +228,12 @@ def test_routing_weights_of_another_dtype_are_accepted():
     assert torch.equal(models.experts_of(plain)(x, ids, weights.bfloat16().double()), wanted)
 
 
-@pytest.mark.parametrize("made", ["registered", "converted", "set_by_transformers_and_never_called"])
-def test_an_experts_module_compiles_to_one_graph(converted_experts):
+@pytest.mark.parametrize("how", ["registered", "converted", "set_by_transformers_and_never_called"])
+def test_an_experts_module_compiles_to_one_graph(how):
     plain = models.model("gpt_oss")
-    if converted_experts == "converted":
+    if how == "converted":
         hf.convert(plain, format="fp32", lora={"rank": 2})
-    elif converted_experts == "registered":
+    elif how == "registered":
         hf.register(plain)
     else:
         plain.set_experts_implementation("goldsmith")

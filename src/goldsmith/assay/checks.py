@@ -57,7 +57,7 @@ def check(
     strict: bool = False,
     raises: bool = True,
 ) -> Report:
-    """Compare a target with its golden: the verdict ladder on every case, through the default probes.
+    """Compare a target with its golden on every case, with the default probes.
 
     case      a Case, its name, or None for all of them
     dtype     the dtype of the inputs; None: each of the target's dtypes. 16-bit ones are also tried in float32

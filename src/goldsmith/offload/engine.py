@@ -200,8 +200,8 @@ class Engine:
         self._guard.begin()
 
     def end_forward(self, output: Tensor | None = None) -> None:
-        """Ends a model's forward: raises what the guard found in its last layers, and in the output `made` ([rows,
-        any]).
+        """Ends a model's forward: raises what the guard found in its last layers, and in its `output`
+        ([rows, any]).
         """
         self._positions = 0
         self.flush()

@@ -1,4 +1,4 @@
-"""A run that is taken up at the operator that is changed makes what a whole run makes, bit for bit."""
+"""A run that resumes at the changed operator gives the result of a whole run, bit for bit."""
 
 import pytest
 import torch

@@ -59,7 +59,7 @@ def test_a_batch_row_looked_up_by_the_remainder_is_explained():
 
     change = best(kernel, lambda x, scale: x * scale.unsqueeze(1) + 1, modulated)
     assert change.exact and change.cause == "invalid_index" and "wrong_stride" in change.also, change.text
-    assert "by place % 3" in change.text
+    assert "by position % 3" in change.text
 
 
 def test_a_row_expanded_before_the_read_is_explained():
@@ -212,7 +212,7 @@ class SavedTooEarly(torch.autograd.Function):
         return p * (g @ v.mT - (g * acc).sum(1, keepdim=True)), p.mT @ g, None
 
 
-@pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "not divided by its total"),
+@pytest.mark.parametrize("what, tensor, text", [("y", "scores.grad", "before their division"),
                                                 ("weights", "v.grad", "before it was divided by")])  # fmt: skip
 def test_weights_saved_before_their_division_are_explained(what, tensor, text):
     change = best(lambda scores, v: SavedTooEarly.apply(scores, v, what), weighed, attended, tensor, backward="auto")

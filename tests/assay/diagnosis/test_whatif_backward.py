@@ -125,8 +125,8 @@ def by_chunks(x, decay, grad_y, *, afresh=False, late=False):
 
 @pytest.mark.parametrize(
     "wrong, cause, text",
-    [("afresh", "overwritten_accumulator", "every chunk of 3 turns begins without"),
-     ("late", "wrong_saved_tensor", "begins each chunk of 3 turns with the state of another place")],
+    [("afresh", "overwritten_accumulator", "each chunk of 3 steps starts without"),
+     ("late", "wrong_saved_tensor", "starts each chunk of 3 steps from the state of another chunk")],
 )  # fmt: skip
 def test_a_backward_that_restarts_in_chunks_is_explained(wrong, cause, text):
     def backward(x, decay, y, grad_y):
@@ -176,7 +176,7 @@ def test_each_rank_takes_its_own_part_of_a_sum():
         return {"x": torch.cat([part - part.sum(0) / len(x) for part in d.chunk(ranks)])}
 
     target = assay.Target(centred, centred, cases=shared, backward=backward)
-    asserted(target, "x.grad", "missing_partition", "each of 3 ranks takes its own part")
+    asserted(target, "x.grad", "missing_partition", "each of 3 ranks sums only its part")
 
 
 @assay.case(K=[19], D=[4], offsets=[(0, 7, 13, 19)])
@@ -291,7 +291,7 @@ def test_a_label_repeated_in_every_block_of_the_vocabulary_is_explained(wrong):
 
     target = assay.Target(loss, loss, cases=labelled, backward=backward, grads=("x",))
     if wrong == "labels":
-        asserted(target, "x.grad", "invalid_index", "into the first block of 4 is in every one, axis 1")
+        asserted(target, "x.grad", "invalid_index", "is repeated in every block, axis 1")
     else:
         asserted(target, "x.grad", "wrong_factor", "with the old sum of the softmax's backward, 3.25")
 

@@ -59,7 +59,7 @@ def sorted_and(read):
 def test_products_read_out_of_their_sorted_order(read, cause):
     best = search_of(sorted_and(read))[0][0]
     assert (best.cause, best.exact, best.whole) == (cause, True, True), best
-    assert "sorted by where they are added" in best.text
+    assert "sorted by the element that they are added to" in best.text
 
 
 @assay.case(T=[7], D=[10], E=[3])

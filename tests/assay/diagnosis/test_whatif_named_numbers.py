@@ -36,7 +36,7 @@ def from_the_end(i, x, K):
     return torch.zeros(K, x.shape[1], dtype=x.dtype).index_put((i,), x, accumulate=True)
 
 
-@pytest.mark.parametrize(("golden", "asked"), [(clamped, "i >= 0"), (chosen, "i != -1")])
+@pytest.mark.parametrize(("golden", "condition"), [(clamped, "i >= 0"), (chosen, "i != -1")])
 def test_an_unguarded_index_of_minus_one_counts_from_the_end(golden, condition):
     best, sentence, diagnosis = diagnosed(from_the_end, golden, scatter)
     assert best.id == "invalid_index" and f"nothing checks whether {condition}" in sentence, str(diagnosis)

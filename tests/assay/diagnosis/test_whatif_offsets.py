@@ -63,7 +63,7 @@ def test_the_first_of_a_row_of_indices_is_used_for_all():
     golden = lambda values, places: torch.zeros(len(values), 4, dtype=values.dtype).scatter(1, places, values).square()  # noqa: E731
     kernel = lambda values, places: scattered(values, places[:, :1].expand(-1, 2))  # noqa: E731
     change = best(kernel, golden, pairs)
-    assert (change.cause, change.exact) == ("invalid_index", True) and "what meets is added" in change.text
+    assert (change.cause, change.exact) == ("invalid_index", True) and "colliding values are added" in change.text
 
 
 @assay.case(H=[3], T=[7], N=[3], D=[5])
@@ -176,7 +176,7 @@ def ordered(make, T, V):
 
 def test_a_running_sum_includes_the_place_itself():
     change = best(lambda x: torch.tanh(x.cumsum(-1)), lambda x: torch.tanh(x.cumsum(-1) - x), ordered)
-    assert (change.cause, change.exact) == ("off_by_one", True) and "runs to the place itself" in change.text
+    assert (change.cause, change.exact) == ("off_by_one", True) and "includes the position itself" in change.text
 
 
 @assay.case(T=[7], D=[3])
@@ -277,7 +277,7 @@ def chosen(make, T, E, K):
 
 def test_the_index_of_a_row_is_ignored():
     change = best(lambda x, at: torch.tanh(x[:, :3]), lambda x, at: torch.tanh(x.gather(1, at)), chosen)
-    assert (change.cause, change.exact) == ("invalid_index", True) and "counts along each row" in change.text
+    assert (change.cause, change.exact) == ("invalid_index", True) and "reads each row in order" in change.text
 
 
 @assay.case(P=[7], B=[4], D=[3])

@@ -132,7 +132,7 @@ def test_a_running_sum_that_restarts_in_every_chunk(sums, products):
 
     change = best(kernel, golden, tokens)
     assert (change.cause, change.exact) == ("overwritten_accumulator", True)
-    assert "in chunks of 4 of" in change.text and "nothing is taken over" in change.text
+    assert "in chunks of 4 of" in change.text and "nothing is carried over" in change.text
 
 
 @assay.case(R=[3], T=[17])

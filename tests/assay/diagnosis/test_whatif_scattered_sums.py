@@ -117,7 +117,7 @@ def in_parts(x, groups):
 
 def test_a_mean_taken_per_group():
     change = best(in_parts, centred, tokens)
-    assert change.cause == "wrong_axis" and "each of 3 parts of 4 has a sum of its own" in change.text, change
+    assert change.cause == "wrong_axis" and "the 3 parts of 4 have sums of their own" in change.text, change
 
 
 class Gate(torch.autograd.Function):

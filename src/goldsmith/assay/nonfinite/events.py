@@ -41,7 +41,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Event:
-    """A place where NaN or Inf was born (everything the operator read was finite), or entered unseen (carried).
+    """An operator in which NaN or Inf was born (all its inputs were finite), or entered unseen (carried).
 
     kind     "nan" or "inf" ("nan" if both occur)
     phase    "backward" under autograd's backward, "forward" everywhere else, also in an optimizer
