@@ -102,7 +102,6 @@ def answers(samples: list[dict[str, Any]]) -> list[Any]:
 def figures(limit: int | None = None, dtype: str = "float32") -> list[dict[str, Any]]:
     """One row for each task and metric: transformers' value, ours, and how many documents have the same answer."""
     import lm_eval
-    import torch
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
@@ -116,7 +115,7 @@ def figures(limit: int | None = None, dtype: str = "float32") -> list[dict[str, 
             return lm_eval.simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0)
 
         plain = results(HFLM(str(MODEL), device="cpu", dtype=dtype, batch_size=4))
-        harness = register_lm_eval()(str(MODEL), device="cpu", dtype=getattr(torch, dtype), batch_size=4)
+        harness = register_lm_eval()(str(MODEL), device="cpu", dtype=dtype, batch_size=4)
         try:
             ours = results(harness)
         finally:

@@ -1,6 +1,7 @@
 """lm-eval's model "goldsmith": transformers' harness class over the offloaded model."""
 
 import pytest
+import torch
 
 pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from transformers import AutoModelForCausalLM
@@ -22,14 +23,21 @@ def test_the_harness_computes_with_the_offloaded_model(folder):
 
     harness = evaluation.register_lm_eval()
     assert get_model("goldsmith") is harness
-    made = harness.create_from_arg_string(f"pretrained={folder},threads=1,max_length=64", {"batch_size": 2})
+    made = harness.create_from_arg_string(
+        f"pretrained={folder},dtype=float32,threads=1,max_length=64", {"batch_size": 2}
+    )
     try:
         assert made.model is made.offloaded.model and made.batch_size == 2 and made.max_length == 64
-        check_alike(made.model, AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval())
+        check_alike(
+            made.model,
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, experts_implementation="eager").eval(),
+        )
     finally:
         made.close()
     with pytest.raises(TypeError, match="unknown keyword 'colour'"):
         harness(str(folder), colour=1)
+    with pytest.raises(ValueError, match="dtype='halves'; expected auto, float32"):
+        harness(str(folder), dtype="halves")
 
 
 def test_a_missing_harness_is_named(monkeypatch):

@@ -149,6 +149,12 @@ def test_dpo_compares_with_the_model_as_it_was_at_the_start(trl, way, tmp_path):
     assert margins[0] == 0.0 and margins[1] != 0.0
 
 
+def test_dpo_without_a_reference_is_refused(trl, tmp_path):
+    """TRL would add an adapter as the reference, and our LoRA would stay on in it."""
+    with pytest.raises(ValueError, match=r"adapter_name='ref'.*give ref_model=copy.deepcopy\(model.get_base_model"):
+        dpo(trl, tmp_path, with_attention("int8"))
+
+
 def test_sft_trains_the_lora_of_experts_and_attention(trl, tmp_path):
     model = with_attention()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -12,6 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from ..offload.attach import from_pretrained
 from .offload.generation import tokenizer_of
 from .offload.loading import folder
@@ -25,7 +27,7 @@ def register_lm_eval() -> type:
 
     A harness model of this class is transformers' own HFLM over `offload.from_pretrained(pretrained, ...)`. Keywords
     of HFLM (batch_size, max_length, add_bos_token, prefix_token_id, ...) go there, all others to `from_pretrained`:
-    adapter, gpu_budget, store, exact, cpu_format, device, threads. `close()` frees the experts.
+    adapter, gpu_budget, store, exact, cpu_format, device, dtype, threads. `close()` frees the experts.
 
         harness = register_lm_eval()
         lm_eval.simple_evaluate(model=harness("DIR", adapter="ADAPTER"), tasks=[...])
@@ -46,16 +48,30 @@ def register_lm_eval() -> type:
     class HarnessModel(HFLM):
         """lm-eval's HFLM over an offloaded model."""
 
-        def __init__(self, pretrained: str, device: str | None = None, **options: Any) -> None:
+        def __init__(
+            self, pretrained: str, device: str | None = None, dtype: torch.dtype | str = "auto", **options: Any
+        ) -> None:
             place = folder(pretrained)
             harness = {name: options.pop(name) for name in own if name in options}
-            self.offloaded = from_pretrained(pretrained, device=device or "auto", **options)
+            self.offloaded = from_pretrained(pretrained, device=device or "auto", dtype=_dtype(dtype), **options)
             super().__init__(self.offloaded.model, tokenizer=tokenizer_of(place), **harness)
 
         def close(self) -> None:
             self.offloaded.close()
 
     return HarnessModel
+
+
+def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+    """None for "auto"; the command line gives the name of a dtype."""
+    if not isinstance(given, str):
+        return given
+    if given == "auto":
+        return None
+    dtype = getattr(torch, given.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"goldsmith.hf.evaluation: dtype={given!r}; expected auto, float32, bfloat16 or float16")
+    return dtype
 
 
 def main() -> None:
