@@ -134,6 +134,7 @@ def dpo(trl, folder, model, precompute=False, **arguments):
     return trl.DPOTrainer(model=model, args=config, train_dataset=data, processing_class=tokenizer(), **arguments)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", ["precomputed", "copy", "peft"])
 def test_dpo_compares_with_the_model_as_it_was_at_the_start(trl, way, tmp_path):
     """Not with the plain model of its folder: at the first step policy and reference are the same."""
