@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
-from ..assay import Event, NonFinite, watch
-
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from ..assay import Event
     from ..assay.nonfinite.norms import Norm
     from ..assay.nonfinite.watch import Watch
 
@@ -36,6 +35,8 @@ class WatchCallback(TrainerCallback):
     """
 
     def __init__(self, every: int = 1, *, norms: bool = False, stop: bool = False, sync: bool = True) -> None:
+        from ..assay import watch
+
         watch(norms=norms, every=every, stop=stop, sync=sync)  # checks the arguments
         self.every, self.norms, self.stop, self.sync = every, norms, stop, sync
         self._watch: Watch | None = None
@@ -72,6 +73,8 @@ class WatchCallback(TrainerCallback):
         self.close()
         if self.events or state.global_step % self.every:
             return
+        from ..assay import watch
+
         model: nn.Module = kwargs["model"]
         self._step = state.global_step + 1
         self._watch = watch(model, norms=self.norms, sync=self.sync)
@@ -98,5 +101,7 @@ class WatchCallback(TrainerCallback):
         if self.first is None:
             return
         if self.stop:
+            from ..assay import NonFinite
+
             raise NonFinite(self.first)
         warnings.warn(str(self.first), RuntimeWarning, stacklevel=2)
