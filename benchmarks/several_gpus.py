@@ -10,7 +10,8 @@ Each way runs on one rank and on `--ranks`, with the same global batch, seed and
     experts    ExpertParallel: every rank has its own rows and its own experts; the rest is averaged; autocast
 
 A row is one run. `loss_difference` is the largest difference between the losses of this run and of one rank, over all
-steps. `loss_spread` is the same between two runs of one rank whose rows come in another order, which is rounding.
+steps. `loss_spread` is the same between two runs of one rank, of which one computes each batch in as many parts as
+there are ranks: what another order of rounding does, without any other rank. With --float32, both should be tiny.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ class LM(nn.Module):
         return self.unembed(self.head(self.stack(mhc.expand(x))))
 
 
-def run(way: str, size: dict[str, int], device: str, reverse: bool) -> dict[str, object]:
+def run(way: str, size: dict[str, int], device: str, dtype: torch.dtype, parts: int) -> dict[str, object]:
     """Train on this rank; returns losses, tokens per second and peak memory (the largest of all ranks)."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     mesh = init_device_mesh(device, (world,), mesh_dim_names=("ranks",))
     torch.manual_seed(0)
     model = LM(size, mesh if way == "sequence" else None).to(device)
-    parallelize(model, way, mesh)
+    parallelize(model, way, mesh, dtype)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.0, foreach=way != "experts")
     draw = torch.Generator().manual_seed(1)
     losses, began, counted = [], 0.0, 0
@@ -107,19 +108,20 @@ def run(way: str, size: dict[str, int], device: str, reverse: bool) -> dict[str,
         if step == warm:
             wait(device)
             began = time.perf_counter()
-        rows = text(size, draw)
-        rows = rows.flip(0) if reverse else rows
-        tokens, targets, positions = own_part(way, rows.to(device), rank, world)
-        with torch.autocast(device, torch.bfloat16, enabled=way == "experts"):
-            logits = model(tokens, positions)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-        loss.backward()
+        rows, loss = text(size, draw).to(device), torch.zeros((), device=device)
+        for part in rows.chunk(parts):
+            tokens, targets, positions = own_part(way, part, rank, world)
+            with torch.autocast(device, dtype, enabled=way == "experts" and dtype == torch.bfloat16):
+                logits = model(tokens, positions)
+            part_loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()) / parts
+            part_loss.backward()
+            loss += part_loss.detach()
         if way == "experts":
             average_gradients(model.parameters(), mesh)
         clip_grad_norm(model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        losses.append(loss.detach())
+        losses.append(loss)
         counted += rows[:, 1:].numel() if step >= warm else 0
     wait(device)
     seconds = time.perf_counter() - began
@@ -134,14 +136,14 @@ def run(way: str, size: dict[str, int], device: str, reverse: bool) -> dict[str,
     }
 
 
-def parallelize(model: LM, way: str, mesh: DeviceMesh) -> None:
+def parallelize(model: LM, way: str, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     connections = cast("list[mhc.HyperConnection]", list(model.stack.connections))
     if way == "experts":
         for connection in connections:
             if isinstance(connection.layer, router.OmniMoE):
                 parallelize_module(connection.layer, mesh, ExpertParallel(equal_tokens=True))
         return
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for connection in connections:
         shard(connection, mesh=mesh, mp_policy=policy)
     shard(model, mesh=mesh, mp_policy=policy)
@@ -177,7 +179,8 @@ def work(arguments: argparse.Namespace) -> None:
         torch.set_num_threads(1)
     distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
     size = SIZES["smoke" if arguments.smoke else "full"]
-    result = run(arguments.way, size, arguments.device, arguments.reverse)
+    dtype = torch.float32 if arguments.float32 else torch.bfloat16
+    result = run(arguments.way, size, arguments.device, dtype, arguments.parts)
     if distributed.get_rank() == 0:
         Path(arguments.out).write_text(json.dumps(result))
     distributed.destroy_process_group()
@@ -189,6 +192,7 @@ def launch(arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *m
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
         *("-m", "benchmarks.several_gpus", "--way", way, "--device", arguments.device, "--out", str(out)),
         *(("--smoke",) if arguments.smoke else ()),
+        *(("--float32",) if arguments.float32 else ()),
         *more,
     ]
     print(f"{way} on {ranks} rank{'s' * (ranks > 1)}{' ' * bool(more)}{' '.join(more)}", file=sys.stderr, flush=True)
@@ -206,9 +210,10 @@ def rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]
     size = SIZES["smoke" if arguments.smoke else "full"]
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "cpu"
     facts = {"machine": machine, "torch": torch.__version__, "goldsmith": __version__, **size}
+    facts["dtype"] = "float32" if arguments.float32 else "bfloat16"
     for way in arguments.ways.split(","):
         alone = launch(arguments, 1, way, folder)
-        spread = difference(alone, launch(arguments, 1, way, folder, "--reverse"))
+        spread = difference(alone, launch(arguments, 1, way, folder, "--parts", str(arguments.ranks)))
         for ranks in (1, arguments.ranks):
             result = alone if ranks == 1 else launch(arguments, ranks, way, folder)
             row = {"way": way, "ranks": ranks, **result, "loss_difference": difference(alone, result)}
@@ -232,9 +237,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--ways", default=",".join(WAYS), help="some of: " + ", ".join(WAYS))
     parser.add_argument("--smoke", action="store_true", help="a tiny model and four steps")
+    parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
     parser.add_argument("--out", default="several_gpus.jsonl", help="a file to which the rows are added")
     parser.add_argument("--way", help=argparse.SUPPRESS)
-    parser.add_argument("--reverse", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parts", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.way:
         work(arguments)

@@ -116,7 +116,7 @@ def failing(target="mhc.pre", cases=6):
 
 
 def reference_fault(target="mhc.head"):
-    text = "the golden computes in float32: aten.rsqrt is at fault at head.py:12; the golden must stay in float64"
+    text = "the golden computes in float32: aten.rsqrt at head.py:12; the golden must stay in float64"
     return Report(
         target,
         "reference_fault",

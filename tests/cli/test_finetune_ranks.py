@@ -116,7 +116,7 @@ def test_an_error_of_one_rank_ends_all_with_its_message(place, tmp_path):
     both[1][both[1].index("--data") + 1] = str(tmp_path / "missing.txt")
     (first, shown), (second, own) = RankProcesses(tmp_path, both).ended()
     assert (first, second) == (2, 2)
-    assert own.startswith("Rank 1 of 2: ") and "missing.txt" in own
+    assert own.startswith("Rank 1 of 2:") and "missing.txt" in own
     assert "Rank 0 of 2 ends: rank 1 ended: " in " ".join(shown.split()) and "missing.txt" in shown
 
 

@@ -116,10 +116,11 @@ def test_ranks_of_a_machine_share_one_copy_of_packed_experts(pools):
     torch.manual_seed(0)
     x, dy = torch.randn(7, models.DIM), torch.randn(7, models.DIM)
     first, second = pools(2).run(checkpoints.shared_experts, [(x, dy)] * 2)
-    alone = pools(1).run(checkpoints.shared_experts, [(x, dy)])[0]
+    shares = zip(x.tensor_split(2), dy.tensor_split(2), strict=True)
+    alone = [pools(1).run(checkpoints.shared_experts, [share])[0] for share in shares]  # AMX sums few rows otherwise
     assert (first[0], second[0]) == ([0], [])  # the first rank packs, for both
-    assert first[3] == second[3] and len(first[3]) == 2 and first[4:] == second[4:] == alone[4:]
-    assert torch.equal(torch.cat((first[1], second[1])), alone[1])
+    assert first[3] == second[3] and len(first[3]) == 2 and first[4:] == second[4:] == alone[0][4:]
+    assert torch.equal(first[1], alone[0][1]) and torch.equal(second[1], alone[1][1])
     for mine, theirs in zip(first[2], second[2], strict=True):
         assert torch.equal(mine, theirs)
 

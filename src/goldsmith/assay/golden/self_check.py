@@ -206,7 +206,7 @@ class _NarrowerThanFloat64(DispatchMode):
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
         place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
-        text = f"the golden {does} in {dtype}: {name} is at fault{place}; {why}"
+        text = f"the golden {does} in {dtype}: {name}{place}; {why}"
         if not any(
             f" {dtype}:" in known for known in self.problems
         ):  # report the first of each dtype; the others follow from it

@@ -133,7 +133,7 @@ def choose_own(target: Target, size: str, dtype: str | None) -> Choice:
         return Choice(
             [job(_typical(target.cases), dtypes[0], VALUES)], _without_zeros([(number, "cases left out by --quick")])
         )
-    drawn, literal = ([c for c in target.cases if c.is_literal == is_literal] for is_literal in (False, True))
+    drawn, literal = ([c for c in target.cases if c.given == literally] for literally in (False, True))
     jobs = [job(case, d, None) for d in dtypes for case in drawn]  # literal inputs bring their own dtype
     return Choice(jobs + [job(case, dtype or _own_dtype(case, dtypes[0]), None) for case in literal], [])
 

@@ -145,8 +145,8 @@ def _template_arguments(columns: Mapping[str, object]) -> Mapping[str, object]:
     arguments = columns.get("chat_template_kwargs") or {}
     if not isinstance(arguments, dict):
         raise ValueError(f"'chat_template_kwargs' is {with_article(arguments)}; expected an object")
-    if taken := sorted(SET_HERE & arguments.keys()):
-        raise ValueError(f"'chat_template_kwargs' has {', '.join(taken)}, which the command sets itself")
+    if reserved := sorted(SET_HERE & arguments.keys()):
+        raise ValueError(f"'chat_template_kwargs' has {', '.join(reserved)}, which the command sets itself")
     return cast("Mapping[str, object]", arguments)
 
 

@@ -21,8 +21,8 @@ def sources(names: str | Path | Sequence[str | Path], *, document: str = "blank"
 
     Raises DataError for a missing file, an unsupported kind, or a name that comes twice.
     """
-    given = [names] if isinstance(names, str | Path) else list(names)
-    expanded = [one for name in given for one in _expanded(str(name))]
+    listed = [names] if isinstance(names, str | Path) else list(names)
+    expanded = [one for name in listed for one in _expanded(str(name))]
     for name in expanded:
         check(name)
         if expanded.count(name) > 1:

@@ -60,7 +60,7 @@ def changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str
 def of_rank(options: Options, identity: Mapping[str, object]) -> dict[str, object]:
     """Everything that must be equal on all ranks of a run."""
     values = {flag(name): value for name, value in vars(options).items() if name not in ELSEWHERE}
-    held_out = None if options.eval_data is None else sources.checksum(sources.sources(options.eval_data))
+    held_out = None if not options.eval_data else sources.checksum(sources.sources(options.eval_data))
     return {**values, **identity, "--eval-data": held_out}
 
 

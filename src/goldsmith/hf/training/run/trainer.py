@@ -219,9 +219,9 @@ class Trainer:
 
     def _divergence_on_ranks(self, number: int, *details: Any) -> str:
         """The explanation of the first rank that finds the value; every rank repeats its own batches."""
-        found = self.ranks.gathered(self._divergence(number, *details))
-        rank = next((rank for rank, (origin, _) in enumerate(found) if origin), 0)
-        return f"{found[rank][1]} (rank {rank})" if self.ranks.world > 1 else found[rank][1]
+        explanations = self.ranks.gathered(self._divergence(number, *details))
+        rank = next((rank for rank, (origin, _) in enumerate(explanations) if origin), 0)
+        return f"{explanations[rank][1]} (rank {rank})" if self.ranks.world > 1 else explanations[rank][1]
 
     def _divergence(
         self, number: int, loss: float, norm: float, batches: list[Batch], seeds: list[list[Tensor]], targets: int
