@@ -40,6 +40,17 @@ def test_the_harness_computes_with_the_offloaded_model(folder):
         harness(str(folder), dtype="halves")
 
 
+@pytest.mark.slow
+def test_the_parity_table_compares_answers_of_all_three_kinds_of_requests(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install lm-eval")
+    from benchmarks.evaluation import KINDS, figures
+
+    monkeypatch.setenv("GOLDSMITH_CACHE", str(tmp_path))
+    rows = {(row["task"], row["metric"]): row for row in figures(limit=2)}
+    assert {task for task, _ in rows} == {f"macbeth_{kind}" for kind in KINDS}
+    assert {row["same_answers"] for row in rows.values()} == {None, 2}
+
+
 def test_a_missing_harness_is_named(monkeypatch):
     monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
     monkeypatch.setattr(evaluation, "register_lm_eval", evaluation.register_lm_eval.__wrapped__)
