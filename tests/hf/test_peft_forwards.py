@@ -96,7 +96,7 @@ def golden_gradients(plain, parameters, call, *, tied):
     return golden
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_backward_after_other_forwards_has_eager_s_gradients(call, tied):
