@@ -20,12 +20,11 @@ import argparse
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -178,12 +177,17 @@ def work(arguments: argparse.Namespace) -> None:
     else:
         torch.set_num_threads(1)
     distributed.init_process_group("nccl" if arguments.device == "cuda" else "gloo")
-    size = SIZES["smoke" if arguments.smoke else "full"]
+    size = size_of(arguments)
     dtype = torch.float32 if arguments.float32 else torch.bfloat16
     result = run(arguments.way, size, arguments.device, dtype, arguments.parts)
     if distributed.get_rank() == 0:
         Path(arguments.out).write_text(json.dumps(result))
     distributed.destroy_process_group()
+
+
+def size_of(arguments: argparse.Namespace) -> dict[str, int]:
+    size = SIZES["smoke" if arguments.smoke else "full"]
+    return {**size, "steps": arguments.steps or size["steps"]}
 
 
 def launch(arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *more: str) -> dict[str, object]:
@@ -193,6 +197,7 @@ def launch(arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *m
         *("-m", "benchmarks.several_gpus", "--way", way, "--device", arguments.device, "--out", str(out)),
         *(("--smoke",) if arguments.smoke else ()),
         *(("--float32",) if arguments.float32 else ()),
+        *(("--steps", str(arguments.steps)) if arguments.steps else ()),
         *more,
     ]
     print(f"{way} on {ranks} rank{'s' * (ranks > 1)}{' ' * bool(more)}{' '.join(more)}", file=sys.stderr, flush=True)
@@ -205,9 +210,8 @@ def difference(one: dict[str, object], other: dict[str, object]) -> float:
     return round(max(abs(a - b) for a, b in pairs), 6)
 
 
-def rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
-    made = []
-    size = SIZES["smoke" if arguments.smoke else "full"]
+def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, object]]:
+    size = size_of(arguments)
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else platform.processor() or "cpu"
     facts = {"machine": machine, "torch": torch.__version__, "goldsmith": __version__, **size}
     facts["dtype"] = "float32" if arguments.float32 else "bfloat16"
@@ -217,18 +221,15 @@ def rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]
         for ranks in (1, arguments.ranks):
             result = alone if ranks == 1 else launch(arguments, ranks, way, folder)
             row = {"way": way, "ranks": ranks, **result, "loss_difference": difference(alone, result)}
-            made.append({**row, "loss_spread": spread, **facts, "host": socket.gethostname()})
-    return made
+            yield {**row, "loss_spread": spread, **facts}
 
 
-def show(made: Sequence[dict[str, object]]) -> None:
-    print(f"{'way':10}{'ranks':>6}{'tokens/s':>12}{'peak GB':>9}{'last loss':>11}{'difference':>12}{'spread':>10}")
-    for row in made:
-        last = cast("list[float]", row["losses"])[-1]
-        print(
-            f"{row['way']:10}{row['ranks']:6}{row['tokens_per_s']:12,.0f}{row['peak_memory_gb']:9.2f}{last:11.4f}"
-            f"{row['loss_difference']:12.6f}{row['loss_spread']:10.6f}"
-        )
+def line(row: dict[str, object]) -> str:
+    last = cast("list[float]", row["losses"])[-1]
+    return (
+        f"{row['way']:10}{row['ranks']:6}{row['tokens_per_s']:12,.0f}{row['peak_memory_gb']:9.2f}{last:11.4f}"
+        f"{row['loss_difference']:12.6f}{row['loss_spread']:10.6f}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -237,6 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--ways", default=",".join(WAYS), help="some of: " + ", ".join(WAYS))
     parser.add_argument("--smoke", action="store_true", help="a tiny model and four steps")
+    parser.add_argument("--steps", type=int, help="default: 60, with --smoke 4")
     parser.add_argument("--float32", action="store_true", help="compute in float32 instead of bfloat16")
     parser.add_argument("--out", default="several_gpus.jsonl", help="a file to which the rows are added")
     parser.add_argument("--way", help=argparse.SUPPRESS)
@@ -250,10 +252,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.device == "cuda" and torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--ranks {arguments.ranks} needs as many GPUs; torch sees {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
-        made = rows(arguments, Path(folder))
-    with Path(arguments.out).open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in made)
-    show(made)
+        print(f"{'way':10}{'ranks':>6}{'tokens/s':>12}{'peak GB':>9}{'last loss':>11}{'difference':>12}{'spread':>10}")
+        for row in rows(arguments, Path(folder)):
+            print(line(row), flush=True)
+            with Path(arguments.out).open("a") as file:
+                file.write(json.dumps(row) + "\n")
     return 0
 
 

@@ -16,15 +16,19 @@ def by_size(table: Table) -> str:
     for dim in dict.fromkeys(row["dim"] for row in rows):
         of_size = {row["watch"]: row for row in rows if row["dim"] == dim}
         off = of_size["off"]
-        ratios = [f"{of_size[name]['ratio']:.2f}" for name in options]
+        ratios = [_ratio(of_size[name]) for name in options]
         lines.append([str(dim), str(off["operators"]), f"{off['median_ms']:.1f} ms", *ratios])
     first = rows[0]
-    spread = max(row["highest"] / row["lowest"] for row in rows)
+    load = max(row["load"] for row in rows)
+    other = "" if load < 3 else f" Other work was running (load up to {load:.0f})."
     conditions = (
         f"{first['machine']}, {first['threads']} thread, torch {first['torch']}, {first['date']}; "
-        f"{first['layers']} layers, {first['tokens']} tokens, forward, backward and AdamW; {first['clock']} time, "
-        f"medians of {first['rounds']} rounds of {first['steps']} steps. Other work was running "
-        f"(load {first['load']:.0f}): the ratios of a variant's rounds differ by a factor of up to {spread:.1f}, and a "
-        "ratio below 1 is noise."
+        f"{first['layers']} layers, {first['tokens']} tokens, forward, backward and AdamW; {first['clock']} time. "
+        f"A cell is the ratio of the medians of {first['rounds']} rounds of {first['steps']} steps, with the lowest "
+        f"and highest ratio of a round.{other}"
     )
     return table(["width", "operators a step", "step without a watch", *options], lines) + f"\n{conditions}\n"
+
+
+def _ratio(row: dict) -> str:
+    return f"{row['ratio']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"

@@ -79,3 +79,14 @@ def test_bench_still_measures_and_shows_the_rows_that_follow(capsys):
     with contextlib.suppress(OSError):
         target.close()
     assert "Cannot write /dev/full: No space left on device" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_full_stdout_is_one_sentence_and_keeps_status_and_files(outcome, monkeypatch, capsys, tmp_path, status):
+    outcome(status)
+    with FULL.open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            app(["verify", "--json", str(tmp_path / "kept")], prog_name="goldsmith")
+    assert ended.value.code == status and (tmp_path / "kept").stat().st_size
+    assert capsys.readouterr().err.split("\n")[:-1] == ["stdout cannot be written to: No space left on device."]

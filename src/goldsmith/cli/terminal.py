@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TextIO, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -93,11 +93,46 @@ def write_json(result: object) -> None:
         write_stdout(json.dumps(result) + "\n")
 
 
+class _LastingStream:
+    """stdout or stderr for a console: if it cannot be written to, the command goes on without it.
+
+    The first failure of stdout is reported on stderr, unless the reader has gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        with contextlib.suppress(OSError, ValueError):  # Python's own flush at exit goes there, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        if self._stream is not sys.stderr and not isinstance(error, BrokenPipeError):
+            print_paragraph(f"stdout cannot be written to: {error.strerror or error}.")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A rich console; in a file or pipe it writes plain text, 100 columns wide, so that tables keep their shape."""
     stream = sys.stderr if stderr else sys.stdout
+    if stream is None:  # the shell closed it
+        stream = open(os.devnull, "w", encoding="utf-8")
     width = None if stream.isatty() else 100
-    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=False)
+    file = cast("IO[str]", _LastingStream(stream))
+    return Console(file=file, stderr=stderr, highlight=False, width=width, soft_wrap=False)
 
 
 def duration(seconds: float) -> str:

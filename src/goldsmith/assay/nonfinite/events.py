@@ -46,7 +46,8 @@ class Event:
     kind     "nan" or "inf" ("nan" if both occur)
     phase    "backward" under autograd's backward, "forward" everywhere else, also in an optimizer
     module   dotted path of the innermost watched module ("" outside of them)
-    op       the operator, such as "aten::div"
+    op       the operator, such as "aten::div"; where only results were seen, the call ("Linear.forward",
+             "AdamW.step") or the node of autograd ("SqrtBackward0")
     tensor   which of its results, or which tensor it read
     count    how many of `total` elements are not finite, the first at `index`; None if only flags were kept
     inputs   what the operator read: shape, dtype, absmax, finite
@@ -118,7 +119,7 @@ def absmax(tensor: Tensor) -> Tensor:
     """max |x| as a 0-dimensional tensor, in one reduction; NaN if any element is NaN, Inf if any is Inf."""
     if tensor.device.type != "cpu" or tensor.is_complex():
         return _norm(tensor.detach(), math.inf)
-    low, high = _ends(tensor)  # 23 times as fast as the norm (torch 2.13, one thread)
+    low, high = ends(tensor)  # 23 times as fast as the norm (torch 2.13, one thread)
     return torch.maximum(-low, high)
 
 
@@ -126,14 +127,27 @@ def peak(tensor: Tensor) -> float:
     """max |x| as a number; waits for the device."""
     if not tensor.is_cpu or tensor.is_complex():
         return float(absmax(tensor))
-    least, greatest = _ends(tensor)
-    low, high = least.item(), greatest.item()
+    least, greatest = ends(tensor)
+    return larger_end(least.item(), greatest.item())
+
+
+def quiet_peak(tensor: Tensor) -> float:
+    """`peak`, unseen by dispatch modes: the watch must not watch itself."""
+    with torch.no_grad(), torch._C._DisableTorchDispatch():
+        return peak(tensor)
+
+
+def larger_end(low: float, high: float) -> float:
+    """max |x|, from the least and the greatest element; NaN if one is NaN."""
     return low if math.isnan(low) else max(abs(low), abs(high))
 
 
-def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """(min, max), read in memory order: across rows it takes 6 times as long."""
+def ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """(min, max), for complex numbers (-max |x|, max |x|), read in memory order: across rows takes 6 times as long."""
     value = tensor.detach()
+    if value.is_complex():
+        most = _norm(value, math.inf)
+        return -most, most
     if not value.is_contiguous():
         strides = value.stride()
         value = value.permute(sorted(range(value.dim()), key=lambda axis: -strides[axis]))

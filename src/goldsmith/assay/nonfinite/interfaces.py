@@ -1,9 +1,10 @@
-"""Protocols of a watch: WatchRecord, which text and page show, and Observer, which the dispatch mode calls."""
+"""Protocols of a watch: WatchRecord, which text and page show, Observer, which the dispatch mode calls, and Host."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from .events import Event
@@ -46,5 +47,40 @@ class Observer(Protocol):
     def source(self, tensor: Tensor) -> str: ...
 
     def is_learned(self, tensor: Tensor) -> bool: ...
+
+    def report(self, event: Event) -> None: ...
+
+
+class Host(Protocol):
+    """What the checks of modules and optimizers need of a watch.
+
+    arrange        put the dispatch mode on the stack or take it off, by what runs now
+    is_own_thread  whether this is the thread that entered the watch, whose stack of modes it arranges
+    before_optimizer  judge the step so far; whether the optimizer may run unseen
+    has_event      whether this step has an event in a phase
+    name_of        the name of a parameter
+    place_of       the place of the forward operator with a number of autograd's
+    module_at      the module with a path, or None
+    """
+
+    events: list[Event]
+    more: int
+    stop: bool
+
+    def arrange(self) -> None: ...
+
+    def before_optimizer(self) -> bool: ...
+
+    def is_own_thread(self) -> bool: ...
+
+    def has_event(self, phase: str) -> bool: ...
+
+    def name_of(self, parameter: Tensor) -> str: ...
+
+    def module_at(self, path: str) -> torch.nn.Module | None: ...
+
+    def place_of(self, number: int) -> Place: ...
+
+    def place(self) -> Place: ...
 
     def report(self, event: Event) -> None: ...

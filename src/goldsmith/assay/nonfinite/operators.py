@@ -124,7 +124,7 @@ class WatchMode(DispatchMode):
     def entry(self, tensor: Tensor) -> Known | None:
         return self.known.get(tensor.untyped_storage()._cdata)
 
-    def _record(
+    def record(
         self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, reported: bool = False
     ) -> Known:
         storage = tensor.untyped_storage()
@@ -147,6 +147,12 @@ class WatchMode(DispatchMode):
             self.purge_at = max(PURGE, 2 * len(self.known))
         return known
 
+    def forget(self, tensor: Tensor) -> None:
+        """Something that the mode has not seen may have written this tensor. Events about it stay known."""
+        known = self.entry(tensor)
+        if known is not None and not known.fresh and not isinstance(known.peak, Tensor) and math.isfinite(known.peak):
+            del self.known[tensor.untyped_storage()._cdata]
+
     def _empty(self, tensor: Tensor, name: str) -> Tensor:
         if facts.plain(tensor):
             self.fresh += 1
@@ -157,7 +163,7 @@ class WatchMode(DispatchMode):
     def _constant(self, tensor: Tensor) -> Tensor:
         """A constant of the program: `torch.tensor(...)`, or the number in `mask[index] = -math.inf`."""
         if facts.plain(tensor) and tensor.untyped_storage().resizable():  # otherwise numpy owns the memory: an input
-            self._record(tensor, "", self._measured(tensor), meant=True).name = A_CONSTANT
+            self.record(tensor, "", self._measured(tensor), meant=True).name = A_CONSTANT
         return tensor
 
     def _peak(self, tensor: Tensor) -> float | Tensor:
@@ -176,7 +182,7 @@ class WatchMode(DispatchMode):
     def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
         """Record a tensor that no operator made. Foreign code may write a mask, but never into a parameter."""
         name = self.watch.source(tensor)
-        known = self._record(tensor, "", peak)
+        known = self.record(tensor, "", peak)
         known.name = name
         if not self.watch.is_learned(tensor):
             if isinstance(peak, Tensor):
@@ -193,7 +199,7 @@ class WatchMode(DispatchMode):
                 continue
             peak = facts.peak(tensor)
             if math.isfinite(peak) or (known.meant and math.isinf(peak)):
-                self._record(tensor, known.writer, peak, meant=known.meant)
+                self.record(tensor, known.writer, peak, meant=known.meant)
                 continue
             known.fresh = False
             self.fresh -= 1
@@ -211,7 +217,7 @@ class WatchMode(DispatchMode):
     ) -> None:  # fmt: skip
         value = self._measured(out)
         if not isinstance(value, Tensor) and math.isfinite(value):
-            known = self._record(out, plan.name, value)
+            known = self.record(out, plan.name, value)
             if known.under is None:  # otherwise the facts about the rest are not known yet
                 return
         literal = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
@@ -225,7 +231,7 @@ class WatchMode(DispatchMode):
             before_it = self.entry(out)
             meant = before_it is not None and before_it.fresh and (literal or any(e.meant for _, _, e in operands))
             if isinstance(value, Tensor) or not math.isfinite(value):
-                known = self._record(out, plan.name, value, meant=meant)
+                known = self.record(out, plan.name, value, meant=meant)
             self.notes.append(
                 FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, literal)
             )
@@ -238,25 +244,25 @@ class WatchMode(DispatchMode):
         guilty = {i: owner(entries[i], p) for i, p in enumerate(peaks) if not math.isfinite(p)}
         unseen = [i for i, whose in guilty.items() if whose == FOREIGN]
         if not unseen and REPORTED in guilty.values():
-            self._record(out, plan.name, value, reported=True)
+            self.record(out, plan.name, value, reported=True)
             return
         created = None  # where it created Inf from finite numbers, beside infinities of the program
         if not unseen and math.isinf(value) and (guilty or literal):
             created = facts.infinite_there(out, read) if plan.pointwise and not literal else None
             if created is None:
-                self._record(out, plan.name, value, meant=True)
+                self.record(out, plan.name, value, meant=True)
                 return
         if unseen:
             first = unseen[0]
             source, likely = self._entered(read[first], entries[first], plan.name)
-            entry = entries[first] or self._record(read[first], "", peaks[first])
+            entry = entries[first] or self.record(read[first], "", peaks[first])
             entry.name = entry.name or source
             entry.reported = True
             self._report(out, label, plan.name, value, read, peaks, False, source, likely)
         else:
             likely = facts.cause(plan.name, func, args, kwargs, out, bool(plan.writes), bool(guilty), created)
             self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, created)
-        self._record(out, plan.name, value, reported=True)
+        self.record(out, plan.name, value, reported=True)
 
     def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
         """The facts about an operand that is not finite, if they are still known."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -11,19 +13,25 @@ import torch
 from torch import Tensor
 
 from . import events as facts
+from .calls import ModuleCall
 from .events import Event, Frames, NonFinite
-from .norms import Norm, Norms
+from .loss_checks import BackwardEntry, LossChecks
+from .module_checks import ModuleChecks, output_name
+from .norms import Figures, Norm, Norms, measure, measure_ends
 from .operators import WatchMode
+from .optimizer_checks import OptimizerChecks
 from .storage_history import BACKWARD, FORWARD, Place
 from .text import table
 
 MOST = 64  # events that are kept
+MODULES, OPERATORS = "modules", "operators"
 SEQUENCES = 1 << 16  # forward operators whose module and frames are remembered for the backward
 
 
 def watch(
-    *modules: torch.nn.Module, norms: bool = True, every: int = 1, stop: bool = False, sync: bool = True
-) -> Watch:
+    *modules: torch.nn.Module, norms: bool = True, every: int = 1, stop: bool = False, sync: bool = True,
+    level: str | None = None,
+) -> Watch:  # fmt: skip
     """A context manager that finds the first NaN or Inf, forward and backward, and says where it came from.
 
     modules  modules whose paths, parameters and norms are named; without any, only operators are watched
@@ -32,6 +40,9 @@ def watch(
     stop     raise assay.NonFinite at the first event
     sync     False: keep flags on the device and read them at the end of a step. Nothing waits, so that races stay
              visible; count, index and cause are then unknown
+    level    "operators": judge the results of every operator. "modules": do so in the first step and outside of the
+             modules; later judge the tensors of every module, and repeat a module's call operator by operator if one is
+             not finite. None: "modules", but "operators" with sync=False
 
     `w.first` is the first Event or None; `w.events` lists all that did not result from an earlier one; `w.rows` holds
     the norms; `w.table()` shows everything as text, `w.to_html(path)` as a page. Raises TypeError and ValueError for a
@@ -45,19 +56,29 @@ def watch(
     for name, value in (("norms", norms), ("stop", stop), ("sync", sync)):
         if not isinstance(value, bool):
             raise TypeError(f"watch: {name}={value!r}; expected True or False")
-    return Watch(modules, norms, every, stop, sync)
+    if level not in (None, MODULES, OPERATORS):
+        raise ValueError(f'watch: level={level!r}; expected "modules", "operators" or None')
+    if level == MODULES and not sync:
+        raise ValueError('watch: level="modules" needs sync=True, because it reads flags to know what to repeat')
+    return Watch(modules, norms, every, stop, sync, level or (MODULES if sync else OPERATORS))
 
 
 class Watch:
     """The watch that `assay.watch` returns; its docstring describes the arguments."""
 
-    def __init__(self, modules: tuple[torch.nn.Module, ...], norms: bool, every: int, stop: bool, sync: bool):
+    def __init__(
+        self, modules: tuple[torch.nn.Module, ...], norms: bool, every: int, stop: bool, sync: bool, level: str
+    ):  # fmt: skip
         self.events: list[Event] = []
         self.more = 0
-        self.sync, self.every, self.stop = sync, every, stop
+        self.sync, self.every, self.stop, self.level = sync, every, stop, level
         self._modules = modules
         self._norms = Norms() if norms else None
         self._mode = WatchMode(self)
+        self._checks = ModuleChecks(self, self._mode)
+        self._loss = LossChecks(self, self._mode)
+        self._entry = BackwardEntry(self._around_backward)
+        self._optimizers = OptimizerChecks(self, self._mode)
         self._handles: list[Any] = []
         self._paths: dict[torch.nn.Module, str] = {}
         self._sources: dict[int, str] = {}
@@ -67,6 +88,11 @@ class Watch:
         self._sequence: dict[int, tuple[str, Frames]] = {}
         self._step = 0
         self._begun = self._by_hand = False
+        self._scratch: dict[int, Tensor] = {}
+        self._stance: contextlib.ExitStack = contextlib.ExitStack()
+        self._compiler = False  # it has been told to stay out
+        self._on = False  # this step is watched
+        self._measured: dict[bool, tuple[Tensor, int, Figures]] = {}
         self.listening = False
 
     # for the user
@@ -99,44 +125,105 @@ class Watch:
     # the context manager
 
     def __enter__(self) -> Watch:
-        if self.listening or self._handles:
+        if self._on or self._handles:
             raise RuntimeError("watch: this watch is already active; make another one with assay.watch(...)")
         self._thread = threading.get_ident()
         self._hook()
-        self.listening = True
+        self._on = self.listening = True
         self._mode.__enter__()
+        if self._is_brief_later:
+            self._entry.__enter__()
+            self._entry.sleep()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._mode.wake()
         self._mode.__exit__(kind, error, at)
-        self.listening = False
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        if self._is_brief_later:
+            self._entry.wake()
+            self._entry.__exit__(kind, error, at)
         self._stack.clear()
-        self._sequence.clear()
         already = isinstance(error, NonFinite)
         try:
             self._finish()
         except NonFinite:
             if not already:
                 raise
-        self._mode.known.clear()
+        finally:
+            self._on = self.listening = False
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            self._sequence.clear()
+            self._mode.known.clear()
+            self._scratch.clear()
+            self._stance.close()
+            self._compiler = False
+            if self._norms is not None:
+                self._norms.read()
 
     def _finish(self) -> None:
-        if self._norms is not None:
-            self._norms.read()
-        with torch.utils._python_dispatch._disable_current_modes():  # the watch must not watch itself
-            self._mode.flush()
+        try:
+            self._checks.settle()
+        finally:
+            self._checks.forget()
+            self._measured.clear()
+            with torch.utils._python_dispatch._disable_current_modes():  # the watch must not watch itself
+                self._mode.flush()
 
     def _next(self) -> None:
         self._finish()
         self._step += 1
         self._sequence.clear()
-        self.listening = self._step % self.every == 0
-        if threading.get_ident() == self._thread:  # the stack of dispatch modes is the thread's
-            (self._mode.wake if self.listening else self._mode.sleep)()
+        self._on = self._step % self.every == 0
+        self.arrange()
+
+    # for the checks of modules and optimizers
+
+    @property
+    def _is_brief_later(self) -> bool:
+        """Whether the steps after the first are watched by the results of modules and optimizers."""
+        return self.level == MODULES and bool(self._modules)
+
+    @property
+    def _brief(self) -> bool:
+        """Whether this step is watched so."""
+        return self._on and self._step > 0 and self._is_brief_later
+
+    def arrange(self) -> None:
+        parts = self._checks.call is not None, self._optimizers.running, self._loss.running
+        unseen = any(parts) and not self._checks.repeating
+        self.listening = self._on and not unseen and not (self._checks.inside and not self._checks.repeating)
+        if self.is_own_thread():
+            (self._mode.wake if self._on and not unseen else self._mode.sleep)()
+            if self._is_brief_later and not self._loss.running:  # a function mode is off the stack while it runs
+                armed = self._checks.backward_may_come and self._on and not any(parts)
+                (self._entry.wake if armed else self._entry.sleep)()
+
+    def _around_backward(self, roots: list[Tensor], run: Callable[[], Any]) -> Any:
+        if not self._brief or not self.is_own_thread() or self._checks.call is not None or self._checks.repeating:
+            return run()
+        return self._loss.around(roots, self._checks.output_nodes(), run)
+
+    def before_optimizer(self) -> bool:
+        if not self._brief:
+            return False
+        self._checks.backward_may_come = False
+        self._checks.settle()
+        return True
+
+    def is_own_thread(self) -> bool:
+        """The stack of dispatch modes is the thread's."""
+        return threading.get_ident() == self._thread
+
+    def has_event(self, phase: str) -> bool:
+        return any(event.step == self._step and event.phase == phase for event in self.events)
+
+    def name_of(self, parameter: Tensor) -> str:
+        return self._sources.get(parameter.untyped_storage()._cdata, "")
+
+    def module_at(self, path: str) -> torch.nn.Module | None:
+        return next((module for module, of in self._paths.items() if of == path), None)
 
     # for the dispatch mode
 
@@ -146,7 +233,11 @@ class Watch:
         if node is None or self._stack:
             module = self._stack[-1] if self._stack and threading.get_ident() == self._thread else ""
             return Place(FORWARD if node is None else BACKWARD, module, self._step, facts.frames())
-        module, stack = self._sequence.get(node._sequence_nr(), ("", ()))
+        return self.place_of(node._sequence_nr())
+
+    def place_of(self, number: int) -> Place:
+        """The place in the backward of the forward operator to which autograd gave this number."""
+        module, stack = self._sequence.get(number, ("", ()))
         return Place(BACKWARD, module, self._step, stack)
 
     def remember(self) -> None:
@@ -182,12 +273,14 @@ class Watch:
         return ""
 
     def report(self, event: Event) -> None:
-        """Record an event, and raise it if `stop` is set."""
+        """Record an event, and raise it if `stop` is set; when a call is repeated, only what was not seen before."""
+        if self._checks.is_known(event):
+            return
         if len(self.events) < MOST:
             self.events.append(event)
         else:
             self.more += 1
-        if self.stop:
+        if self.stop and not self._checks.repeating:
             raise NonFinite(event)
 
     # hooks
@@ -200,7 +293,7 @@ class Watch:
                 if module in self._paths:
                     continue
                 self._paths[module] = path
-                self._handles.append(module.register_forward_pre_hook(self._enter))
+                self._handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(self._leave, always_call=True))
             prefix = f"{number}." if several else ""
             for name, tensor in root.named_buffers():
@@ -208,37 +301,79 @@ class Watch:
             for name, tensor in root.named_parameters():
                 self._sources[tensor.untyped_storage()._cdata] = f"{prefix}{name}"
                 self._parameters[f"{prefix}{name}"] = tensor
-                if self._norms is not None and tensor.requires_grad:
+                if tensor.requires_grad and (self._norms is not None or self.level == MODULES):
                     hook = self._parameter_hook(f"{prefix}{name}")
                     self._handles.append(tensor.register_post_accumulate_grad_hook(hook))
 
-    def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        if module is self._modules[0] and not self._stack and not self._by_hand:
+        if self._is_brief_later:
+            self._handles += self._optimizers.hooks()
+
+    def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        outermost = not self._stack and not self._checks.repeating and torch._C._current_autograd_node() is None
+        if outermost and module is self._modules[0] and not self._by_hand:
             if self._begun:
                 self._next()
             self._begun = True
         self._stack.append(self._paths[module])
+        if outermost and self._brief and self.is_own_thread():
+            if not self._compiler and "torch._dynamo" in sys.modules:  # compiled code runs without the modules' hooks
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+                self._compiler = True
+            self._checks.begin(module, self._paths[module], args, kwargs)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         path = self._stack.pop() if self._stack else ""
-        if self._norms is None or not self.listening:
-            return
-        for number, tensor in enumerate(t for t in facts.leaves(output) if facts.plain(t)):
-            what = "output" if number == 0 else f"output {number}"
-            self._norms.add(self._step, path, what, tensor)
-            if tensor.requires_grad:
-                tensor.register_hook(self._gradient_hook(path, f"{what}'s gradient"))
+        call = self._checks.call if not self._checks.repeating else None
+        if self._on and (self._norms is not None or call is not None or self._checks.repeating):
+            for number, tensor in enumerate(t for t in facts.leaves(output) if facts.plain(t)):
+                self._see_output(path, output_name(number), tensor, call)
+        if call is not None and not self._stack:
+            self._checks.end(output)
 
-    def _gradient_hook(self, path: str, what: str) -> Callable[[Tensor], None]:
+    def _see_output(self, path: str, what: str, tensor: Tensor, call: ModuleCall | None) -> None:
+        gradient = f"{what}'s gradient"
+        if self._checks.repeating:
+            self._checks.saw_again(path, what, tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(lambda grad: self._checks.saw_again(path, gradient, grad))
+            return
+        self._see(call, path, what, tensor, backward=False)
+        if tensor.requires_grad:
+            tensor.register_hook(self._gradient_hook(path, gradient, call))
+
+    def _see(self, call: ModuleCall | None, path: str, what: str, tensor: Tensor, backward: bool) -> None:
+        """Measure a tensor of a module once, even if it is the tensor of several modules."""
+        last = self._measured.get(backward)
+        if last is not None and last[0] is tensor and last[1] == _version(tensor):
+            figures = last[2]
+        else:
+            figures = measure(tensor, self._scratch) if self._norms is not None else measure_ends(tensor)
+            self._measured[backward] = (tensor, _version(tensor), figures)
+        if self._norms is not None:
+            self._norms.add(self._step, path, what, tensor.numel(), figures)
+        if call is not None:
+            self._checks.see(call, path, what, tensor, figures, backward)
+
+    def _gradient_hook(self, path: str, what: str, call: ModuleCall | None) -> Callable[[Tensor], None]:
         def hook(grad: Tensor) -> None:
-            if self.listening and self._norms is not None and facts.plain(grad):
-                self._norms.add(self._step, path, what, grad)
+            if self._on and facts.plain(grad):
+                self._see(call, path, what, grad, backward=True)
 
         return hook
 
     def _parameter_hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            if self.listening and self._norms is not None and facts.plain(parameter.grad):
-                self._norms.add(self._step, name, "gradient", parameter.grad)  # type: ignore[arg-type]
+            grad = parameter.grad
+            if not self._on or not facts.plain(grad) or not (self._norms is not None or self._brief):
+                return
+            figures = measure(grad, self._scratch) if self._norms is not None else measure_ends(grad)  # type: ignore[arg-type]
+            if self._norms is not None:
+                self._norms.add(self._step, name, "gradient", grad.numel(), figures)  # type: ignore[union-attr]
+            if self._brief:
+                self._checks.see_gradient(name, parameter, grad, figures)  # type: ignore[arg-type]
 
         return hook
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,131 @@
+"""The level "modules" of a watch, for the backward of code outside of the modules, such as a loss.
+
+A dispatch mode that is on the stack when a backward starts costs every operator of it. So a function mode notices
+`Tensor.backward` and `torch.autograd.grad`, takes the dispatch mode off, and puts a hook on each node of the graph
+between the loss and the modules' outputs. A node that makes NaN or Inf of finite gradients is an event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import events as facts
+from .events import Event, Likely, Operand
+from .interfaces import Host
+from .operators import WatchMode
+from .storage_history import BACKWARD
+
+MOST_NODES = 256  # outside of the modules
+EVIDENCE = 'only the gradients were seen; level="operators" names the operator'
+Node = Any  # torch.autograd.graph.Node
+
+
+class BackwardEntry(TorchFunctionMode):
+    """A function mode that runs every backward through `around`. It is on the stack only outside of the modules."""
+
+    def __init__(self, around: Callable[[list[Tensor], Callable[[], Any]], Any]):
+        super().__init__()
+        self.around = around
+        self.depth: int | None = None  # its place in the stack of function modes while it is off
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.backward or func is torch.autograd.grad:
+            roots = [t for t in facts.leaves(args[:1] or kwargs.get("outputs")) if isinstance(t, Tensor)]
+            return self.around(roots, lambda: func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+    def sleep(self) -> None:
+        if self.depth is None:
+            stack = _unstacked()
+            self.depth = stack.index(self)
+            _stack(stack[: self.depth] + stack[self.depth + 1 :])
+
+    def wake(self) -> None:
+        if self.depth is not None:
+            stack = _unstacked()
+            _stack([*stack[: self.depth], self, *stack[self.depth :]])
+            self.depth = None
+
+
+class LossChecks:
+    """Hooks on the nodes of the graph outside of the modules."""
+
+    def __init__(self, host: Host, mode: WatchMode):
+        self.host, self.mode = host, mode
+        self.running = False
+
+    def around(self, roots: list[Tensor], inner: set[Node], run: Callable[[], Any]) -> Any:
+        """Run a backward from `roots`, unseen by the dispatch mode. inner: the nodes that made the modules' outputs."""
+        handles = [node.register_hook(self._hook(node)) for node in _outer_nodes(roots, inner)]
+        self.running = True
+        self.host.arrange()
+        try:
+            return run()
+        finally:
+            self.running = False
+            self.host.arrange()
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, node: Node) -> Callable[[tuple, tuple], None]:
+        name, number = node.name(), node._sequence_nr()
+
+        def hook(made: tuple[Tensor | None, ...], read: tuple[Tensor | None, ...]) -> None:
+            bad = [(n, t, p) for n, t in enumerate(made) if facts.plain(t) and not math.isfinite(p := _peak(t))]
+            if not bad:
+                return
+            peaks = [(t, _peak(t)) for t in read if facts.plain(t)]
+            for _, tensor, peak in bad:
+                self.mode.record(tensor, name, peak, reported=True)  # type: ignore[arg-type]
+            if all(math.isfinite(peak) for _, peak in peaks):
+                self._report(name, number, bad[0], peaks)  # type: ignore[arg-type]
+
+        return hook
+
+    def _report(
+        self, name: str, number: int, bad: tuple[int, Tensor, float], read: list[tuple[Tensor | None, float]]
+    ) -> None:
+        place, (result, tensor, peak) = self.host.place_of(number), bad
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            count, index = facts.where(tensor)
+        inputs = tuple(Operand(tuple(t.shape), facts.name_of(t.dtype), p, "gradient") for t, p in read if t is not None)
+        label = f"result {result}" if result else "its result"
+        self.host.report(
+            Event(
+                facts.kind_of(peak), BACKWARD, place.module, name, label, count, tensor.numel(), index, inputs, True,
+                name, place.step, facts.frame_texts(place.stack), Likely("unknown", EVIDENCE),
+            )
+        )  # fmt: skip
+
+
+def _outer_nodes(roots: list[Tensor], inner: set[Node]) -> list[Node]:
+    """The nodes between the roots and the modules, the first MOST_NODES of them."""
+    waiting = [t.grad_fn for t in roots if t.grad_fn is not None and t.grad_fn not in inner]
+    seen = set(waiting)
+    for node in waiting:
+        for other, _ in node.next_functions:
+            if other is not None and other not in seen and other not in inner and len(waiting) < MOST_NODES:
+                seen.add(other)
+                waiting.append(other)
+    return [node for node in waiting if not hasattr(node, "variable")]  # a leaf's node makes nothing
+
+
+def _peak(tensor: Tensor | None) -> float:
+    return facts.quiet_peak(tensor)  # type: ignore[arg-type]
+
+
+def _unstacked() -> list[Any]:
+    """Take all function modes from the stack; the outermost is first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
+
+
+def _stack(stack: list[Any]) -> None:
+    for mode in stack:
+        torch._C._push_on_torch_function_stack(mode)
