@@ -17,14 +17,15 @@ STEPS = 7
 
 
 class Poison(torch.nn.Module):
-    """Passes its input through, and takes the logarithm of -1 in the given calls."""
+    """Passes its input through, and takes the logarithm of -1 in the given calls; one that is repeated counts once."""
 
     def __init__(self, calls):
         super().__init__()
-        self.calls, self.count = calls, 0
+        self.calls, self.count, self.last = calls, 0, torch.zeros(())
 
     def forward(self, x):
-        self.count += 1
+        if not torch.equal(x, self.last):
+            self.count, self.last = self.count + 1, x.detach().clone()
         return x + (x.new_tensor(-1.0).log() if self.count in self.calls else 0.0)
 
 
