@@ -51,7 +51,10 @@ def prepare() -> None:
     if not runs(PYTHON, "import pip"):  # none, one that was interrupted, or one whose Python is gone
         print(f"goldsmith: creating .venv with Python {sys.version.split()[0]}", flush=True)
         venv.create(".venv", clear=True, with_pip=True)
-    print("goldsmith: installing into .venv (torch is the large part; later runs skip this)", flush=True)
+    print(
+        "goldsmith: installing into .venv (downloads torch and compiles the native library; later runs skip this)",
+        flush=True,
+    )
     pip("scikit-build-core", "cmake", "ninja")
 
 

@@ -81,7 +81,7 @@ def headline(diagnosis: DiagnosisFacts) -> str:
         return f"FAIL  {name}: {diagnosis.first_wrong_stage or 'a result'} is wrong"
     best = diagnosis.causes[0]
     weak = "weak, " if best.weak else ""
-    return f"FAIL  {best.text} ({best.id}, {weak}score {best.score:.2f})"
+    return f"FAIL  {best.headline} ({best.id}, {weak}score {best.score:.2f})"
 
 
 def _table(stages: list[StageState]) -> str:

@@ -29,7 +29,7 @@ class OperandSequence:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
+    """Yields edits in which every iteration reads the operand of its neighbour.
 
     among: the operators that the wrong tensor depends on.
     """
@@ -73,10 +73,10 @@ def _moved(sequence: OperandSequence, places: list[int], step: int, edge: str) -
         like = call.args[sequence.at]
         if new.shape != like.shape:
             return
-        yield call.index, _instead(sequence.at, new)
+        yield call.index, _replaced_operand(sequence.at, new)
 
 
-def _instead(at: int, new: Tensor) -> Changed:
+def _replaced_operand(at: int, new: Tensor) -> Changed:
     return with_arguments(lambda args: replaced(args, at, new))
 
 
@@ -117,15 +117,15 @@ def _sequences(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Opera
             loose.setdefault(kind[:5], []).append(at)  # made by a line that makes several tensors, once each
     for kind, sequence in sequences.items():
         if isinstance(kind[5], tuple) and len(sequence.values) >= _LEAST - 1:
-            _begun(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
+            _extended_at_both_ends(sequence, lines[kind[5]], calls, loose.get(kind[:5], []))
         if _LEAST <= len(sequence.values) <= _MOST:
             yield sequence
 
 
-def _begun(
+def _extended_at_both_ends(
     sequence: OperandSequence, makers: list[int], calls: Sequence[OperatorCall], before: list[tuple[OperatorCall, int]]
 ) -> None:
-    """What the first iteration reads instead, and the last iteration's result, which no iteration reads."""
+    """Adds the input of the first iteration and the result of the last one to the sequence."""
     places = sorted(sequence.values)
     each = min((b - a for a, b in zip(places, places[1:], strict=False)), default=1)
     like = sequence.values[places[0]]
@@ -134,13 +134,13 @@ def _begun(
         sequence.values[places[0] - each] = call.args[i]
         sequence.reads.append((call, places[0] - each))
     last = places[-1] + each
-    end = _seen_as(calls[makers[last]].out, like) if last < len(makers) else None
+    end = _in_the_layout_of(calls[makers[last]].out, like) if last < len(makers) else None
     if end is not None:
         sequence.carried = len(sequence.values) == len(makers)
         sequence.values[last] = end
 
 
-def _seen_as(state: Tensor, like: Tensor) -> Tensor | None:
+def _in_the_layout_of(state: Tensor, like: Tensor) -> Tensor | None:
     """The tensor as its reader would see it: a state without a batch is read as a row, or as a column."""
     if state.shape == like.shape:
         return state

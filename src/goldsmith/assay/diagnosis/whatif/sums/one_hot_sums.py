@@ -1,7 +1,7 @@
 """Scatters written as sums in which most addends of each place are zero, such as products with one-hot rows.
 
-A kernel adds to places by index. The candidate's values show which addends arrived. An addend that arrives at one place
-only was overwritten by another store elsewhere; one that arrives nowhere was left out.
+A kernel adds to places by index. The candidate's values show which addends arrived. If an addend arrives at
+only some of its places, another store overwrote it at the others. An addend that arrives nowhere was left out.
 """
 
 from __future__ import annotations
