@@ -1,4 +1,4 @@
-"""The table of models in docs/hf.md, from the rows that `python benchmarks/coverage.py --write` has recorded."""
+"""The table of models in docs/models.md, from the rows that `python benchmarks/coverage.py --write` has recorded."""
 
 import json
 from pathlib import Path

@@ -22,6 +22,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # so that kernels answer on a machine with
 import torch
 from typer.models import ArgumentInfo
 
+import evaluation_rows
 import finetune
 import kernelfault
 import language_model
@@ -288,6 +289,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "router_cpu": lambda: router_peers.beside_peers(table, "cpu"),
     "finetune": lambda: finetune.runs(table),
     "models": model_coverage.rendered,
+    "evaluation": lambda: evaluation_rows.parity(table),
     "training_stacks": training_stacks.rendered,
     "watch_cost": lambda: watch_cost.by_size(table),
 }

@@ -8,11 +8,11 @@ import torch
 
 pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 
-from cli.finetune_tools import saved_model
+from cli.finetune_tools import saved_model, tiny_tokenizer
 from goldsmith.hf.adapter_check import check as checking
 from goldsmith.hf.adapter_check import runtimes
 from goldsmith.hf.adapter_check.mistakes import ARRIVES, MISTAKES
-from hf import models
+from hf import checkpoints, gguf_files, models
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
 TEXT = "Shall I compare thee to a summer's day? Thou art more lovely."
@@ -164,3 +164,20 @@ def test_an_adapter_without_an_effect_is_refused(folders, tmp_path):
     models.peft.get_peft_model(plain, config).save_pretrained(tmp_path)  # B is 0
     with pytest.raises(ValueError, match="it changes no log-probability"):
         checking.check(folders[0], tmp_path, text=TEXT, which=("ours",))
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("kind", ["gptq", "fp8", "gguf"])
+def test_an_adapter_on_a_base_whose_codes_are_kept_is_checked(kind, tmp_path):
+    """Without the libraries of these formats: stock peft runs over the numbers that the codes stand for."""
+    sizes = {"mlp_only_layers": [], "vocab_size": 272, "max_position_embeddings": 256}
+    if kind == "gguf":
+        plain = models.model("qwen3_moe", **sizes, moe_intermediate_size=32)
+        kinds = dict.fromkeys(("gate", "up", "down"), gguf_files.Type.Q8_0)
+        base = gguf_files.write(tmp_path / "m.gguf", plain, kinds, fields=gguf_files.byte_tokenizer())
+    else:
+        base, plain = checkpoints.quantised(tmp_path / "base", kind, "qwen3_moe", **sizes)
+        tiny_tokenizer().save_pretrained(base)
+    models.with_peft(plain, rank=3, alpha=5).save_pretrained(tmp_path / "adapter")
+    result = checking.check(base, tmp_path / "adapter", text=TEXT, which=("ours", "peft", "merged"))
+    assert {f.runtime: f.verdict for f in result.findings} == dict.fromkeys(("ours", "peft", "merged"), ARRIVES)

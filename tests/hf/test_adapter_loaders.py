@@ -4,6 +4,9 @@ The rules are restated from the sources, read in November 2026: vLLM's `lora/mod
 (`_stack_moe_lora_weights`, `_create_merged_loras_inplace`) and `lora/lora_model.py`; SGLang's `srt/lora/lora.py`
 (`normalize_gate_up_proj`) and `mem_pool.py`. Both take one rank and one scaling from r and lora_alpha, and ignore
 peft's patterns.
+
+The factors are whole numbers and the scalings powers of two, so that every product is exact and numbers are compared
+bit for bit.
 """
 
 import json
@@ -36,10 +39,19 @@ def specs_of(model):
 
 
 def saved(model, folder, **options):
-    """An adapter by stock peft: rank 3 and alpha 5 unless told otherwise."""
-    theirs = models.with_peft(model, **({"rank": 3, "alpha": 5} | options))
+    """An adapter by stock peft: rank 3 and alpha 6 unless told otherwise."""
+    theirs = whole_numbers(models.with_peft(model, **({"rank": 3, "alpha": 6} | options)))
     theirs.save_pretrained(folder)
     return folder
+
+
+def whole_numbers(model):
+    """The model with whole numbers in all factors."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                parameter.copy_((parameter * 10).round())
+    return model
 
 
 def read(folder):
@@ -76,9 +88,7 @@ def deltas(lora):
 
 def same(one, other):
     assert one.keys() == other.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], other[name])
-    return True
+    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 # -- vLLM --------------------------------------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ def test_vllm_reads_an_adapter_that_goldsmith_saved(tmp_path):
     """Separate factors of gate and up, joined into one pair; one scaling."""
     ours = hf.convert(models.model("qwen3_moe"), format="fp32", lora={"rank": 4, "alpha": 8})
     models.randomise(ours)
-    hf.save_adapter(ours, tmp_path)
+    hf.save_adapter(whole_numbers(ours), tmp_path)
     (path,) = wanted_of(models.model("qwen3_moe"), tmp_path)
     config = read(tmp_path)[1]
     assert config["rank_pattern"] or config["alpha_pattern"], "the joined pair has twice the rank"
@@ -143,8 +153,8 @@ def test_vllm_transposes_B_in_models_that_do_not_declare_stacked_experts(model, 
         a, b = (tensors[f"{ROOT}{path}.lora_{which}.weight"] for which in "AB")
         chunks = zip(b.chunk(spec.num_experts, -1), a.chunk(spec.num_experts, 0))
         theirs = torch.stack([scaling_of(config) * part_b @ part_a for part_b, part_a in chunks])
-        torch.testing.assert_close(deltas(wrong[n])["down"], theirs)
-        assert not torch.allclose(theirs, wanted_of(model, tmp_path)[path]["down"])
+        assert torch.equal(deltas(wrong[n])["down"], theirs)
+        assert not torch.equal(theirs, wanted_of(model, tmp_path)[path]["down"])
 
 
 def test_vllm_needs_both_parameters_of_stacked_experts(model, tmp_path):
@@ -176,7 +186,7 @@ def sglang_per_expert(folder, path, experts):
 
 def test_sglang_and_vllm_read_the_exported_layout_as_the_trained_model(model, tmp_path):
     down = "mlp.experts.down_proj"
-    saved(model, tmp_path / "peft", rank_pattern={down: 5}, alpha_pattern={down: 3})
+    saved(model, tmp_path / "peft", rank_pattern={down: 5}, alpha_pattern={down: 20})
     export(model, specs_of(model), tmp_path / "peft", tmp_path / "exported")
     for path, wanted in wanted_of(model, tmp_path / "peft").items():
         experts = specs_of(model)[path].num_experts
@@ -200,7 +210,7 @@ def test_the_exported_layout_keeps_the_attention_part_and_has_one_scaling(tmp_pa
     (before, config), (after, flat) = read(tmp_path / "peft"), read(tmp_path / "exported")
     stem = f"{ROOT}model.layers.0.self_attn.o_proj.lora_"
     one = 9 / config["r"] * before[f"{stem}B.weight"] @ before[f"{stem}A.weight"]
-    torch.testing.assert_close(scaling_of(flat) * after[f"{stem}B.weight"] @ after[f"{stem}A.weight"], one)
+    assert torch.equal(scaling_of(flat) * after[f"{stem}B.weight"] @ after[f"{stem}A.weight"], one)
     assert not flat["alpha_pattern"] and flat["target_parameters"] is None
     assert {"o_proj", "gate_proj", "up_proj", "down_proj"} == set(flat["target_modules"])
     assert all(re.search(r"\.experts\.\d+\.\w+_proj\.lora_[AB]\.weight$|o_proj", name) for name in after)

@@ -13,7 +13,9 @@ hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers
 
 from goldsmith.hf.checkpoint.formats.registry import Schemes
 from goldsmith.hf.checkpoint.formats.scheme import CodeFormat
+from goldsmith.hf.checkpoint.opening import open_checkpoint
 from goldsmith.hf.checkpoint.source import DecodedExperts
+from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.offload import from_pretrained
 
 PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
@@ -102,6 +104,16 @@ def test_decoded_experts_may_be_packed_in_any_format_without_a_warning(tmp_path,
     wanted = models.experts_of(hf.convert(plain, format="int8", group_size=8)).base
     assert all(torch.equal(a, b) for a, b in zip(ours.unpack(), wanted.unpack()))
     assert not [warning for warning in recwarn if issubclass(warning.category, DecodedExperts)]
+
+
+def test_codes_that_no_format_holds_are_refused_and_their_weights_can_be_read(tmp_path):
+    folder, plain = checkpoints.quantised(tmp_path, "gptq_order", "qwen3_moe")
+    model = on_meta(folder)
+    path, module = next(iter(experts_modules(model)))
+    layer = open_checkpoint(folder, model).experts(path, spec_of(module))
+    with pytest.raises(ValueError, match=rf"{path}: no format holds its codes \(.*\); read its weights"):
+        layer.codes("down", 1)
+    assert torch.equal(layer.weights("down", 1), models.experts_of(plain).down_proj[1])
 
 
 def test_groups_of_layers_may_be_stored_in_different_ways(tmp_path):

@@ -14,7 +14,9 @@ hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers
 
 from goldsmith.hf.checkpoint.gguf.files import gguf_file, parts_of
 from goldsmith.hf.checkpoint.gguf.header import check_header
+from goldsmith.hf.checkpoint.opening import open_checkpoint
 from goldsmith.hf.checkpoint.source import DecodedExperts
+from goldsmith.hf.experts_spec import experts_modules, spec_of
 from goldsmith.hf.model_class import config_of
 from goldsmith.offload import from_pretrained
 
@@ -76,6 +78,18 @@ def test_other_types_are_decoded_to_float32_with_a_warning(types, reason, tmp_pa
         ours = hf.convert(on_meta(file), checkpoint=file)
     assert models.experts_of(ours).base.format == "fp32"
     assert_same(ours, plain)
+
+
+def test_codes_that_no_format_holds_are_refused_and_their_weights_can_be_read(tmp_path):
+    file, plain = write_gguf(tmp_path, (Type.Q4_1,) * 3)
+    model = on_meta(file)
+    path, module = next(iter(experts_modules(model)))
+    layer = open_checkpoint(file, model).experts(path, spec_of(module))
+    with pytest.raises(
+        ValueError, match=r"model.gguf: layer 0: no format holds its codes \(Q4_1: .*\); read its weights"
+    ):
+        layer.codes("down", 1)
+    assert torch.equal(layer.weights("down", 1), models.experts_of(plain).down_proj[1])
 
 
 def test_float_experts_are_packed_like_those_of_any_plain_checkpoint(tmp_path, recwarn):

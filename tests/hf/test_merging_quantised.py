@@ -52,9 +52,28 @@ def test_codes_in_blocks_of_fp8_are_copied_where_the_adapter_changes_nothing(tmp
     assert before and all(torch.equal(t.view(torch.uint8), after[k].view(torch.uint8)) for k, t in before.items())
 
 
-def test_a_gguf_file_is_refused(tmp_path):
-    file = gguf_files.write(
-        tmp_path / "m.gguf", models.model("qwen3_moe", mlp_only_layers=[], moe_intermediate_size=32)
-    )
-    with pytest.raises(ValueError, match="m.gguf is a GGUF file, which this command does not merge into: keep the"):
+@pytest.mark.parametrize("kind, dtype", [("Q4_0", "fp32"), ("Q4_K", "fp32"), ("F32", "bf16")])
+def test_a_gguf_file_merged_in_floats_is_pefts_merge_of_its_numbers(kind, dtype, tmp_path):
+    plain = models.model("qwen3_moe", mlp_only_layers=[], moe_intermediate_size=256, hidden_size=256)
+    kinds = dict.fromkeys(("gate", "up", "down"), gguf_files.Type[kind])
+    file = gguf_files.write(tmp_path / "m.gguf", plain, kinds)  # and plain has the file's numbers now
+    plain.save_pretrained(tmp_path / "floats")
+    models.with_peft(plain, rank=3, target_modules=["o_proj"]).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match=r"m.gguf holds codes \(gguf\), which cannot be written again: give"):
         merge(file, tmp_path / "adapter", tmp_path / "out")
+    report = merge(file, tmp_path / "adapter", tmp_path / "out", format=dtype)
+    wanted = by_peft(tmp_path / "floats", tmp_path / "adapter", torch.float32)
+    form = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    wanted = {name: tensor.to(form) for name, tensor in wanted.items()}
+    assert not differences(loaded(tmp_path / "out", form).state_dict(), wanted) and report.merged == 6
+
+
+def test_a_gguf_file_of_gpt_oss_is_merged_with_its_biases(tmp_path):
+    plain = models.model("gpt_oss", hidden_size=64, intermediate_size=64)
+    plain.config.save_pretrained(tmp_path)
+    file = gguf_files.write(tmp_path / "m.gguf", plain)
+    models.with_peft(plain, rank=3).save_pretrained(tmp_path / "adapter")
+    plain.save_pretrained(tmp_path / "floats")
+    merge(file, tmp_path / "adapter", tmp_path / "out", format="fp32")
+    wanted = by_peft(tmp_path / "floats", tmp_path / "adapter", torch.float32)
+    assert not differences(loaded(tmp_path / "out", torch.float32).state_dict(), wanted)

@@ -1,6 +1,7 @@
 """The native library as installed: its ABI, its instruction set levels, and machines without it."""
 
 import ctypes
+import functools
 import platform
 import re
 import shlex
@@ -14,6 +15,8 @@ import torch
 from goldsmith import experts
 from goldsmith.core import BackendUnavailable, native
 from goldsmith.experts import _native_abi
+from goldsmith.experts._arguments import base_of
+from goldsmith.experts._conventions import NAMES
 from native.variants import library
 from repo.tree import ROOT
 
@@ -222,6 +225,53 @@ def test_the_amx_product_probes_check_their_arguments():
 
 
 # -- without it -------------------------------------------------------------------------------------------------------
+
+
+def moe_arguments(**changes):
+    """The arguments of gs_moe_forward for integer products, with some fields changed; "down.group" is in the slice."""
+    base = experts.pack(torch.randn(2, 128, 64), torch.randn(2, 64, 64), format="int8", group_size=64)
+    gate_up, down, _, _, layout = base_of("test", base)
+    x, ids, weights = torch.randn(3, 64), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    tensors = {"x": x, "topk_ids": ids, "topk_weights": weights, "gate_up": gate_up, "down": down}
+    options = {"layout": layout, "activation": "silu", "alpha": 1.702, "limit": None, "int8": 64}
+    call = _native_abi.NativeCall(dict.fromkeys(NAMES) | tensors, options)
+    call.keep("y", torch.empty(3, 64))
+    slices = (_native_abi.SliceStruct * 1).from_buffer_copy(call.args.slices[0])  # the original is cached
+    call.args.slices = slices
+    for name, value in changes.items():
+        *path, field = name.split(".")
+        setattr(functools.reduce(getattr, path, slices[0]) if path else call.args, field, value)
+    return call, slices
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"slots": 0}, "slots is 0, wanted 1 or more"),
+        ({"hidden": 0}, "hidden is 0, wanted 1 or more"),
+        ({"intermediate": 0}, "intermediate is 0, wanted 1 or more"),
+        ({"tokens": -1}, "tokens is -1, wanted 0 or more"),
+        ({"slots": -1, "int8": 0}, "slots is -1, wanted 0 or more"),
+        ({"down.group": 0}, r"a matrix of slice 0 is \[64, 64\] with 0 inputs per scale"),
+        ({"gate.group": -8, "int8": 0}, "with -8 inputs per scale"),
+        ({"up.cols": -1}, r"a matrix of slice 0 is \[64, -1\]"),
+        ({"slice_count": -1}, "slice_count is -1"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_extents_that_a_kernel_would_divide_by_are_an_error_and_no_signal(which, changes, message):
+    """The C entry itself: the caller in Python checks the slots too."""
+    call, _ = moe_arguments(**changes)
+    with pytest.raises(ValueError, match=message):
+        native.check(getattr(native.library(), f"gs_moe_{which}")(ctypes.byref(call.args)))
+
+
+def test_a_slice_outside_of_the_intermediate_features_is_an_error():
+    call, slices = moe_arguments()
+    slices[0].end = 65
+    with pytest.raises(ValueError, match=r"slice 0 is \[0, 65\), wanted a part of \[0, 64\)"):
+        native.check(native.library().gs_moe_forward(ctypes.byref(call.args)))
 
 
 def test_the_reason_for_a_missing_library_says_how_to_get_it(fresh, tmp_path):

@@ -19,6 +19,7 @@ spaces count as one. A comment on the line above a block changes how it is teste
 <!-- test: exit 1 -->            the commands of this block end with this status
 <!-- test: needs gpu -->         is skipped where there is none
 <!-- test: shown without a gpu -->    is skipped where there is one
+<!-- test: needs package NAME -->     is skipped where it is not installed
 <!-- test: not run, REASON -->   is not run, for a good reason: "it is what make did before this test"
 
 With --update, blocks of commands whose numbers vary, and that hold no `...`, get what came as their text.
@@ -26,6 +27,7 @@ With --update, blocks of commands whose numbers vary, and that hold no `...`, ge
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import json
 import os
@@ -142,7 +144,11 @@ class Runner:
             if text.startswith("not run, ") or unfit.get(text):
                 self.printed = None
                 return
-            if text not in ("numbers vary", *unfit) and not re.fullmatch(r"exit \d+", text):
+            package = re.fullmatch(r"needs package (\w+)", text)
+            if package and importlib.util.find_spec(package[1]) is None:
+                self.printed = None
+                return
+            if not package and text not in ("numbers vary", *unfit) and not re.fullmatch(r"exit \d+", text):
                 raise Failure(f"unknown comment: test: {text}")
         getattr(self, block.language)(block, numbers_vary="numbers vary" in block.directives)
 

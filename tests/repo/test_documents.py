@@ -110,6 +110,8 @@ def test_a_failing_block_is_named_with_its_line(run, text):
         "<!-- test: numbers vary -->\n'''console\n$ echo took 9 s, long\ntook 2 min 3 s,\nlong\n'''",
         "<!-- test: shown without a gpu -->\n'''console\n$ echo progress >&2; echo result\nresult\n'''",
         "<!-- test: exit 2 -->\n'''console\n$ echo wrong >&2; exit 2\nwrong\n'''",
+        "<!-- test: needs package no_such_package -->\n'''console\n$ false\n'''",
+        "<!-- test: needs package json -->\n'''console\n$ true\n'''",
         "<!-- test: needs gpu -->\n'''python\n1 / 0\n'''\n'''text\nnothing\n'''",
         "<!-- test: not run, for a good reason -->\n'''console\n$ false\n'''",
         "'''text\nan aside\n'''",

@@ -59,11 +59,16 @@ class Experts(nn.Module):
         """The base that was passed to the constructor (the same object)."""
         return self._base.value
 
+    @property
+    def active_lora(self) -> LoRA | None:
+        """The LoRA that `forward` adds."""
+        return self.lora
+
     def forward(self, hidden_states: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """hidden_states [..., H], topk_ids [..., k], topk_weights [..., k] -> [..., H] in hidden_states' dtype"""
         return moe(
             hidden_states, topk_ids, topk_weights, self.base,
-            lora=self.lora, activation=self.activation, alpha=self.alpha, limit=self.limit, backend=self.backend,
+            lora=self.active_lora, activation=self.activation, alpha=self.alpha, limit=self.limit, backend=self.backend,
         )  # fmt: skip
 
     def extra_repr(self) -> str:

@@ -4,6 +4,7 @@ Importing it registers the experts implementation "goldsmith" in transformers. N
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 # peft is imported only inside the functions that use it, because its import takes seconds
 if _missing := [name for name in ("transformers", "peft") if find_spec(name) is None]:
@@ -20,6 +21,20 @@ from .dispatch import register
 from .merging.merged_model import merge
 from .parameter_counts import trainable_report
 
+if TYPE_CHECKING:
+    from .watch_callback import WatchCallback
+
 register()
 
-__all__ = ["convert", "export_adapter", "load_adapter", "merge", "register", "save_adapter", "trainable_report"]
+__all__ = [
+    "WatchCallback", "convert", "export_adapter", "load_adapter", "merge", "register", "save_adapter",
+    "trainable_report",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name == "WatchCallback":  # loaded when it is used: transformers' Trainer takes 1.5 s to import
+        from .watch_callback import WatchCallback
+
+        return WatchCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

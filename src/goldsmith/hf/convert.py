@@ -19,6 +19,8 @@ from .checkpoint.source import WeightSource, check_format
 from .converted_experts import ConvertedExperts, converted_modules, freeze_other_parameters
 from .dispatch import is_parallel
 from .experts_spec import ExpertsSpec, experts_modules, spec_of
+from .model_types import base_of
+from .peft_methods import replace_methods
 from .saving import make_saveable
 
 if TYPE_CHECKING:
@@ -99,7 +101,8 @@ def convert(
         load_other_weights(cast("PreTrainedModel", model), source)
     if lora is not None:
         freeze_other_parameters(model)
-    make_saveable(model)
+    make_saveable(base_of(model))
+    replace_methods(model)
     return model
 
 

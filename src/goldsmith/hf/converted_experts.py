@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ class ConvertedExperts(Experts):
     LoRA's tensors are parameters. `spec` describes the layout of the model's own weights, which peft's files use.
     """
 
+    lora_enabled = True  # peft's `disable_adapter` turns the LoRA off for a while
+
     def __init__(
         self, base: PackedExperts, lora: LoRA | None, *, spec: ExpertsSpec, expert_parallel: bool, backend: str = "auto"
     ) -> None:
@@ -27,6 +30,10 @@ class ConvertedExperts(Experts):
         self.spec = spec
         self.num_experts = spec.num_experts
         self._is_expert_parallel = expert_parallel
+
+    @property
+    def active_lora(self) -> LoRA | None:
+        return self.lora if self.lora_enabled else None
 
     def set_base(self, base: Sequence[Tensor | None], backend: str) -> None:
         """Replaces the base by the same experts as plain tensors, and sets the backend that computes with them."""
@@ -40,6 +47,22 @@ class ConvertedExperts(Experts):
         if isinstance(base, PackedExperts):
             base = (base.gate_up, base.down, base.gate_up_bias, base.down_bias)
         return [tensor for tensor in base if tensor is not None]
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Refuses the plain weights of these experts, which `strict=False` would drop without a word."""
+        plain = next((n for n in state_dict if n.startswith(prefix) and not n.startswith(f"{prefix}lora.")), None)
+        if plain is not None:
+            error_msgs.append(
+                f"goldsmith.hf: {plain} is a plain weight, and these experts are packed: it would be ignored, and the "
+                "LoRA would keep its present values. Read the LoRA with goldsmith.hf.load_adapter. Trainer resumes a "
+                "run whose checkpoints hold the adapter alone: give the model to peft.get_peft_model, then to convert"
+            )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def forward(self, *arguments: Tensor) -> Tensor:
         return routed(self.spec, arguments, self._run)

@@ -14,18 +14,14 @@ from ..experts import PackedExperts
 from ..offload.memory.transport import free_memory
 from .adapter.saving import save_adapter
 from .converted_experts import ConvertedExperts, converted_modules
-from .model_types import base_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def make_saveable(model: nn.Module) -> None:
-    """Gives a converted model, and the PeftModel around it, a `save_pretrained` that includes its experts."""
-    base = base_of(model)
-    cast("Any", base).save_pretrained = MethodType(_save_model, base)
-    if base is not model:
-        cast("Any", model).save_pretrained = MethodType(_save_peft_model, model)
+    """Gives a converted transformers model a `save_pretrained` that includes its experts."""
+    cast("Any", model).save_pretrained = MethodType(_save_model, model)
 
 
 def _save_model(
@@ -46,14 +42,6 @@ def _save_model(
         state |= {f"{path}.{name}": tensor for name, tensor in plain_experts(module, self.dtype).items()}
     type(self).save_pretrained(self, save_directory, state_dict=state, **options)
     if options.get("is_main_process", True) and any(_is_trained(module) for module in modules.values()):
-        save_adapter(self, save_directory)
-
-
-def _save_peft_model(self: nn.Module, save_directory: str | Path, **options: Any) -> None:
-    """peft's `save_pretrained` writes the adapter; with ours it has the experts' LoRA too."""
-    if all(module.lora is None for module in converted_modules(self).values()):
-        cast("Any", type(self)).save_pretrained(self, save_directory, **options)
-    elif options.get("is_main_process", True):
         save_adapter(self, save_directory)
 
 

@@ -16,15 +16,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...offload.attach import from_pretrained
+from ...offload.memory.transport import free_memory
 from ..adapter.files import CONFIG
 from ..adapter.loading import load_adapter
 from ..checkpoint.files import default_dtype, weight_files
+from ..checkpoint.formats.modelopt import settings_beside
+from ..checkpoint.gguf.files import gguf_file
+from ..checkpoint.opening import open_checkpoint
+from ..checkpoint.reader import ModelCheckpoint
 from ..convert import convert
+from ..converted_experts import converted_modules
+from ..experts_spec import experts_modules
+from ..merging.codes import copied_format
 from ..merging.merged_model import merge
 from ..model_class import class_of, config_of, empty_model
+from ..saving import plain_experts
 
 Rows = Sequence[Sequence[int]]
 Pair = tuple[Tensor, Tensor]
@@ -51,10 +60,9 @@ def log_probabilities(model: Any, rows: Rows) -> Tensor:
 def trained(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """The model as `goldsmith finetune` trains it: LoRA beside a packed base, nothing rounded."""
     config, dtype = config_of(folder), _dtype(folder)
-    coded = getattr(config, "quantization_config", None) is not None
     model: Any = empty_model(config, dtype)
     model.config._name_or_path = str(folder)
-    convert(model, checkpoint=folder, format="auto" if coded or dtype == torch.bfloat16 else "fp32")
+    convert(model, checkpoint=folder, format="auto" if _is_coded(folder) or dtype == torch.bfloat16 else "fp32")
     model.eval()
     without = log_probabilities(model, rows)
     load_adapter(model, adapter)
@@ -81,16 +89,17 @@ def peft(folder: Path, adapter: Path, rows: Rows) -> Pair:
 
 
 def merged(folder: Path, adapter: Path, rows: Rows) -> Pair:
-    """`goldsmith merge` in the base's own format, loaded by transformers."""
+    """`goldsmith merge` in the base's own format, or in floats if its codes cannot be written again."""
+    form = _merge_format(folder)
     without = log_probabilities(_plain(folder), rows)
     with tempfile.TemporaryDirectory() as place:
         output = Path(place) / "merged"
-        merge(folder, adapter, output)
+        merge(folder, adapter, output, format=form)
         return without, merged_folder(output, rows)
 
 
 def merged_folder(folder: Path, rows: Rows) -> Tensor:
-    """The log-probabilities of a merged model in a folder, loaded by transformers."""
+    """The log-probabilities of a merged model in a folder."""
     return log_probabilities(_plain(folder), rows)
 
 
@@ -170,17 +179,61 @@ def _need(package: str) -> None:
 
 def _dtype(folder: Path) -> torch.dtype:
     config = config_of(folder)
-    return default_dtype(weight_files(folder, config), config)
+    return default_dtype(None if gguf_file(folder) else weight_files(folder, config), config)
+
+
+def _is_coded(folder: Path) -> bool:
+    """Whether the base is quantised: its weights are codes."""
+    config = config_of(folder)
+    settings = (getattr(holder, "quantization_config", None) for holder in (config, config.get_text_config()))
+    return gguf_file(folder) is not None or any(settings) or bool(settings_beside(folder))
+
+
+def _merge_format(folder: Path) -> str:
+    """The format in which the base can be merged. Raises RuntimeMissing if there is none."""
+    if not _is_coded(folder):
+        return "auto"
+    checkpoint = open_checkpoint(folder, empty_model(config_of(folder), _dtype(folder)))
+    if checkpoint.method == "mxfp4":
+        raise RuntimeMissing("goldsmith merge does not write into mxfp4 codes")
+    if isinstance(checkpoint, ModelCheckpoint) and copied_format(checkpoint) is not None:
+        return "auto"
+    return "fp32" if _dtype(folder) == torch.float32 else "bf16"
+
+
+def _decoded(folder: Path) -> Any:
+    """transformers' own model with the numbers that a quantised base stands for, in float32.
+
+    transformers itself needs the library of each format, and a GPU for some.
+    """
+    model: Any = empty_model(config_of(folder), torch.float32)
+    modules = dict(experts_modules(model))
+    convert(model, checkpoint=folder)
+    for path, converted in converted_modules(model).items():
+        for name, tensor in plain_experts(converted, torch.float32).items():
+            modules[path].register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, modules[path])
+    model.set_experts_implementation("eager")
+    return model.eval()
+
+
+def _check_memory(size: float) -> None:
+    free = free_memory()
+    if free is not None and size > free:
+        raise RuntimeMissing(f"the model takes {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
 
 
 def _plain(folder: Path) -> Any:
-    """transformers' own model, in the dtype of its files. Raises RuntimeMissing if memory is too small for it."""
-    from ...offload.memory.transport import free_memory
+    """transformers' own model, in the dtype of its files; decoded to float32 if these are quantised.
 
+    Raises RuntimeMissing if memory is too small for it.
+    """
     config = config_of(folder)
+    if _is_coded(folder):
+        _check_memory(4 * sum(parameter.numel() for parameter in empty_model(config, torch.float32).parameters()))
+        return _decoded(folder)
     files = weight_files(folder, config)
-    size, free = sum(path.stat().st_size for path in files.paths), free_memory()
-    if free is not None and size > free:
-        raise RuntimeMissing(f"the model takes {size / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free")
+    _check_memory(sum(path.stat().st_size for path in files.paths))
     model = class_of(config).from_pretrained(folder, dtype=default_dtype(files, config), local_files_only=True)
     return model.eval()

@@ -56,8 +56,8 @@ class ShardWriter:
         if self._bytes >= SHARD:
             self._write()
 
-    def finish(self, source: Path, config: Mapping[str, Any]) -> None:
-        """Writes the last shard, the index, config.json, and copies of the other files of a model's folder."""
+    def finish(self, source: Path | None, config: Mapping[str, Any]) -> None:
+        """Writes the last shard, the index, config.json, and copies of the other files in `source`, if given."""
         self._write()
         count = len(self._keys)
         names = (
@@ -71,7 +71,7 @@ class ShardWriter:
             weight_map = {key: name for name, keys in zip(names, self._keys) for key in keys}
             index = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(weight_map.items()))}
             _write_json(self.folder / "model.safetensors.index.json", index)
-        for path in sorted(source.iterdir()):
+        for path in sorted(source.iterdir()) if source is not None else ():
             if (
                 path.is_file()
                 and path.suffix in COPIED

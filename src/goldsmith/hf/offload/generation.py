@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -77,6 +77,15 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
     return tokenizer
+
+
+def save_tokenizer(folder: Path, output: Path) -> None:
+    """Writes the tokenizer of a model into another folder, if the model has one."""
+    try:
+        tokenizer = tokenizer_of(folder)
+    except ValueError:
+        return  # a model without a tokenizer is merged all the same
+    cast("Any", tokenizer).save_pretrained(output)
 
 
 def encoded(tokenizer: Tokenizer, prompts: Sequence[str], *, chat: bool = False) -> dict[str, Tensor]:

@@ -49,6 +49,13 @@ class TensorsByName(Protocol):
     def scheme(self, layer: str) -> Scheme | None: ...
 
 
+def code_format(layer: CodedLayer) -> CodeFormat:
+    """The format that holds the layer's codes; raises ValueError if none does: its weights can be read instead."""
+    if isinstance(layer.target, str):
+        raise ValueError(f"{layer.where}: no format holds its codes ({layer.target}); read its weights")
+    return layer.target
+
+
 class QuantisedLayer:
     """The experts at `path`; raises ValueError for a missing or unknown tensor."""
 
@@ -83,10 +90,10 @@ class QuantisedLayer:
         )
 
     def codes(self, projection: str, expert: int) -> Codes:
-        assert isinstance(self.target, CodeFormat)  # noqa: S101
+        target = code_format(self)
         parts = self._parts(projection, expert)
         try:
-            return self._checked(projection, self._schemes[projection].codes(parts, self.target))
+            return self._checked(projection, self._schemes[projection].codes(parts, target), target)
         except ValueError as error:
             raise self._named(projection, expert, error) from error
 
@@ -127,9 +134,8 @@ class QuantisedLayer:
         names = self._names[projection, expert]
         return {part: self._source.get(names[part]) for part in (*scheme.parts, *scheme.optional) if part in names}
 
-    def _checked(self, projection: str, codes: Codes) -> Codes:
-        assert isinstance(self.target, CodeFormat)  # noqa: S101
-        shape = (codes.codes.shape[0], codes.codes.shape[1] * FORMATS[self.target.format].per_code)
+    def _checked(self, projection: str, codes: Codes, target: CodeFormat) -> Codes:
+        shape = (codes.codes.shape[0], codes.codes.shape[1] * FORMATS[target.format].per_code)
         if shape != self._shape(projection):
             raise self._other_shape(projection, list(shape))
         if (

@@ -85,7 +85,8 @@ class Scheme:
     def codes(self, parts: Parts, target: CodeFormat) -> Codes:
         """The codes of a matrix with the groups of `target`; only for a scheme with a format."""
         codes = self.read(parts)
-        assert isinstance(codes, Codes) and codes.scales is not None  # noqa: S101
+        if not isinstance(codes, Codes) or codes.scales is None:
+            raise ValueError(f"{self.label} has no codes with scales; read its weights")
         if FORMATS[target.format].fixed or target.group is None:
             return codes
         inputs = codes.codes.shape[1] * FORMATS[target.format].per_code
@@ -100,7 +101,8 @@ class Scheme:
         values = self.read(parts)
         if isinstance(values, Tensor):
             return values
-        assert self.format is not None  # noqa: S101
+        if self.format is None:
+            raise ValueError(f"{self.label} gives codes, but no format decodes them")
         return decoded(FORMATS[self.format], values)
 
 

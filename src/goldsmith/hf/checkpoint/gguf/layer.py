@@ -48,7 +48,8 @@ class GgufLayer:
         self.floats = None if len(dtypes) != len(kinds) else dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def codes(self, projection: str, expert: int) -> Codes:
-        assert isinstance(self._shared, SharedFormat)  # noqa: S101
+        if isinstance(self._shared, str):
+            raise ValueError(f"{self.where}: no format holds its codes ({self._shared}); read its weights")
         tensor = self._tensors[projection]
         try:
             return blocks.codes(Type(tensor.tensor_type), tensor.data[expert], self._shared)
