@@ -20,7 +20,7 @@ def script():
 
 
 STORIES = [m[3] for m in script().BLOCK.finditer(PAGE)]
-HEADLINE = re.compile(r"FAIL\s+(\S+) is wrong: .*? \((\w+), (?:weak, )?score", re.S)
+HEADLINE = re.compile(r"FAIL\s+(\S+) is wrong(?::|; likely) .*? \((\w+), (?:weak, )?score", re.S)
 
 
 def shown():

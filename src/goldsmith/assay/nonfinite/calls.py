@@ -148,7 +148,7 @@ def _detached(value: Any) -> Any:
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
     with torch._C._DisableTorchDispatch():
-        return list(torch._foreach_clone(tensors)) if tensors else []
+        return [tensor.clone() for tensor in tensors]
 
 
 def _write(pairs: list[tuple[Tensor, Tensor]]) -> None:

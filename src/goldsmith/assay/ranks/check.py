@@ -21,7 +21,7 @@ from .causes import RankFinding
 from .explain import explain, views
 from .layout import Coordinates, assembled, coordinates, part
 from .plain_step import PlainStep, Values
-from .pool import RankError, RankPool, Ranks
+from .pool import RankError, RankGroup, RankPool
 from .rank_run import RankCall, run
 from .target import RankTarget
 
@@ -31,7 +31,7 @@ PROBE = "ranks"
 
 def check(
     target: RankTarget,
-    ranks: int | Ranks,
+    ranks: int | RankGroup,
     case: Case | str | None = None,
     *,
     dtype: torch.dtype | None = None,
@@ -48,7 +48,7 @@ def check(
     """
     if not isinstance(target, RankTarget):
         raise TypeError(f"ranks.check: expected an assay.ranks.RankTarget, got {type(target).__name__}")
-    pool: Ranks = RankPool(ranks) if isinstance(ranks, int) else ranks
+    pool: RankGroup = RankPool(ranks) if isinstance(ranks, int) else ranks
     try:
         cases = target.cases if case is None else (target.case(case),)
         dtypes = target.dtypes if dtype is None else (dtype,)
@@ -71,7 +71,7 @@ def check(
     return report
 
 
-def _one_case(target: RankTarget, pool: Ranks, case: Case, dtype: torch.dtype, seed: int, label: str) -> Report:
+def _one_case(target: RankTarget, pool: RankGroup, case: Case, dtype: torch.dtype, seed: int, label: str) -> Report:
     mesh = target.sizes(pool.world)
     sizes = tuple(mesh.values())
     step = PlainStep(target, case.build(dtype, "cpu", seed), sizes, seed)
@@ -94,7 +94,9 @@ def _one_case(target: RankTarget, pool: Ranks, case: Case, dtype: torch.dtype, s
     return report
 
 
-def calls(target: RankTarget, step: PlainStep, pool: Ranks, mesh: Mapping[str, int], *, fill: bool) -> list[RankCall]:
+def calls(
+    target: RankTarget, step: PlainStep, pool: RankGroup, mesh: Mapping[str, int], *, fill: bool
+) -> list[RankCall]:
     """What every rank has to do."""
     placements = {n: step.placed(n) for n in (*step.inputs, *step.names) if n in step.inputs or not target.dtensors}
     placements |= {n: step.placed(n) for n in target.placements if target.dtensors}

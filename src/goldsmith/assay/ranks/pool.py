@@ -34,7 +34,7 @@ class RankError(RuntimeError):
     """A rank raised, died or did not answer; the message names it."""
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """Processes of one group: RankPool starts them, LaunchedRanks (launched.py) got them from a launcher."""
 
     world: int

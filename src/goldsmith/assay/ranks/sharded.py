@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...core.tracing import TargetError
-from .pool import RankError, RankPool, Ranks
+from .pool import RankError, RankPool, RankGroup
 
 Placements = Mapping[str, Placement | Sequence[Placement]]
 
@@ -30,7 +30,7 @@ class Sharded:
     """A function on several ranks; call it like the function itself, with whole tensors. Differentiable."""
 
     def __init__(
-        self, function: Callable[..., Any], shape: tuple[int, ...], placements: Placements, pool: Ranks
+        self, function: Callable[..., Any], shape: tuple[int, ...], placements: Placements, pool: RankGroup
     ) -> None:
         self.function, self.shape, self.placements, self.pool = function, shape, placements, pool
         functools.update_wrapper(self, function)
@@ -53,7 +53,7 @@ class Sharded:
 
 def sharded(
     function: Callable[..., Any],
-    ranks: int | tuple[int, ...] | Ranks,
+    ranks: int | tuple[int, ...] | RankGroup,
     *,
     placements: Placements,
     mesh: tuple[int, ...] | None = None,
@@ -68,7 +68,7 @@ def sharded(
     a rank raises RankError, which names it.
     """
     started = isinstance(ranks, int | tuple)
-    pool: Ranks = RankPool(ranks if isinstance(ranks, int) else _product(ranks)) if started else ranks  # type: ignore
+    pool: RankGroup = RankPool(ranks if isinstance(ranks, int) else _product(ranks)) if started else ranks  # type: ignore
     shape = mesh or (pool.world,)
     if _product(shape) != pool.world:
         raise TargetError(f"mesh: {shape} has {_product(shape)} places, but there are {pool.world} ranks")

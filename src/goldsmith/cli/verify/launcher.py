@@ -10,7 +10,7 @@ from ..terminal import Problem
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchedRank:
     """This process among those of a launcher."""
 
     rank: int
@@ -19,7 +19,7 @@ class Launch:
     local_world: int
 
     @classmethod
-    def of(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
+    def of(cls, environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
         """From torchrun's variables; None where this process is not one of several."""
         world = int(environment.get("WORLD_SIZE") or "1")
         if world < 2 or not environment.get("MASTER_ADDR"):
@@ -31,7 +31,7 @@ class Launch:
 
 def started_ranks(ranks: int | None) -> int | None:
     """The number of ranks: that of --ranks, or the launcher's. Raises Problem where the two differ."""
-    launch = Launch.of()
+    launch = LaunchedRank.of()
     if launch is None:
         return ranks
     if ranks not in (None, launch.world):
@@ -41,7 +41,7 @@ def started_ranks(ranks: int | None) -> int | None:
 
 def serves_rank_0(device: str | None, limit: float) -> bool:
     """On every rank but 0 of a launcher: computes for rank 0 until it ends, and returns True."""
-    launch = Launch.of()
+    launch = LaunchedRank.of()
     if launch is None or launch.rank == 0:
         return False
     import torch

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from ...assay.declare.case import Case
 from ...assay.declare.target import Target
 from ...assay.ranks import RankTarget, sharded
-from ...assay.ranks.pool import Ranks
+from ...assay.ranks.pool import RankGroup
 from ...core.op import Op
 from ..targets import op_target
 from ..user_targets import load_targets
@@ -67,7 +67,7 @@ def layouts(op: Op, case: Case, world: int) -> list[RankLayout]:
     return found
 
 
-def operator_target(op: Op, layout: RankLayout, pool: Ranks) -> Target:
+def operator_target(op: Op, layout: RankLayout, pool: RankGroup) -> Target:
     """The operator on the pool's ranks, with its forward in float64 as golden."""
     whole = op_target(op, "reference")
     return Target(

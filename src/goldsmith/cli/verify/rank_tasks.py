@@ -11,7 +11,7 @@ from ...assay.declare.case import Case
 from ...assay.ranks import RankTarget
 from ...assay.ranks import check as check_on_ranks
 from ...assay.ranks.launched import LaunchedRanks
-from ...assay.ranks.pool import RankError, RankPool, Ranks
+from ...assay.ranks.pool import RankError, RankGroup, RankPool
 from ...assay.report.check_report import Report
 from ...assay.report.results import CERTAIN, FAIL, REFERENCE_FAULT, Finding
 from ...core.op import Op
@@ -19,7 +19,7 @@ from ...core.tracing import TargetError
 from ..placement import device_of
 from ..targets import ResolvedName
 from ..user_targets import UnknownName, load_targets
-from .launcher import Launch
+from .launcher import LaunchedRank
 from .rank_targets import RankLayout, explained_target, layouts, loadable, operator_target
 from .selection import ON_RANKS, Choice, Job, elements
 
@@ -33,7 +33,7 @@ class RankTasks:
     """Plans and checks; keeps one pool of ranks, which it starts again after a rank was lost."""
 
     def __init__(self) -> None:
-        self.pool: Ranks | None = None
+        self.pool: RankGroup | None = None
 
     def refusal(self, named: ResolvedName) -> str:
         """Why this cannot run on ranks, or ""."""
@@ -78,7 +78,9 @@ class RankTasks:
         layout = next(x for x in layouts(op, case, pool.world) if x.name == request["layout"])
         return self._operator(op, case, layout, dtype, seed, pool)
 
-    def _operator(self, op: Op, case: Case, layout: RankLayout, dtype: torch.dtype, seed: int, pool: Ranks) -> Report:
+    def _operator(
+        self, op: Op, case: Case, layout: RankLayout, dtype: torch.dtype, seed: int, pool: RankGroup
+    ) -> Report:
         try:
             target = operator_target(op, layout, pool)
             report = check_in_one_process(target, case, dtype=dtype, seed=seed, probes=ON_RANKS, raises=False)
@@ -91,10 +93,10 @@ class RankTasks:
             report.environment["ranks"] = more.environment["ranks"]
         return report
 
-    def _ready(self, request: CheckRequest) -> Ranks:
+    def _ready(self, request: CheckRequest) -> RankGroup:
         world, device = request["ranks"] or 1, request["device"].partition(":")[0]
         if self.pool is None or not self.pool.alive:
-            launch = Launch.of()
+            launch = LaunchedRank.of()
             if launch is not None:
                 if self.pool is not None:
                     raise TargetError("the launcher's ranks ended in an earlier case; start the command again")
@@ -112,13 +114,13 @@ def _device(request: PlanRequest, world: int) -> str:
     """The device named, otherwise GPUs if every rank of this host gets one."""
     if request["device"] is not None:
         device = device_of(request).partition(":")[0]
-        if device == "cuda" and Launch.of() is None and torch.cuda.device_count() < world:
+        if device == "cuda" and LaunchedRank.of() is None and torch.cuda.device_count() < world:
             raise UnknownName(
                 f"--ranks {world} on GPUs needs as many; this machine has {torch.cuda.device_count()}. "
                 "Use --device cpu, or start the command with torchrun on several hosts."
             )
         return device
-    launch = Launch.of()
+    launch = LaunchedRank.of()
     local = launch.local_world if launch is not None else world
     return "cuda" if torch.cuda.device_count() >= local and not request["interpret"] else "cpu"
 
