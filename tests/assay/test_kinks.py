@@ -7,6 +7,8 @@ from assay.kernels import target, texts
 from goldsmith import assay
 from goldsmith.assay.bounds.running_errors import running_bounds
 
+pytestmark = pytest.mark.sweep(2)
+
 
 class Chosen(torch.autograd.Function):
     """The maximum of every row; `gets(tied)` selects the tied elements that get its gradient."""

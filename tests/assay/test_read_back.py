@@ -8,6 +8,8 @@ import torch
 from goldsmith import assay
 from goldsmith.assay.bounds.running_errors import running_bounds
 
+pytestmark = pytest.mark.sweep(2)
+
 NARROW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 
 

@@ -20,6 +20,8 @@ from goldsmith.cli.generate import options
 from offload.test_device import Simulation
 from repo.tree import ROOT
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @pytest.mark.parametrize("words", [["--stats"], ["--json", "--budget", "0"]], ids=" ".join)
 def test_a_closed_pipe_is_not_an_error(words, tmp_path_factory):

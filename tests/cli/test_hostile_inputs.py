@@ -23,6 +23,8 @@ from goldsmith.hf.training.options import Options
 from goldsmith.offload import attach
 from offload.whole_models import check_alike
 
+pytestmark = pytest.mark.sweep(2)
+
 
 def options(folder, **changes):
     return Options(model=str(folder), data="verse.txt", output="out", **changes)

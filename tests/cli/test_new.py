@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 import goldsmith
 from goldsmith.cli import app
 
+pytestmark = pytest.mark.sweep(2)
+
 SOURCE = str(Path(goldsmith.__file__).resolve().parents[1])
 
 

@@ -14,6 +14,8 @@ from goldsmith import assay
 from goldsmith.assay.execute import hooks
 from goldsmith.pytest_plugin import BUNDLES, _seed_of
 
+pytestmark = pytest.mark.sweep(2)
+
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,8 @@ from goldsmith.cli import app
 from goldsmith.cli.targets import find
 from goldsmith.cli.user_targets import UnknownName, load_targets, one_target
 
+pytestmark = pytest.mark.sweep(2)
+
 TEXT = """
 import torch
 from goldsmith import assay

@@ -7,6 +7,8 @@ import torch._inductor.config
 from goldsmith import Op, experts
 from goldsmith.experts import dropout
 
+pytestmark = pytest.mark.sweep(2)
+
 # known answers of Random123 for philox4x32-10: counter, key, result
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -10,6 +10,8 @@ from goldsmith import BackendUnavailable, Op, assay, experts
 from goldsmith.cli.targets import op_target
 from goldsmith.experts.moe import _cuda_grouped
 
+pytestmark = pytest.mark.sweep(2)
+
 MOE = Op.get("experts.moe")
 NAMES = ("no_tokens", "one_token", "odd_sizes", "ranks", "rank_zero", "gpt_oss", "holes", "nothing", "no_slots")
 NAMES += ("twice", "zero_weights", "strided", "dropout")

@@ -7,6 +7,8 @@ from goldsmith import assay
 from goldsmith.assay.declare.case import Case
 from hf import goldens, models
 
+pytestmark = pytest.mark.sweep(2)
+
 hf = pytest.importorskip("goldsmith.hf", reason="goldsmith.hf needs transformers and peft")
 from goldsmith.hf.adapter import layout
 

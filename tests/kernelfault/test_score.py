@@ -14,6 +14,8 @@ from benchmarks.kernelfault import calibration, catalogue, figures, page, runner
 from goldsmith.assay.diagnosis import rank
 from repo.tree import ROOT
 
+pytestmark = pytest.mark.sweep(2)
+
 SCORE = [sys.executable, "-m", "benchmarks.kernelfault"]
 
 

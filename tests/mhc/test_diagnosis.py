@@ -5,6 +5,8 @@ import pytest
 from goldsmith.assay.diagnosis.diagnosis import diagnose
 from mhc.test_history import backward_target
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @pytest.mark.parametrize(
     "fault, tensor, cause, params",

@@ -12,6 +12,8 @@ from goldsmith import BackendUnavailable, mhc
 from mhc.networks import DIM, connection, gradients, precisions, target_against_formulas
 from mhc.wrong import check
 
+pytestmark = pytest.mark.sweep(2)
+
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 OWN = {"fn": (24, 4 * DIM), "base": (24,), "scale": (3,), "norm_weight": (4 * DIM,)}

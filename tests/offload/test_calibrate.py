@@ -18,6 +18,8 @@ from goldsmith.offload.planning.assignment import Assignment, assign
 from offload.stores import build, call
 from offload.test_device import Simulation
 
+pytestmark = pytest.mark.sweep(2)
+
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):

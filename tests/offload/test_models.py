@@ -31,6 +31,8 @@ from offload.whole_models import (
 )
 from repo.tree import ROOT
 
+pytestmark = pytest.mark.sweep(2)
+
 # the lanes are bit-identical only on a CPU; the GPU has its own test below
 offload, from_pretrained = (functools.partial(make, device="cpu") for make in (attach.offload, attach.from_pretrained))
 ONE = torch.tensor([1])

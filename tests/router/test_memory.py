@@ -20,6 +20,8 @@ from goldsmith.router.atomic_experts import _triton, reference
 from goldsmith.router.atomic_experts.cases import inputs
 from goldsmith.router.atomic_experts.op import ATOMIC_EXPERTS
 
+pytestmark = pytest.mark.sweep(2)
+
 PER_PAIR, ROWS, CHUNKS, PER_EXPERT = 64, 3, 128 * 2**20, 4
 
 

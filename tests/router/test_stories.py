@@ -11,6 +11,8 @@ from goldsmith import Op, assay, router
 from goldsmith.cli.targets import op_target
 from router import wrong_routers
 
+pytestmark = pytest.mark.sweep(2)
+
 GPU = torch.cuda.is_available()
 
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ...core.tracing import TargetError
-from .pool import RankError, RankPool, RankGroup
+from .pool import RankError, RankGroup, RankPool
 
 Placements = Mapping[str, Placement | Sequence[Placement]]
 
