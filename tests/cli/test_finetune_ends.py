@@ -24,7 +24,7 @@ from goldsmith.hf.training.run.memory_errors import out_of_memory, paragraph
 from goldsmith.hf.training.run.session import CONFIG, LOG, WEIGHTS, RunCallbacks, again
 from goldsmith.hf.training.run.trainer import Trainer
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 HUGE = 1 << 50  # bytes; more than an address space of 48 bits gives to anyone
 

@@ -14,7 +14,7 @@ from goldsmith import assay
 from goldsmith.assay.execute import hooks
 from goldsmith.pytest_plugin import BUNDLES, _seed_of
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 pytest_plugins = "pytester"
 

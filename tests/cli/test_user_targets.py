@@ -10,7 +10,7 @@ from goldsmith.cli import app
 from goldsmith.cli.targets import find
 from goldsmith.cli.user_targets import UnknownName, load_targets, one_target
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 TEXT = """
 import torch

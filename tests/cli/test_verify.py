@@ -23,7 +23,7 @@ from goldsmith.cli.verify.worker_tasks import VerifyTasks
 from goldsmith.cli.workers import pool
 from goldsmith.core.device import interpreter_unavailable
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 HERE = Path(__file__).resolve().parent
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]

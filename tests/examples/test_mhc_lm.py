@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep(2, part=0)
+pytestmark = pytest.mark.sweep(3, part=0)
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--dim", "16", "--heads", "2", "--layers", "1", "--seq", "16", "--batch", "2", "--device", "cpu")

@@ -7,8 +7,8 @@ import pytest
 
 from native.variants import CASES, run
 
-# Each takes a build of its own, so they take turns by day.
-ADDRESS, THREAD = pytest.mark.sweep(2, part=0), pytest.mark.sweep(2, part=1)
+# Each takes a build of its own, so they and test_tiles.py take turns by day.
+ADDRESS, THREAD = pytest.mark.sweep(3, part=0), pytest.mark.sweep(3, part=1)
 VARIANTS = (pytest.param("address", marks=ADDRESS), pytest.param("thread", marks=THREAD))
 
 

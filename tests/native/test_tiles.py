@@ -54,6 +54,7 @@ print(json.dumps(verdicts))
 """
 
 
+@pytest.mark.sweep(3, part=2)
 def test_every_case_passes_with_emulated_tiles():
     environment = os.environ | {
         "GOLDSMITH_LIBRARY": str(library("tiles")),

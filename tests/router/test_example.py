@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.sweep(2, part=1)
+pytestmark = pytest.mark.sweep(3, part=1)
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--dim", "16", "--heads", "2", "--layers", "2", "--seq", "16", "--batch", "2", "--experts", "64", "--k", "4")

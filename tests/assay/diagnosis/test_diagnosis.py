@@ -9,7 +9,7 @@ from assay.diagnosis.targets import adapter, layer, layer_case, layer_golden
 from goldsmith import assay
 from goldsmith.assay.diagnosis.diagnosis import diagnose
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 @pytest.mark.parametrize(

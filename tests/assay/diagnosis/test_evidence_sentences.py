@@ -19,7 +19,7 @@ from goldsmith.assay.diagnosis.stale_inputs import reordered, stale_inputs, unmo
 from goldsmith.assay.report.check_report import Report
 from goldsmith.assay.report.results import CERTAIN, FAIL, Finding
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 def target(candidate, golden, inputs, **more):

@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.fits import aligned, fit
 from goldsmith.assay.diagnosis.isolate import isolate, named
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 def first_fit(target):

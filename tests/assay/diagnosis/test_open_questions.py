@@ -10,7 +10,7 @@ from goldsmith.assay.diagnosis.evidence import CULPRIT, OBSERVED, Evidence, Fit,
 from goldsmith.assay.diagnosis.fits import fit, wrong_block
 from goldsmith.assay.diagnosis.open_questions import open_questions
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 def evidence(state=CULPRIT, **more):

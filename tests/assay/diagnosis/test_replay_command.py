@@ -14,7 +14,7 @@ import goldsmith
 from goldsmith import assay
 from goldsmith.assay.diagnosis import diagnosis_page, replay_command
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 SOURCE = Path(goldsmith.__file__).resolve().parents[1]
 MODULE = """

@@ -9,7 +9,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis import collect, smallest_case
 from goldsmith.assay.diagnosis.shrink import shrink
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 @assay.case(T=[4], D=[8])

@@ -8,7 +8,7 @@ from goldsmith import assay
 from goldsmith.assay.diagnosis.evidence import RunFact
 from goldsmith.assay.diagnosis.runs import OTHERS, facts
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(3)
 
 
 @assay.case(B=[4], L=[9])
