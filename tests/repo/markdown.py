@@ -34,6 +34,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 import traceback
 from dataclasses import dataclass
@@ -236,11 +237,13 @@ def main(path: str, *flags: str) -> int:
     has_gpu = "--gpu" in flags
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        run_document(Path(path), has_gpu=has_gpu, update="--update" in flags)
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return 1
+    document = Path(path).absolute()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        try:
+            run_document(document, has_gpu=has_gpu, update="--update" in flags)
+        except Failure as failure:
+            print(failure, file=sys.stderr)
+            return 1
     return 0
 
 

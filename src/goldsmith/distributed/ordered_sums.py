@@ -68,7 +68,7 @@ def _group_for(device: str, group: ProcessGroup | None) -> ProcessGroup | None:
 
 
 def _buckets(flat: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Lists of consecutive pieces of one dtype with at most BUCKET numbers together."""
+    """Yields lists of consecutive pieces. A list has one dtype and at most BUCKET numbers in all."""
     pieces: list[Tensor] = []
     room = BUCKET
     for tensor in flat:

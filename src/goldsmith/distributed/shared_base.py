@@ -58,13 +58,11 @@ def machine_group() -> ProcessGroup:
     here = _machine()
     machines: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(machines, here)
-    own = None
-    for machine in dict.fromkeys(machines):
+    groups = {}
+    for machine in dict.fromkeys(machines):  # every rank takes part in making every group
         ranks = [rank for rank, theirs in enumerate(machines) if theirs == machine]
-        group = distributed.new_group(ranks, backend="gloo")
-        own = group if machine == here else own
-    assert own is not None  # noqa: S101  this rank is one of the ranks of its machine
-    return own
+        groups[machine] = distributed.new_group(ranks, backend="gloo")
+    return groups[here]
 
 
 def _machine() -> tuple[str, str]:

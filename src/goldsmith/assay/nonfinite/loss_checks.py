@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from . import events as facts
 from .events import Event, Likely, Operand
 from .interfaces import Host
+from .mode_stacks import FunctionStack, SleepingMode
 from .operators import WatchMode
 from .storage_history import BACKWARD
 
@@ -26,13 +27,14 @@ EVIDENCE = 'only the gradients were seen; level="operators" names the operator'
 Node = Any  # torch.autograd.graph.Node
 
 
-class BackwardEntry(TorchFunctionMode):
+class BackwardEntry(SleepingMode, TorchFunctionMode):
     """A function mode that runs every backward through `around`. It is on the stack only outside of the modules."""
+
+    stack = FunctionStack
 
     def __init__(self, around: Callable[[list[Tensor], Callable[[], Any]], Any]):
         super().__init__()
         self.around = around
-        self.depth: int | None = None  # its place in the stack of function modes while it is off
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,18 +42,6 @@ class BackwardEntry(TorchFunctionMode):
             roots = [t for t in facts.leaves(args[:1] or kwargs.get("outputs")) if isinstance(t, Tensor)]
             return self.around(roots, lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
-
-    def sleep(self) -> None:
-        if self.depth is None:
-            stack = _unstacked()
-            self.depth = stack.index(self)
-            _stack(stack[: self.depth] + stack[self.depth + 1 :])
-
-    def wake(self) -> None:
-        if self.depth is not None:
-            stack = _unstacked()
-            _stack([*stack[: self.depth], self, *stack[self.depth :]])
-            self.depth = None
 
 
 class LossChecks:
@@ -119,13 +109,3 @@ def _outer_nodes(roots: list[Tensor], inner: set[Node]) -> list[Node]:
 
 def _peak(tensor: Tensor | None) -> float:
     return facts.quiet_peak(tensor)  # type: ignore[arg-type]
-
-
-def _unstacked() -> list[Any]:
-    """Take all function modes from the stack; the outermost is first."""
-    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
-
-
-def _stack(stack: list[Any]) -> None:
-    for mode in stack:
-        torch._C._push_on_torch_function_stack(mode)

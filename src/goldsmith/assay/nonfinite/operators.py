@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from ..support.dispatch_mode import DispatchMode
 from . import deferred_flags as flags
@@ -24,6 +23,7 @@ from . import events as facts
 from .deferred_flags import FlagRecord
 from .events import Event, Likely, Operand
 from .interfaces import Observer
+from .mode_stacks import DispatchStack, SleepingMode
 from .storage_history import FOREIGN, REPORTED, Known, OperatorEffects, effects_of, owner
 
 PURGE = 1 << 14  # after this many storages, dead ones are forgotten
@@ -40,8 +40,10 @@ class _Aside(threading.local):
 _aside = _Aside()
 
 
-class WatchMode(DispatchMode):
+class WatchMode(SleepingMode, DispatchMode):
     """The dispatch mode: sees every operator, and reports events to its watch."""
+
+    stack = DispatchStack
 
     def __init__(self, watch: Observer):
         super().__init__()
@@ -52,7 +54,6 @@ class WatchMode(DispatchMode):
         self.fresh = 0
         self.last = "the start"
         self.purge_at = PURGE
-        self.depth: int | None = None  # its place in the stack of modes while it is asleep
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -102,22 +103,6 @@ class WatchMode(DispatchMode):
                 self._judge(func, plan, args, kwargs, tensor, "what it changed", read, before)
         self.last = plan.name
         return out
-
-    # on the stack of dispatch modes
-
-    def sleep(self) -> None:
-        """Leave the stack of modes, from any position: a mode on it costs each operator as much as a small operator."""
-        if self.depth is None:
-            stack = _unstacked()
-            self.depth = stack.index(self)
-            _stack(stack[: self.depth] + stack[self.depth + 1 :])
-
-    def wake(self) -> None:
-        """Return to the former position in the stack."""
-        if self.depth is not None:
-            stack = _unstacked()
-            _stack([*stack[: self.depth], self, *stack[self.depth :]])
-            self.depth = None
 
     # memory
 
@@ -311,16 +296,6 @@ class WatchMode(DispatchMode):
         notes, self.notes = self.notes, []
         if not self.watch.sync:
             flags.flush(self.watch, notes, self.known.values())
-
-
-def _unstacked() -> list[Any]:
-    """Take all modes from the stack; the outermost is first."""
-    return [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
-
-
-def _stack(stack: list[Any]) -> None:
-    for mode in stack:
-        _push_mode(mode)
 
 
 def _run(func: Callable, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checks: one operator on one backend with its jobs, and the reports that workers returned."""
+"""A check: one operator on one backend, with its jobs and the reports of their workers."""
 
 from __future__ import annotations
 

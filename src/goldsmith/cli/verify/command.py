@@ -71,7 +71,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
 def _show(
     out: Console, outcome: VerifyOutcome, entries: Sequence[Entry], remarks: Sequence[str], *, every: bool
 ) -> None:
-    """The matrix, the remarks below it, and the findings of the checks that failed."""
+    """Prints the table of checks, the remarks below it, and the findings of failed checks."""
     out.print(display.matrix(entries, {c.name: c.how for c in outcome.checks}))
     for line in remarks:
         out.print(f"\n[dim]{escape(line)}[/]")

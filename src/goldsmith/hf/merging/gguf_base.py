@@ -11,8 +11,8 @@ from ..adapter.fitting import FittedAdapter
 from ..checkpoint.reader import ModelCheckpoint
 from ..checkpoint.source import WeightSource
 from ..experts_spec import ExpertsSpec
+from .merged_tensors import MergeWork, Source
 from .names import natural_key
-from .work import MergeWork, Source
 
 
 class GgufMerge(MergeWork):

@@ -18,8 +18,8 @@ from ..experts_spec import experts_modules, spec_of
 from ..model_class import class_of, config_of, empty_model
 from .codes import CODES, FLOATS, Survival, copied_format
 from .gguf_base import GgufMerge
+from .merged_tensors import OP, MergeWork, Progress
 from .shards import ShardWriter, check_output
-from .work import OP, MergeWork, Progress
 
 
 @dataclass(frozen=True)
