@@ -7,7 +7,7 @@ import pytest
 
 from native.variants import CASES, run
 
-# Each takes a build of its own, so they and test_tiles.py take turns by day.
+# Each variant needs its own build. The two variants and test_tiles.py therefore take turns by day.
 ADDRESS, THREAD = pytest.mark.sweep(3, part=0), pytest.mark.sweep(3, part=1)
 VARIANTS = (pytest.param("address", marks=ADDRESS), pytest.param("thread", marks=THREAD))
 
