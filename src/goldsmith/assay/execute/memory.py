@@ -1,10 +1,10 @@
 """Arena: memory for a candidate's tensors, with guard bands, poisoned bodies and a choice of layouts.
 
 Every buffer is `band | body | band`, with the body aligned to 256 bytes (Triton compiles another kernel for less).
-Bands of floating-point tensors hold a NaN that arithmetic does not produce, another one for each buffer
-(memory_marks.py). A stray read shows in the results. A stray write shows in the band's bytes, even if it copies the
-band of another buffer. `Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*`
-or `full*`, forward and backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
+Bands of floating-point tensors hold a NaN that arithmetic does not produce, another for each buffer (memory_marks.py).
+A stray read shows in the results. A stray write shows in the band's bytes, even if it copies the band of another
+buffer. `Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*` or `full*`,
+forward and backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ class Buffer:
     mark: int  # value of each `unit` in its bands
     unit: torch.dtype
     before: Tensor | None = None
-    snapshot: Tensor | None = (
-        None  # for `written_within`; allocated early, because on a GPU an allocation may wait for every stream
-    )
+    snapshot: Tensor | None = None  # for `written_within`; early, because an allocation may wait for a GPU's streams
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor's storage begins within this allocation."""
@@ -75,6 +73,13 @@ class Buffer:
         except NotImplementedError:  # torch.func's tensors have no storage of their own
             return False
         return 0 <= at - self.raw.data_ptr() < len(self.raw)
+
+    def untouched(self) -> Tensor:
+        """A bool on the buffer's device, False if `overrun` has to look: it needs no wait for a GPU."""
+        if self.before is not None:
+            return (self.raw == self.before).all()
+        bands = self.raw[self.start + self.size :], self.raw[: self.start]
+        return torch.cat([band.view(self.unit) for band in bands]).eq(self.mark).all()
 
     def overrun(self) -> Overrun | None:
         """The write outside the body, or None."""
@@ -185,7 +190,10 @@ class Arena:
         return sum(int((now != old).sum()) for now, old in pairs)
 
     def overruns(self) -> list[Overrun]:
-        return [h for h in (b.overrun() for b in self.buffers) if h is not None]
+        on_gpus = [b for b in self.buffers if b.raw.is_cuda]
+        fine = torch.stack([b.untouched() for b in on_gpus]).tolist() if on_gpus else ()  # one wait instead of two each
+        whole = {id(b) for b, untouched in zip(on_gpus, fine, strict=True) if untouched}
+        return [h for h in (b.overrun() for b in self.buffers if id(b) not in whole) if h is not None]
 
     def owner(self, tensor: Tensor) -> Buffer | None:
         """The buffer of this arena that holds a tensor, or None."""

@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
+from ..support.output_gradients import gradients_of
 from .interpreted_kernels import interpreted_kernels
 from .interpreter import Interpreted, watching
 from .memory import NAN_FILL, Arena, Overrun, Poison, aliases, band_read, overlap, poison_left
@@ -292,12 +293,11 @@ def _autograd(
     stages = {f"{n}.grad": t for n, t in tracer.graph.items() if f"{n}.grad" not in leaves}
 
     def step(run: CandidateRun) -> dict[str, Tensor | None]:
-        grads = torch.autograd.grad(
+        grads = gradients_of(
             list(visible.values()),
             [*leaves.values(), *stages.values()],
             [placed[f"grad_{n}"] for n in visible],
             retain_graph=twice,
-            allow_unused=True,
         )
         run.stages.update({n: g.clone() for n, g in zip(stages, grads[len(leaves) :], strict=True) if g is not None})
         return dict(zip(leaves, map(_dense, grads), strict=False))

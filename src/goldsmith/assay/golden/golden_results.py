@@ -24,6 +24,7 @@ from ..execute.run import CandidateRun, Material
 from ..execute.tracer import Tracer
 from ..noise import ensemble, jitter
 from ..support import deadline, memory_errors
+from ..support.output_gradients import gradients_of
 from . import kinks, self_check
 from .creation_order import CreationOrder
 from .golden_error import GoldenError, golden_errors
@@ -176,11 +177,8 @@ class GoldenResults:
         sources = {**{n: supply[n] for n in wanted}, **{n: t for n, t in stages.items() if n not in wanted}}
         if not able:
             return {f"{n}.grad": torch.zeros_like(supply[n]) for n in wanted}
-        grads = torch.autograd.grad(
-            [results[n] for n in able],
-            list(sources.values()),
-            [cotangents[f"grad_{n}"] for n in able],
-            allow_unused=True,
+        grads = gradients_of(
+            [results[n] for n in able], list(sources.values()), [cotangents[f"grad_{n}"] for n in able]
         )
         return {
             f"{n}.grad": torch.zeros_like(sources[n]) if g is None else g

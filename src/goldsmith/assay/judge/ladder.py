@@ -21,7 +21,7 @@ from torch import Tensor
 from ..bounds.bounded import SLACK
 from ..golden.golden_tensor import GoldenTensor
 from ..noise import formula_rounding, patterns
-from ..noise.noise_floor import quantile, ulps
+from ..noise.noise_floor import quantiles, ulps
 from ..report.results import CERTAIN, QUALITY, STATISTICAL, SYSTEMATIC, Finding, Note, Row
 from .locations import locate, looks_like, worst
 
@@ -209,7 +209,7 @@ class _Comparison:
         row["max_over_bound"] = self.ratio
         if ref.store.is_floating_point and finite.numel():
             steps = ulps(self.y, ref.bounded.value, ref.store)
-            row |= {"ulp_p50": quantile(steps, 0.5), "ulp_p99": quantile(steps, 0.99)}
+            row["ulp_p50"], row["ulp_p99"] = quantiles(steps, (0.5, 0.99))
             row["ulp_max"] = float(steps.max()) if steps.numel() else 0.0
         if noise.usable:
             rms = float(self.r.double().square().sum() / noise.count) ** 0.5

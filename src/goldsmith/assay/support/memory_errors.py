@@ -8,6 +8,7 @@ import re
 import torch
 
 TO_DO = "use smaller sizes in the case, end other programs that use the memory, or choose a device with more of it"
+KEPT = 2**28  # bytes of a GPU's memory that a finished case may leave to the next one
 _ON_A_CPU = "DefaultCPUAllocator"  # part of the RuntimeError that torch raises on a CPU
 
 
@@ -24,7 +25,10 @@ def out_of_memory_text(error: BaseException) -> str:
 
 
 def release(device: str | torch.device) -> None:
-    """Free a GPU's memory before the next case: reference cycles, and what torch's allocator has cached."""
-    if torch.device(device).type == "cuda":
+    """Free a GPU's memory before the next case: reference cycles, and what torch's allocator has cached.
+
+    Only if there is much to free: collecting cycles takes 0.19 s (H100's host), as long as a small case.
+    """
+    if torch.device(device).type == "cuda" and torch.cuda.memory_reserved(device) > KEPT:
         gc.collect()
         torch.cuda.empty_cache()

@@ -1,0 +1,43 @@
+"""Gradients of several results for given output gradients.
+
+`torch.autograd.grad(results, inputs, grad_outputs)` imports sympy and torch.fx to compare shapes: 1.2 s here, 3.5 s on
+an H100's host without bytecode (torch 2.11 and 2.13). A scalar root needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Root(torch.autograd.Function):
+    """A scalar above all results. Its backward hands over the output gradients themselves, strides included."""
+
+    @staticmethod
+    def forward(ctx: Any, sent: Sequence[Tensor], *results: Tensor) -> Tensor:
+        ctx.sent = sent
+        return torch.zeros((), device=results[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.sent)
+
+
+def gradients_of(
+    results: Sequence[Tensor], inputs: Sequence[Tensor], sent: Sequence[Tensor], *, retain_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """sum_i sent[i] * d results[i] / d input, for every input; None for an input that no result depends on.
+
+    Raises RuntimeError if an output gradient has another shape than its result.
+    """
+    for at, (result, gradient) in enumerate(zip(results, sent, strict=True)):
+        if result.shape != gradient.shape:
+            raise RuntimeError(
+                f"result {at} has shape {list(result.shape)} and its output gradient {list(gradient.shape)}; expected "
+                "equal shapes"
+            )
+    root = _Root.apply(tuple(sent), *results)
+    return torch.autograd.grad(root, inputs, retain_graph=retain_graph, allow_unused=True)
