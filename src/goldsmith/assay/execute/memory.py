@@ -2,9 +2,9 @@
 
 Every buffer is `band | body | band`, with the body aligned to 256 bytes (Triton compiles another kernel for less).
 Bands of floating-point tensors hold a NaN that arithmetic does not produce, another for each buffer (memory_marks.py).
-A stray read shows in the results. A stray write shows in the band's bytes, even if it copies the band of another
-buffer. `Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*` or `full*`,
-forward and backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
+A stray read shows in the results, a stray write in the band's bytes, even if it copies the band of another buffer.
+`Poison` guards every tensor that the candidate creates with `torch.empty*`, `zeros*`, `ones*` or `full*`, forward and
+backward. It fills `empty*` with another such NaN, so that unwritten elements are recognised.
 """
 
 from __future__ import annotations
