@@ -78,8 +78,9 @@ class Buffer:
         """A bool on the buffer's device, False if `overrun` has to look: it needs no wait for a GPU."""
         if self.before is not None:
             return (self.raw == self.before).all()
-        bands = self.raw[self.start + self.size :], self.raw[: self.start]
-        return torch.cat([band.view(self.unit) for band in bands]).eq(self.mark).all()
+        return (
+            torch.cat([self.raw[: self.start], self.raw[self.start + self.size :]]).view(self.unit).eq(self.mark).all()
+        )
 
     def overrun(self) -> Overrun | None:
         """The write outside the body, or None."""
