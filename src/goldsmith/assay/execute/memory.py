@@ -372,11 +372,7 @@ class Poison(DispatchMode):
     def _enter(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
         """Calls the kernel of a custom operator with the mode on; otherwise the mode would not see its allocations."""
         key = _backend_key(args, kwargs)
-        if (
-            key is None
-            or not func.has_kernel_for_dispatch_key(key)
-            and not func.has_kernel_for_dispatch_key(_COMPOSITE)
-        ):
+        if key is None or not any(map(func.has_kernel_for_dispatch_key, (key, _COMPOSITE))):
             return func(*args, **kwargs)
         with self:
             return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
