@@ -44,16 +44,26 @@ def test_an_ordinary_run_has_every_small_case_and_one_in_each_further_dtype(op):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_on_a_gpu_kernels_are_run_on_every_case_in_every_dtype(op):
+def test_on_a_gpu_kernels_are_run_on_every_small_case_in_every_dtype_and_on_large_ones_in_the_first(op):
     jobs = choose(op, "triton", "cuda", False, "default", None).jobs
-    assert {(job.case, job.dtype) for job in jobs} == {(c.name, d) for c in op.cases for d in dtypes(op)}
+    first, *others = dtypes(op)
+    small = {c.name for c in op.cases if "large" not in c.tags}
+    assert {job.case for job in jobs if job.dtype == first} == {c.name for c in op.cases}
+    assert {(job.case, job.dtype) for job in jobs if job.dtype != first} == {(c, d) for c in small for d in others}
+
+
+def test_a_case_that_runs_in_float32_anyway_is_not_run_in_float32_again_beside_16_bits():
+    jobs = choose(Op.get("mhc.post"), "triton", "cuda", False, "default", None).jobs
+    assert {"float32" in job.probes for job in jobs if job.dtype == "bfloat16"} == {False}
+    alone = choose(Op.get("mhc.post"), "triton", "cuda", False, "default", "bfloat16").jobs
+    assert {job.probes is None or "float32" in job.probes for job in alone} == {True}
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_the_interpreter_gets_a_few_small_cases_in_float32_one_of_them_with_layouts(op):
     jobs = choose(op, "triton", "cpu", True, "default", None).jobs
     large = {c.name for c in op.cases if "large" in c.tags}
-    assert 0 < len(jobs) <= selection.INTERPRETED_CASES
+    assert 0 < len(jobs) <= selection.FEW_CASES
     assert {job.dtype for job in jobs} == {"float32"} and not large & {job.case for job in jobs}
     assert sorted(job.probes == CONTRACT for job in jobs)[-2:] == [False, True]
 
@@ -133,7 +143,7 @@ def test_the_typical_case_has_about_the_typical_size():
     assert selection._typical(cases[:3]).name == "usual"
     assert selection._typical(cases).name == "probed"
     kept = selection._spread([case(str(k), k) for k in range(30)] + cases, cases[1])
-    assert len(kept) == selection.INTERPRETED_CASES and cases[1] in kept
+    assert len(kept) == selection.FEW_CASES and cases[1] in kept
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ PRE_CASES: dict[str, tuple[Mapping[str, object], str]] = {
         "stride 0 over the streams, as at the entry of a model",
     ),
     "transposed": ({"T": 3, "n": 4, "dim": 65, "layout": "transposed", "iterations": 2}, "streams outermost in memory"),
-    "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than one block of any kernel"),
+    "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "sums over more tokens than one block of any kernel"),
     "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "a common training width"),
     "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
 }  # fmt: skip

@@ -22,7 +22,7 @@ JOINT_CASES: dict[str, tuple[Mapping[str, object], str]] = {
     "large_logits": ({"T": 2, "n": 4, "dim": 5, "std": 10.0}, "Sinkhorn far from converged; softmax saturated"),
     "near_identity": ({"T": 2, "n": 4, "dim": 5, "std": 0.5, "diagonal": 8.0}, "the trained state"),
     "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "iterations": 2}, "leading dimensions"),
-    "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than any one block"),
+    "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "sums over more tokens than any one block"),
     "usual_width": ({"T": 129, "n": 4, "dim": 4096, "std": 1.28}, "the width that is usual in training"),
     "wide": ({"T": 33, "n": 4, "dim": 7168, "std": 2.56}, "DeepSeek's widest K"),
 }

@@ -85,7 +85,7 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     """Plan and check. After Ctrl-C, SIGTERM or SIGHUP it returns early, with the checks finished so far."""
     began = time.monotonic()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    size = 1 if request.ranks else request.jobs or max(1, min(cores, 8))  # ranks use the cores
+    size = 1 if request.ranks else request.jobs or max(1, min(cores, 16))  # ranks use the cores
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
@@ -117,9 +117,9 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
 
 
 def _workers_per_gpu(outcome: VerifyOutcome) -> int:
-    """How many workers may share a GPU: one per 10 GiB, because a large case takes several GiB in float64."""
+    """How many workers may share a GPU: one per 5 GiB. A case that then lacks memory runs again alone."""
     cards = outcome.machine["gpus"]
-    return max(1, int(cards[0]["memory_gib"] // 10)) if cards else 1
+    return max(1, int(cards[0]["memory_gib"] // 5)) if cards else 1
 
 
 def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:

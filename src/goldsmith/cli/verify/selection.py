@@ -27,13 +27,20 @@ from ..terminal import count
 # VALUES needs two runs of the candidate, USUAL and CONTRACT seven more each, all probes about fifty. CONTRACT is for
 # Triton's interpreter: it runs programs in order, so that `repeats` would find nothing there.
 VALUES = ("values", "ensemble", "decisions", "statistics", "poison", "guard", "alias", "float32")
+AGAIN = tuple(probe for probe in VALUES if probe != "float32")  # where the same case also runs in float32
 USUAL = (*VALUES, "second_call", "repeats")
 CONTRACT = (*VALUES, "second_call", "layouts")
 ON_RANKS = ("values",)  # the other probes look at memory in one process
-RUNS: dict[tuple[str, ...] | None, int] = {VALUES: 2, USUAL: 9, CONTRACT: 9, None: 50}  # of the candidate, roughly
+RUNS: dict[tuple[str, ...] | None, int] = {
+    VALUES: 2,
+    AGAIN: 2,
+    USUAL: 9,
+    CONTRACT: 9,
+    None: 50,
+}  # of the candidate, roughly
 EVERY_PROBE = "every_probe"  # tag of cases that get all probes in an ordinary run
 TYPICAL_ELEMENTS = 100  # elements of the largest input of the case that represents the others
-INTERPRETED_CASES = 8  # most cases per operator in an ordinary interpreted run
+FEW_CASES = 8  # most cases per operator in an ordinary run, in the interpreter and of a reference on a GPU
 SIZES = ("quick", "default", "thorough")
 
 
@@ -74,13 +81,15 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
     """The jobs of one backend of an operator, by the size of the run.
 
     quick     one small case with the probes VALUES
-    default   - on a GPU: every case in every dtype. Large cases with VALUES, cases tagged "every_probe" and the typical
-                case with all probes, the others with USUAL.
+    default   - kernels on a GPU: every case in the first dtype. Large cases with VALUES, cases tagged "every_probe" and
+                the typical case with all probes, the others with USUAL. Then every small case in the other dtypes with
+                VALUES.
+              - the reference on a GPU: as on a CPU, but at most eight small cases in the first dtype
               - in the interpreter: at most eight small cases in the first dtype. The typical case with CONTRACT, the
                 others with VALUES.
-              - otherwise (the reference and native kernels): every case in the first dtype, but no large case on a CPU.
-                Tagged cases and the typical case with all probes, the others with VALUES. Then the typical case in the
-                other dtypes with VALUES.
+              - otherwise (the reference and native kernels on a CPU): every small case in the first dtype. Tagged cases
+                and the typical case with all probes, the others with VALUES. Then the typical case in the other dtypes
+                with VALUES.
     thorough  every case in every dtype with all probes; in the interpreter only small cases
 
     The interpreter skips bfloat16, because its stores truncate. If bfloat16 was requested by name it runs, and `check`
@@ -113,11 +122,18 @@ def choose(op: Op, backend: str, device: str, interpreted: bool, size: str, dtyp
         jobs = [job(c, dtypes[0], CONTRACT if c is typical else VALUES) for c in kept]
         left_out.append((len(everything) - len(jobs), "small cases in the interpreter (run with --thorough)"))
     elif on_gpu and backend != "reference":
-        jobs = [job(c, d, _ordinary(c, typical, USUAL)) for c, d in everything]
+        small = [c for c in cases if "large" not in c.tags]
+        again = AGAIN if dtypes[0] == "float32" else VALUES
+        jobs = [job(c, dtypes[0], _ordinary(c, typical, USUAL)) for c in cases]
+        jobs += [job(c, d, again) for d in dtypes[1:] for c in small]
+        left_out.append((len(everything) - len(jobs), "large cases in further dtypes (run with --thorough)"))
     else:
-        jobs = [job(c, dtypes[0], _ordinary(c, typical, VALUES)) for c in cases]
+        kept = _spread([c for c in cases if "large" not in c.tags], typical) if on_gpu else cases
+        jobs = [job(c, dtypes[0], _ordinary(c, typical, VALUES)) for c in kept]
         jobs += [job(typical, d, VALUES) for d in dtypes[1:]]
-        left_out.append((len(everything) - len(jobs), "cases in further dtypes (run with --thorough)"))
+        further = (len(dtypes) - 1) * (len(cases) - 1)
+        left_out.append((len(cases) - len(kept), "cases of the reference on a GPU (run with --thorough)"))
+        left_out.append((further, "cases in further dtypes (run with --thorough)"))
     return Choice(jobs, _without_zeros(left_out))
 
 
@@ -153,12 +169,16 @@ def examined(jobs: Iterable[Job]) -> str:
         CONTRACT: "values, memory, second call and layouts",
         USUAL: "values, memory, second call and repeats",
         VALUES: "values and memory",
+        AGAIN: "values and memory",
         ON_RANKS: "the values of all ranks",
     }
-    numbers = Counter(job.probes for job in jobs)
-    parts = [f"{count(numbers[probes], 'case')} with {words[probes]}" for probes in words if numbers[probes]]
-    parts += ["--thorough runs all probes on every case"] if set(numbers) - {None, ON_RANKS} else []
-    return f"Run: {'; '.join(parts)}." if numbers else ""
+    probes = [job.probes for job in jobs]
+    numbers = Counter(words[each] for each in probes)
+    parts = [
+        f"{count(numbers[phrase], 'case')} with {phrase}" for phrase in dict.fromkeys(words.values()) if numbers[phrase]
+    ]
+    parts += ["--thorough runs all probes on every case"] if set(probes) - {None, ON_RANKS} else []
+    return f"Run: {'; '.join(parts)}." if probes else ""
 
 
 def _ordinary(case: Case, typical: Case, usual: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -175,9 +195,9 @@ def _typical(cases: Sequence[Case]) -> Case:
 
 
 def _spread(cases: list[Case], typical: Case) -> list[Case]:
-    """At most INTERPRETED_CASES cases, evenly spread from first to last, the typical one included."""
-    step = max(1.0, len(cases) / INTERPRETED_CASES)
-    kept = {round(k * step) for k in range(INTERPRETED_CASES)}
+    """At most FEW_CASES cases, evenly spread from first to last, the typical one included."""
+    step = max(1.0, len(cases) / FEW_CASES)
+    kept = {round(k * step) for k in range(FEW_CASES)}
     index = cases.index(typical)
     if index not in kept:
         kept = kept - {min(kept, key=lambda k: abs(k - index))} | {index}

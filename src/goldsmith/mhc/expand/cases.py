@@ -24,7 +24,7 @@ CASES = build_cases(
         "eight_streams": ({"T": 2, "n": 8, "dim": 5}, "sums of eight gradients"),
         "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5}, "three leading dimensions"),
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
-        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "more tokens than one block of any kernel"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "more tokens than one block of any kernel"),
     },
     every_probe=("three_streams",),
 )

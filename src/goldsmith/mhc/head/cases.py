@@ -39,7 +39,7 @@ CASES = build_cases(
         "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5}, "three leading dimensions"),
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
         "expanded": ({"T": 3, "n": 4, "dim": 64, "layout": "expanded"}, "stride 0 over the streams"),
-        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than one block"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "sums over more tokens than one block"),
         "usual_width": ({"T": 129, "n": 4, "dim": 4096}, "a common training width"),
         "wide": ({"T": 33, "n": 4, "dim": 7168}, "DeepSeek's widest K"),
     },

@@ -22,7 +22,7 @@ CASES = build_cases(
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
         "expanded": ({"T": 2, "n": 4, "dim": 64, "layout": "expanded"}, "stride 0 over the streams"),
         "transposed": ({"T": 2, "n": 4, "dim": 65, "layout": "transposed"}, "streams outermost in memory"),
-        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "more tokens than one block of any kernel"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "more tokens than one block of any kernel"),
         "usual_width": ({"T": 129, "n": 4, "dim": 4096}, "a common training width"),
         "wide": ({"T": 33, "n": 4, "dim": 7168}, "DeepSeek's widest dim"),
     },

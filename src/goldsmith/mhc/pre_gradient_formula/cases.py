@@ -52,7 +52,7 @@ CASES = build_cases(
         "large_epsilons": ({"T": 3, "n": 2, "dim": 5, "pre_eps": 0.05, "post_mult": 1.0}, "a forgotten eps shows"),
         "leading_dimensions": ({"T": (2, 1, 3), "n": 4, "dim": 5, "accumulate": True}, "leading dimensions"),
         "no_leading_dimension": ({"T": (), "n": 4, "dim": 5}, "one token without a batch"),
-        "many_tokens": ({"T": 4097, "n": 4, "dim": 1280}, "sums over more tokens than one block"),
+        "many_tokens": ({"T": 4097, "n": 4, "dim": 320}, "sums over more tokens than one block"),
         "usual_width": ({"T": 129, "n": 4, "dim": 4096}, "a common training width"),
         "wide": ({"T": 33, "n": 4, "dim": 7168}, "DeepSeek's widest K"),
     },
