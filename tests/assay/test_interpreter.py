@@ -143,3 +143,23 @@ def test_verify_reports_every_case_as_not_judged(dtypes):
     else:
         assert entry.verdict == "pass" and [n.id for n in entry.report.notes] == ["not_judged"]
         assert entry.report.notes[0].case == "tokens[T=7] bfloat16"
+
+
+def _compiled_for_a_gpu():
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
+
+    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "size": "i32", "factor": "constexpr", "BLOCK": "constexpr"}
+    source = triton.compiler.ASTSource(JITFunction(_scale_kernel.fn), signature, {(3,): 2.0, (4,): 16})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+
+
+def test_a_kernel_compiles_for_a_gpu_between_launches_in_the_interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
+    plain = _compiled_for_a_gpu()
+    with watching() as seen:
+        x = torch.randn(5)
+        assert torch.equal(scaled(x, 2.0), 2 * x)
+        assert _compiled_for_a_gpu() == plain
+        assert torch.equal(scaled(x, 2.0), 2 * x)
+    assert seen.launches == 2

@@ -6,6 +6,7 @@ Measured with Triton 3.6 on 54 cases of mhc's operators, forward and backward: 4
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,10 +45,23 @@ def speed_up(module: ModuleType) -> Callable[[], None]:
         finally:
             forget()
 
-    def undo() -> None:
+    def restore_language() -> None:
+        known.clear()
         while scopes:
             scopes.pop().restore()
+
+    def undo() -> None:
+        restore_language()
         _set(before)
+
+    def compiled(make_ir: Function, *args: object, **kwargs: object) -> Any:
+        """Lowers a kernel for a GPU with Triton as it was: the compiler shares these classes with the interpreter."""
+        restore_language()
+        _set([change for change in before if change[0] is not module.GridExecutor])  # whose call may be wrapped again
+        try:
+            return make_ir(*args, **kwargs)
+        finally:
+            _set([change for change in changes if change[0] is not module.GridExecutor])
 
     changes: list[interpreter_values.Change] = [
         # each integer sum is repeated in int64 for an assertion that only `debug` uses
@@ -67,6 +81,7 @@ def speed_up(module: ModuleType) -> Callable[[], None]:
         # tl.sort and tl.topk exchange by exclusive or, which the interpreter reduces element by element
         (module.ReduceOps, "apply_impl", _reduce(module, module.ReduceOps.apply_impl)),
         *values,
+        *((source, "make_ir", _method(compiled, source.make_ir)) for source in _compiled_sources()),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     _set(changes)
@@ -90,6 +105,16 @@ def _set(values: list[interpreter_values.Change]) -> None:
 
 def _nothing() -> None:
     pass
+
+
+def _compiled_sources() -> list[Any]:
+    """Triton's classes of kernels that it lowers to a GPU's code."""
+    source = sys.modules["triton.compiler"].ASTSource
+    return [each for each in (source, *source.__subclasses__()) if "make_ir" in vars(each)]
+
+
+def _method(function: Function, *first: object) -> Function:
+    return lambda *args, **kwargs: function(*first, *args, **kwargs)
 
 
 def _patched(
