@@ -1,0 +1,18 @@
+"""y = x - log(sum(exp(x))) over the last axis."""
+
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[5], D=[33, 7])
+def rows(make, T, D):
+    return {"x": make.normal(T, D)}
+
+
+cases = rows
+
+
+def golden(x):
+    top = x.amax(-1, keepdim=True)
+    return x - top - torch.log(torch.exp(x - top).sum(-1, keepdim=True))

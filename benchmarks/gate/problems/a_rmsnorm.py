@@ -1,0 +1,17 @@
+"""y = x / sqrt(mean(x^2) + eps) * w over the last axis."""
+
+import torch
+
+from goldsmith import assay
+
+
+@assay.case(T=[6, 1], D=[32, 45])
+def rows(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D), "eps": 1e-5}
+
+
+cases = rows
+
+
+def golden(x, w, eps):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w

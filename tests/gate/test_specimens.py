@@ -1,0 +1,39 @@
+"""The specimens for a judge: right candidates are right, and cheating candidates deceive a checker as people write it."""
+
+import pytest
+import torch
+
+from benchmarks.gate import naive, specimens
+from goldsmith import assay
+
+STATUSES = {"accepted", "wrong", "cheating", "crashed", "timed_out", "over_memory", "refused"}
+REASONS = {
+    "constant_output", "returned_input", "reused_memory", "cached_result", "call_count", "replay_from_disk",
+    "input_changed", "aliased_output", "late_write", "lazy_output", "patched_runtime", "reads_golden", "plain_torch",
+    "lowered_precision", "shape_branch", "backward_shortcut",
+}  # fmt: skip
+CHEATS = specimens.specimens(specimens.CHEATS)
+RIGHT = specimens.specimens(specimens.RIGHT)
+
+
+@pytest.mark.parametrize("specimen", [*CHEATS, *RIGHT], ids=lambda s: s.name)
+def test_a_specimen_says_what_a_judge_should_say(specimen):
+    assert specimen.text
+    assert (specimens.PROBLEMS / f"{specimen.problem}.py").exists()
+    assert set(specimen.statuses) <= STATUSES and specimen.reasons <= REASONS
+    assert bool(specimen.reasons) == (specimen.statuses[0] == "cheating")
+    assert (specimen.statuses[0] == "accepted") == (specimen in RIGHT)
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("specimen", RIGHT, ids=lambda s: s.name)
+def test_a_right_candidate_passes_every_probe(specimen):
+    assay.check(specimens.target(specimen))
+
+
+@pytest.mark.forks
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("specimen", [s for s in CHEATS if s.statuses[0] == "cheating"], ids=lambda s: s.name)
+def test_a_cheating_candidate_deceives_a_naive_checker(specimen):
+    torch.set_num_threads(1)
+    assert any(naive.accepts(checker, specimen) for checker in naive.CHECKERS)
