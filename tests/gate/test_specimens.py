@@ -1,4 +1,4 @@
-"""The specimens for a judge: right candidates are right, and cheating candidates deceive a checker as people write it."""
+"""The specimens for a judge: right candidates are right, and cheating ones deceive checkers as people write them."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_a_specimen_says_what_a_judge_should_say(specimen):
     assert specimen.text
     assert (specimens.PROBLEMS / f"{specimen.problem}.py").exists()
     assert set(specimen.statuses) <= STATUSES and specimen.reasons <= REASONS
-    assert bool(specimen.reasons) == (specimen.statuses[0] == "cheating")
+    assert bool(specimen.reasons) == ("cheating" in specimen.statuses)
     assert (specimen.statuses[0] == "accepted") == (specimen in RIGHT)
 
 
