@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -190,7 +191,9 @@ def size_of(arguments: argparse.Namespace) -> dict[str, int]:
     return {**size, "steps": arguments.steps or size["steps"]}
 
 
-def launch(arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *more: str) -> dict[str, object]:
+def launch(
+    arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *more: str, gpu: int | None = None
+) -> dict[str, object]:
     out = folder / f"{way}-{ranks}{''.join(more)}.json"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
@@ -201,8 +204,18 @@ def launch(arguments: argparse.Namespace, ranks: int, way: str, folder: Path, *m
         *more,
     ]
     print(f"{way} on {ranks} rank{'s' * (ranks > 1)}{' ' * bool(more)}{' '.join(more)}", file=sys.stderr, flush=True)
-    subprocess.run(command, check=True)
+    environment = dict(os.environ) if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": str(gpu)}
+    subprocess.run(command, check=True, env=environment)
     return json.loads(out.read_text())
+
+
+def one_rank(arguments: argparse.Namespace, way: str, folder: Path) -> tuple[dict[str, object], dict[str, object]]:
+    """The run of one rank, and the one that computes each batch in parts: at the same time, on two GPUs."""
+    gpus = (0, 1) if arguments.device == "cuda" else (None, None)
+    with ThreadPoolExecutor(2 if arguments.device == "cuda" else 1) as pool:
+        whole = pool.submit(launch, arguments, 1, way, folder, gpu=gpus[0])
+        in_parts = pool.submit(launch, arguments, 1, way, folder, "--parts", str(arguments.ranks), gpu=gpus[1])
+        return whole.result(), in_parts.result()
 
 
 def difference(one: dict[str, object], other: dict[str, object]) -> float:
@@ -216,8 +229,8 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, obje
     facts = {"machine": machine, "torch": torch.__version__, "goldsmith": __version__, **size}
     facts["dtype"] = "float32" if arguments.float32 else "bfloat16"
     for way in arguments.ways.split(","):
-        alone = launch(arguments, 1, way, folder)
-        spread = difference(alone, launch(arguments, 1, way, folder, "--parts", str(arguments.ranks)))
+        alone, in_parts = one_rank(arguments, way, folder)
+        spread = difference(alone, in_parts)
         for ranks in (1, arguments.ranks):
             result = alone if ranks == 1 else launch(arguments, ranks, way, folder)
             row = {"way": way, "ranks": ranks, **result, "loss_difference": difference(alone, result)}
