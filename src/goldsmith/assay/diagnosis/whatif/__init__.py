@@ -4,6 +4,20 @@ The golden runs in float64 under a mode that sees every operator of its forward 
 changed the way kernels get it wrong: a term dropped, a factor forgotten, a reduction cut short, an operand transposed,
 an index shifted. Then the first wrong tensor is compared. A change that reproduces the candidate's numbers within
 rounding is the mistake, or cannot be distinguished from it.
+
+The modules of the folders below have one kind of change each. Their functions `changes` yield the changes that the
+module's docstring lists. They take some of these arguments:
+
+    call      one operator of the golden's run
+    calls     all operators of the run, in order
+    among     indices of the operators that the wrong tensor depends on
+    by_call   the changes that were tried at each operator alone
+    leaves    inputs and output gradients, by name
+    numbers   sizes and scalars of the case, by name
+    saved     names of the tensors that the forward saves for the backward
+    tensor    name of the wrong tensor
+    wrong     mask of its wrong elements
+    judge     compares a tensor with the candidate's
 """
 
 from .engine import Search, explain, search

@@ -22,10 +22,6 @@ _LEAST = 1e-12  # relative to the addends' size: a smaller sum is zero for every
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong gradient depends on.
-    """
     backward = [c for c in calls if c.backward and c.index in among]
     addends: dict[int, OperatorCall] = {}
     for call in backward:

@@ -20,10 +20,6 @@ _FACTORS = 24
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], judge: Judge) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     for call in calls:
         product = call.name in ("mm", "bmm") and call.backward and call.index in among and floating(call.out)
         if not product or call.out.numel() != judge.golden.numel() or not bool(judge.finite.all()):

@@ -18,10 +18,6 @@ _MOST = 128  # operators in a group
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     alike: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         sums = call.name in _PRODUCTS or call.name == "sum" and _axis(call) is not None

@@ -18,10 +18,7 @@ _MOST = 64
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong gradient depends on; a line's choices in all iterations change together.
-    """
+    """The choices of one source line change together in all iterations."""
     lines: dict[str, list[tuple[OperatorCall, OperatorCall | None, OperatorCall | None]]] = {}
     for call in calls:
         if call.backward or call.name not in _CHOICES or len(call.makers) != 2:

@@ -19,10 +19,6 @@ _BLOCKS = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case.
-    """
     groups: dict[tuple, list[tuple[int, Changed]]] = {}
     for call, x, own in backward_sums(calls, among):
         at = addend_of(calls, call, among) or _spread(calls, call, among)

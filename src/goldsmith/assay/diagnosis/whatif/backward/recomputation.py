@@ -22,10 +22,7 @@ _MASKS = frozenset("masked_fill where tril triu".split())
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], tensor: str) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    by_call: the changes tried at each operator alone; in the forward they would make the outputs wrong as well.
-    """
+    """These changes affect gradients only; in the forward they would make the outputs wrong as well."""
     if not tensor.endswith(".grad"):
         return
     read = {k for call in calls if call.backward for k in call.read}

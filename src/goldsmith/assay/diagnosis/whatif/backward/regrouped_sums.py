@@ -21,10 +21,7 @@ _SUMS, _FACTORS, _ADDENDS = 16, 6, 4
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong gradient depends on; only sums that keep their axis, so that shapes fit.
-    """
+    """Only sums that keep their axis are changed, so that shapes fit."""
     sums = [c for c in calls if c.backward and c.index in among and c.name == "sum" and floating(c.out)]
     known = _forward(calls) if sums else []
     for call in sums[:_SUMS]:

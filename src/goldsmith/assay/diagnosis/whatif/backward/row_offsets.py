@@ -26,10 +26,7 @@ Moved = tuple[str, str, Callable[[Tensor], Tensor], tuple[str, ...], float]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on; all backward readers of a tensor change, or one.
-    """
+    """All backward readers of a tensor change, or one of them."""
     forward: dict[Key, str] = {}
     readers: dict[Key, list[tuple[OperatorCall, int]]] = {}
     for call in calls:

@@ -16,10 +16,6 @@ Moved = tuple[str, Callable[[Tensor], Tensor]]
 
 
 def changes(calls: list[OperatorCall], saved: Sequence[str] = ()) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    saved: names of the tensors that the forward saves for the backward.
-    """
     forward: dict[Key, str] = {}
     shapes: dict[Key, tuple[int, ...]] = {}
     read: dict[Key, str] = {}

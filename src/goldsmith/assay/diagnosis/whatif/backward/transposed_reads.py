@@ -1,6 +1,7 @@
-"""The backward reads a matrix by columns instead of rows, or counts places with another stride.
+"""The backward reads a matrix by columns instead of rows, or computes addresses with another stride.
 
-Also here: an entry of one place, such as a label's share, that appears at the same place of every block.
+Also here: an entry that belongs to one block, such as a label's, appears in every block; and the first or last entry of
+each group counts for the neighbouring group.
 """
 
 from __future__ import annotations
@@ -24,10 +25,6 @@ _SPARSE = frozenset(
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on. numbers: sizes and scalars of the case.
-    """
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:
@@ -117,9 +114,10 @@ def _repeated(over: tuple[int, ...], block: int) -> Changed:
 
 
 def _owners(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """The group of each entry, ascending: each group's first entry goes to the previous group, or its last to the next.
+    """Changes of sorted group indices: the first entry of each group counts for the previous group, or the last entry
+    for the next.
 
-    The group before the first is the first itself or, counted from the end, the last.
+    The first entry of the first group stays there, or wraps around to the last group.
     """
     groups: dict[tuple, list[tuple[OperatorCall, int | None, int]]] = {}
     for call in calls:

@@ -42,10 +42,6 @@ class _Cut:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     for cut in _cuts(calls, among):
         shapes = cut.shapes[:_MOST]
         for i, j in combinations(range(len(shapes)), 2):

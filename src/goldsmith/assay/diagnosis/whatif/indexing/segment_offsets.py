@@ -20,10 +20,6 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Leaves) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     yield from _from_the_beginning(leaves)
     yield from _unmoved(calls, among)
 

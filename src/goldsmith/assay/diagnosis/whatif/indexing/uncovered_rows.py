@@ -18,10 +18,7 @@ _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    numbers: sizes and scalars of the case; one of them may be the number of parts.
-    """
+    """One of the numbers may be the number of parts."""
     case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **case_counts}
     for call in calls:

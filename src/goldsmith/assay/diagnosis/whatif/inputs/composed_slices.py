@@ -54,11 +54,7 @@ def composed_values(
         return None
 
 
-def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    tensor: name of the wrong tensor; sizes: sizes and other numbers of the case.
-    """
+def changes(leaves: Values, tensor: str, numbers: Mapping[str, Any]) -> Iterator[Change]:
     if tensor.endswith(".grad"):
         return  # a gradient would need the output gradients to be cut as well
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.numel()}
@@ -68,7 +64,7 @@ def changes(leaves: Values, tensor: str, sizes: Mapping[str, Any]) -> Iterator[C
         for block in _blocks(n):
             yield from _in_blocks(names, axis, n, block, tensor, spent)
     for names, axis, n in _groups(inputs):
-        yield from _interleaved(names, axis, n, sizes)
+        yield from _interleaved(names, axis, n, numbers)
 
 
 # blocks

@@ -18,10 +18,6 @@ Leaves = Mapping[str, Tensor]
 
 
 def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    numbers: sizes and scalars of the case.
-    """
     for name, t in leaves.items():
         if name.startswith("grad_") or not t.numel() or not (whole(t) or t.dtype == torch.bool):
             continue

@@ -15,10 +15,7 @@ Scalars = Mapping[str, Any]
 
 
 def changes(scalars: Scalars, leaves: Mapping[str, Tensor] | None = None) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    leaves: a scalar may be the length of one of their axes.
-    """
+    """A scalar may be the length of an axis of one of the leaves."""
     numbers = {n: v for n, v in scalars.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     for name, value in numbers.items():
         yield from _whole(name, value) if isinstance(value, int) else _real(name, value)

@@ -21,10 +21,6 @@ Values = Mapping[str, Tensor]
 
 
 def changes(leaves: Values, tensor: str) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    tensor: the wrong one.
-    """
     inputs = {n: t for n, t in leaves.items() if not n.startswith("grad_") and t.dim() > 1 and t.numel()}
     if not tensor.endswith(".grad"):
         for batch, time, shape in _axes(inputs):

@@ -18,11 +18,9 @@ _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def changes(calls: Sequence[OperatorCall], by_call: Mapping[int, Sequence[Change]], wrong: Tensor) -> Iterator[Change]:
-    """Yields the changes that this module describes.
+    """The earliest wrong element bounds the first border: no element before it is wrong.
 
-    by_call: the changes tried at each operator alone; wrong: the wrong elements, none before the first border.
-
-    Gradients run the other way: the last chunk is right.
+    In gradients it is the other way round: the last chunk is right.
     """
     lines: dict[tuple[str, str, bool], list[OperatorCall]] = {}
     for call in calls:

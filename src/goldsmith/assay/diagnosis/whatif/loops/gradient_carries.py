@@ -21,10 +21,6 @@ _ADDS = frozenset("add add_".split())
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int], leaves: Mapping[str, Tensor]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     for call in calls:
         if call.backward and call.index in among and call.name in ("cumsum", "logcumsumexp") and call.args[0].dim():
             yield from _of_running_sums(call)

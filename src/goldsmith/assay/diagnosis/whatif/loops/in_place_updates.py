@@ -24,10 +24,6 @@ class _CurrentValue:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     readers: dict[Key, list[OperatorCall]] = {}
     for call in calls:
         if not call.backward:

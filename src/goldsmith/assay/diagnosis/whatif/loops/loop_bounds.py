@@ -20,10 +20,6 @@ _SINGLE, _MOST, _LEAST = 3, 400, 3
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if call.index in among and call.name in _MADE and floating(call.out) and call.owns and call.out.dim():

@@ -37,10 +37,6 @@ class _Turn:
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     turns = _turns(calls, among)
     if not _LEAST <= len(turns) <= _MOST or all(turn.before < 0 for turn in turns):
         return

@@ -21,10 +21,6 @@ Reader = tuple[OperatorCall, int, Key]
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     for states, readers in list(_loops(calls))[:_KINDS]:
         n = len(states)
         for chunk in (c for c in CHUNKS if c <= n):

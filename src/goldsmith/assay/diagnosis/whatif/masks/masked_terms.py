@@ -20,10 +20,6 @@ _HIDDEN = frozenset("mul div add sub neg exp log pow square sqrt rsqrt sigmoid t
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     masks: list[tuple[OperatorCall, Tensor]] = []
     for call in calls:
         mask = _mask(call, call.args, call.out)

@@ -22,10 +22,6 @@ Part = tuple[str, int, int]  # name, first place, place after the last
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     pieces: dict[int, list[Part]] = {}
     for call in calls:
         if not call.backward and call.index in among and call.name == "cat" and floating(call.out):

@@ -22,10 +22,6 @@ _Kept = tuple[str, Callable[[float], Tensor]]  # an addend's name; scale -> the 
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on.
-    """
     readers: dict[Key, list[Place]] = {}
     for call in calls:
         if call.index not in among or not call.owns or call.name in _ALIASES:

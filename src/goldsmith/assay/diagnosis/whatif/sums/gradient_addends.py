@@ -30,10 +30,7 @@ _SCALED = _AT_INDICES | {"mm", "bmm", "unfold_backward"}
 def changes(
     calls: Sequence[OperatorCall], among: set[int], judge: Judge, leaves: Mapping[str, Tensor]
 ) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on. leaves: integer inputs may give an order of rows.
-    """
+    """Integer inputs among the leaves may give an order of rows."""
     orders = {n: t.argsort(stable=True) for n, t in leaves.items() if whole(t) and t.dim() == 1 and len(t) > 1}
     for call in calls:
         last = call.backward and call.index in among and floating(call.out)

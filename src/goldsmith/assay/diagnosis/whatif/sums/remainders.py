@@ -14,10 +14,7 @@ _TURNS = (1, 2, 3, 4)  # sums that a line has in each iteration
 
 
 def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
-    """Yields the changes that this module describes.
-
-    among: the operators that the wrong tensor depends on; a line's sums change together, or by iteration.
-    """
+    """All sums of one source line change together, or those of one iteration."""
     lines: dict[tuple, list[OperatorCall]] = {}
     for call in calls:
         if (
