@@ -1,7 +1,9 @@
-"""The layout of the source: small rooms, one class for one name."""
+"""The layout of the source: small rooms, one class for one name, and signatures that say what they take."""
 
 import ast
 from collections import defaultdict
+
+import pytest
 
 from repo.tree import SOURCE
 
@@ -24,3 +26,15 @@ def test_one_class_has_one_name():
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(SOURCE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["cli/finetune", "hf/training"])
+def test_signatures_of_training_name_their_types(folder):
+    paths = sorted((SOURCE / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                types = [node.args, node.returns] if node.returns else [node.args]
+                names = {name.id for part in types for name in ast.walk(part) if isinstance(name, ast.Name)}
+                assert "Any" not in names, f"{path.relative_to(SOURCE)}:{node.lineno}: {node.name}"

@@ -149,7 +149,7 @@ def _memory_bytes() -> int:
         return 0
 
 
-def _gpu(index: int) -> dict[str, Any]:
+def _gpu(index: int) -> dict[str, object]:
     p = torch.cuda.get_device_properties(index)
     return {
         "name": p.name,

@@ -76,7 +76,7 @@ class ExpertParallel(ParallelStyle):
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
         return int(most)
 
-    def _return(self, module: nn.Module, outputs: Any, mesh: DeviceMesh) -> Any:
+    def _return(self, module: nn.Module, outputs: object, mesh: DeviceMesh) -> object:
         y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
         if isinstance(y, DTensor):
             y = y.redistribute(placements=self.output_layouts)

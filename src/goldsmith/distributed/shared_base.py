@@ -56,7 +56,7 @@ def machine_group() -> ProcessGroup:
     from torch import distributed
 
     here = _machine()
-    machines: list[Any] = [None] * distributed.get_world_size()
+    machines: list[object] = [None] * distributed.get_world_size()
     distributed.all_gather_object(machines, here)
     groups = {}
     for machine in dict.fromkeys(machines):  # every rank takes part in making every group

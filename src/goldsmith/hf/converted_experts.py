@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -49,7 +48,7 @@ class ConvertedExperts(Experts):
         return [tensor for tensor in base if tensor is not None]
 
     def _load_from_state_dict(
-        self, state_dict: Mapping[str, Tensor], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        self, state_dict: Mapping[str, Tensor], prefix: str, local_metadata: dict[str, object], strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
         """Refuses the plain weights of these experts, which `strict=False` would drop without a word."""

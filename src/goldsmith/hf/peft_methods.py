@@ -70,7 +70,7 @@ def _has_lora(model: nn.Module) -> bool:
     return any(module.lora is not None for module in converted_modules(model).values())
 
 
-def _save_pretrained(self: nn.Module, save_directory: str | Path, **options: Any) -> None:
+def _save_pretrained(self: nn.Module, save_directory: str | Path, **options: object) -> None:
     """peft's `save_pretrained` writes the adapter; with ours it has the experts' LoRA too."""
     if not _has_lora(self):
         cast("Any", type(self)).save_pretrained(self, save_directory, **options)
@@ -79,7 +79,7 @@ def _save_pretrained(self: nn.Module, save_directory: str | Path, **options: Any
 
 
 def _load_adapter(
-    self: nn.Module, model_id: str | Path, adapter_name: str, is_trainable: bool = False, **options: Any
+    self: nn.Module, model_id: str | Path, adapter_name: str, is_trainable: bool = False, **options: object
 ) -> object:
     """peft's `load_adapter`; under the name of the adapter that is there it replaces the experts' LoRA too."""
     if not _has_lora(self):
@@ -93,7 +93,7 @@ def _load_adapter(
     return None
 
 
-def _add_adapter(self: nn.Module, adapter_name: str, *arguments: Any, **options: Any) -> None:
+def _add_adapter(self: nn.Module, adapter_name: str, *arguments: object, **options: object) -> None:
     """peft's `add_adapter`, which could add no LoRA on converted experts."""
     if _has_lora(self):
         _check_name(self, "add_adapter", adapter_name)

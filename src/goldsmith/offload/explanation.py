@@ -54,7 +54,7 @@ class Explanation:
     """`str()` has one line per point; `to_dict()` has the same facts for programs."""
 
     lines: tuple[str, ...]
-    facts: dict[str, Any]
+    facts: dict[str, object]
 
     def __str__(self) -> str:
         return "\n".join(self.lines)

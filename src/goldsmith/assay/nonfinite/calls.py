@@ -140,7 +140,7 @@ def small_buffers(module: torch.nn.Module) -> list[Tensor]:
     return chosen
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> object:
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)

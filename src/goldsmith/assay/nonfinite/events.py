@@ -302,7 +302,7 @@ def leaves(value: Any) -> list[Any]:
         items = value.values()
     else:
         return [value]
-    flat: list[Any] = []
+    flat: list[object] = []
     for item in items:
         if isinstance(item, Tensor):
             flat.append(item)

@@ -29,7 +29,7 @@ class FunctionStack:
         return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
 
     @staticmethod
-    def put(modes: list[Any]) -> None:
+    def put(modes: list[object]) -> None:
         for mode in modes:
             torch._C._push_on_torch_function_stack(mode)
 

@@ -128,7 +128,7 @@ class ModuleChecks:
 
     # the backward
 
-    def output_nodes(self) -> set[Any]:
+    def output_nodes(self) -> set[object]:
         """The nodes of autograd's graph that made the outputs of this step's calls."""
         return {node for call in self._calls for node in call.nodes}
 

@@ -49,7 +49,7 @@ class WatchMode(SleepingMode, DispatchMode):
         super().__init__()
         self.watch = watch
         self.known: dict[int, Known] = {}
-        self.plans: dict[Any, OperatorEffects] = {}
+        self.plans: dict[object, OperatorEffects] = {}
         self.notes: list[FlagRecord] = []
         self.fresh = 0
         self.last = "the start"

@@ -61,7 +61,7 @@ def _facts(watch: WatchRecord, steps: Sequence[int]) -> list[str]:
     return lines
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _event(event: Event) -> dict[str, object]:
     where = f" in {event.module}" if event.module else ""
     how = "born here: all inputs were finite" if event.born else f"carried, from {event.source}"
     share = (
@@ -78,7 +78,7 @@ def _event(event: Event) -> dict[str, Any]:
     }
 
 
-def _around(rows: Sequence[Norm], first: Event | None) -> tuple[list[dict[str, Any]], str]:
+def _around(rows: Sequence[Norm], first: Event | None) -> tuple[list[dict[str, object]], str]:
     """The norms of the first event's step beside the recorded step before it, those with a remark first.
 
     Without an event, or if its step has no norms, the last recorded step takes its place.

@@ -200,7 +200,7 @@ class Watch:
                 armed = self._checks.backward_may_come and self._on and not any(parts)
                 (self._entry.wake if armed else self._entry.sleep)()
 
-    def _around_backward(self, roots: list[Tensor], run: Callable[[], Any]) -> Any:
+    def _around_backward(self, roots: list[Tensor], run: Callable[[], object]) -> object:
         if not self._brief or not self.is_own_thread() or self._checks.call is not None or self._checks.repeating:
             return run()
         return self._loss.around(roots, self._checks.output_nodes(), run)

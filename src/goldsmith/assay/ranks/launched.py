@@ -41,7 +41,7 @@ class LaunchedRanks:
         own: list[tuple[bool, Any]] = []
         thread = threading.Thread(target=lambda: own.append(_answer(function, arguments[0])), daemon=True)
         thread.start()
-        answers: dict[int, tuple[bool, Any]] = {}
+        answers: dict[int, tuple[bool, object]] = {}
         until = time.monotonic() + self._limit_s
         while len(answers) < self.world and time.monotonic() < until:
             time.sleep(_POLL_S)
@@ -91,7 +91,7 @@ def serve(rank: int, *, device: str = "cpu", local_rank: int = 0, limit_s: float
         store.set(f"answer {calls} {rank}", pickle.dumps(_answer(function, arguments)))
 
 
-def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+def _answer(function: Callable[..., object], arguments: tuple[object, ...]) -> tuple[bool, object]:
     try:
         return True, function(*arguments)
     except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge

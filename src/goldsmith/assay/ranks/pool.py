@@ -92,9 +92,9 @@ class RankPool:
                 ) from error
         return self._receive(self._limit_s)
 
-    def _receive(self, limit_s: float) -> list[Any]:
+    def _receive(self, limit_s: float) -> list[object]:
         """The answers of all ranks; raises RankError for the rank that ended, raised, or did not answer."""
-        answers: dict[int, Any] = {}
+        answers: dict[int, object] = {}
         ended: dict[int, str] = {}
         raised: dict[int, str] = {}
         until = time.monotonic() + limit_s

@@ -20,7 +20,7 @@ from ..declare.target import Target
 from .layout import Placed
 from .target import MESH
 
-_MESHES: dict[tuple[Any, ...], DeviceMesh] = {}
+_MESHES: dict[tuple[object, ...], DeviceMesh] = {}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def run(call: RankCall) -> dict[str, Tensor | None]:
 
 
 def _gradients(
-    call: RankCall, mesh: DeviceMesh, named: Mapping[str, Any], leaves: Mapping[str, Tensor]
+    call: RankCall, mesh: DeviceMesh, named: Mapping[str, object], leaves: Mapping[str, Tensor]
 ) -> dict[str, Tensor | None]:
     arriving = [
         (result, grad.to(call.device))

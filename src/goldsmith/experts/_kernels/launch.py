@@ -25,7 +25,7 @@ class Launch:
 
     def __init__(self, kernel: Any, fixed: tuple[Argument, ...], warps: int) -> None:
         self.kernel, self.fixed, self.warps = kernel, fixed, warps
-        self._compiled: Any = None
+        self._compiled: object = None
 
     def __call__(self, grid: tuple[int, int, int], device: torch.device, *arguments: Argument) -> None:
         compiled = self._compiled

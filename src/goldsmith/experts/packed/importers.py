@@ -270,7 +270,7 @@ def _imported(
     read: Callable[..., Codes],
     partitions: int,
     progress: Progress | None,
-    biases: tuple[Any, Any, bool] = (None, None, False),
+    biases: tuple[object, object, bool] = (None, None, False),
 ) -> PackedExperts:
     """Import experts whose three projections have `each` tensors; `read` converts one matrix at a time."""
 
@@ -288,7 +288,7 @@ def _built(
     expert: Callable[[int, tuple[Tensor, ...]], Expert],
     partitions: int,
     progress: Progress | None,
-    biases: tuple[Any, Any, bool],
+    biases: tuple[object, object, bool],
 ) -> PackedExperts:
     count, rows = zip_experts(op, stacks)
     return imported(op, format, group, count, _converted(rows, expert), partitions, progress, biases)

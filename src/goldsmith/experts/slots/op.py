@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ def slots(
 
 def _directly(
     tensors: tuple[Tensor | None, ...],
-    options: dict[str, Any],
+    options: dict[str, object],
     backend: str,
     out: Tensor | None,
     flags: Tensor | None,

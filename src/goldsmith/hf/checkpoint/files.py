@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,7 @@ class WeightFiles:
     folder: Path
     paths: list[Path]
     index: Path | None
-    metadata: dict[str, Any] | None
+    metadata: dict[str, object] | None
 
     @property
     def pickled(self) -> bool:

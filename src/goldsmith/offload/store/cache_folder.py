@@ -127,7 +127,7 @@ def _built(source: Source, path: Path, recipe: dict[str, Any], progress: Progres
 def _key(
     source: Source,
     files: list[Path],
-    recipe: dict[str, Any],
+    recipe: dict[str, object],
     sampled: str,
     progress: Progress | None,
 ) -> str:

@@ -34,7 +34,7 @@ class CheckpointSource(Mapping[int, dict[str, Any]]):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, object] = {}
         self._file_of = self._index()
         self._layers = self._sorted()
         if not self._layers:

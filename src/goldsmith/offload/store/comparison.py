@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ def check_source(
     path: Path,
     source: Source,
     format: str | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     raw: Callable[[int, int], Tensor] | None = None,
 ) -> None:
     """Raises StoreMismatch for the first difference. raw: a function that returns an expert's block in the file; given,

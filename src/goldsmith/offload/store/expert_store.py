@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -198,7 +197,7 @@ class ExpertStore:
         return self._header.fingerprint
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, object]:
         return self._header.summary()
 
     def __repr__(self) -> str:

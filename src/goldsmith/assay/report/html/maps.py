@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from ..results import ErrorMap
 from . import svg
 
 
-def map_view(m: ErrorMap, cells: int) -> dict[str, Any]:
+def map_view(m: ErrorMap, cells: int) -> dict[str, object]:
     golden, candidate, error = (shrink(g, cells) for g in (m.golden, m.candidate, m.error_over_limit))
     finite = [abs(v) for row in golden for v in row if math.isfinite(v)]
     scale = max(finite, default=0.0)

@@ -217,7 +217,7 @@ def breakable(name: str) -> Markup:
     return Markup(re.sub(r"(::|[/_.])(?=\w)", r"\1<wbr>", str(escape(visible(name)))))
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     """A template value without control characters; Markup drawings keep their type."""
     return type(value)(visible(value)) if isinstance(value, str) else value
 

@@ -119,10 +119,10 @@ class Section:
     cases: int  # number of cases with a verdict
     strip: list[dict[str, str]]
     findings: list[dict[str, Any]]  # of the headline's case
-    elsewhere: list[dict[str, Any]]  # of other cases
+    elsewhere: list[dict[str, object]]  # of other cases
     more_findings: int
     notes: list[dict[str, Any]]  # that a reader can act on
-    observations: list[dict[str, Any]]  # the other notes
+    observations: list[dict[str, object]]  # the other notes
     maps: list[dict[str, Any]]
     tensors: list[dict[str, Any]]
     rows: list[Row]
@@ -184,7 +184,7 @@ def headline(report: ReportFacts) -> str:
     return f"Everything tried here holds: {checked}, all within what rounding allows."
 
 
-def notes_view(notes: Sequence[Note]) -> list[dict[str, Any]]:
+def notes_view(notes: Sequence[Note]) -> list[dict[str, object]]:
     """Notes grouped by kind: the first text of each tensor, and the number of other cases with the same note."""
     kinds: dict[str, dict[str, list[Note]]] = {}
     for note in notes:
@@ -207,7 +207,7 @@ def notes_view(notes: Sequence[Note]) -> list[dict[str, Any]]:
     ]
 
 
-def finding_view(finding: Finding) -> dict[str, Any]:
+def finding_view(finding: Finding) -> dict[str, object]:
     where = ""
     if finding.location is not None:
         where = finding.location.text or _where(finding)
@@ -233,7 +233,7 @@ def _where(finding: Finding) -> str:
     return "; ".join(parts)
 
 
-def tensor_view(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def tensor_view(rows: Iterable[Row]) -> list[dict[str, object]]:
     """For each tensor: the distance of every run from its proven bound, and the worst figures."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -285,7 +285,7 @@ def judged_cases(report: ReportFacts) -> int:
     return sum(state != ABSENT for state in case_states(report).values())
 
 
-def matrix_row(entry: Entry) -> dict[str, Any]:
+def matrix_row(entry: Entry) -> dict[str, object]:
     report = entry.report
     if report is None:
         return {"entry": entry, "squares": "", "cases": 0, "worst": None}

@@ -73,7 +73,7 @@ def _scheme(layout: str, weights: Mapping[str, Any]) -> Scheme:
 
 
 def _integers(
-    label: str, weights: Mapping[str, Any], packed: bool, bits: int, symmetric: bool, group: int | None
+    label: str, weights: Mapping[str, object], packed: bool, bits: int, symmetric: bool, group: int | None
 ) -> Scheme:
     # "weight" and "static" order leave the groups next to each other; "group" and "dynamic" do not
     ordered = str(weights.get("actorder") or "").rpartition(".")[2].lower() in ("group", "dynamic", "true")

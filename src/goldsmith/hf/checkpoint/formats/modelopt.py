@@ -26,7 +26,7 @@ def scheme_of(settings: Mapping[str, Any]) -> Scheme:
     raise ValueError(f"{label}; supported are NVFP4, FP8 and FP8_PER_CHANNEL_PER_TOKEN")
 
 
-def settings_beside(folder: Path) -> dict[str, Any]:
+def settings_beside(folder: Path) -> dict[str, object]:
     """The settings of a folder whose config.json has none; empty if ModelOpt did not write it."""
     path = folder / SETTINGS
     if not path.is_file():

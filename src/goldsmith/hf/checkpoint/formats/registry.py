@@ -10,7 +10,7 @@ from typing import Any
 from . import awq, compressed_tensors, fp8, gptq, modelopt
 from .scheme import Scheme
 
-ONE_FOR_ALL: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
+ONE_FOR_ALL: dict[str, Callable[[Mapping[str, object]], Scheme]] = {
     "gptq": gptq.scheme_of,
     "awq": awq.scheme_of,
     "fp8": fp8.scheme_of,

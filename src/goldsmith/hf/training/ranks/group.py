@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -71,9 +71,9 @@ class Ranks(OneProcess):
         distributed.init_process_group("gloo", store=inner, rank=self.rank, world_size=self.world, timeout=limit)
         self._gpus: ProcessGroup | None = None
         self._machine: ProcessGroup | None = None
-        processes: list[Any] = [None] * self.world
+        processes: list[object] = [None] * self.world
         distributed.all_gather_object(processes, tuple(Process.this()))
-        self._processes = [Process(*process) for process in processes]
+        self._processes = [Process(*cast("tuple[str, str, int]", process)) for process in processes]
         own = connect(False)
         self.presence = Presence(own, self.rank, self._processes, first_holds_store=self._first_holds_store)
         distributed.barrier()  # every rank has a key that others read
@@ -99,9 +99,9 @@ class Ranks(OneProcess):
             self._gpus = cast("ProcessGroup", self._exchange(torch.distributed.new_group, backend="nccl"))
 
     def gathered(self, value: T) -> list[T]:
-        values: list[Any] = [None] * self.world
+        values: list[object] = [None] * self.world
         self._exchange(torch.distributed.all_gather_object, values, value)
-        return values
+        return cast("list[T]", values)
 
     def checkpoint(self, read: Callable[[], TrainingCheckpoint | None]) -> TrainingCheckpoint | None:
         """The first rank reads, and sends tensor by tensor: only its host needs the folder."""
@@ -154,7 +154,7 @@ class Ranks(OneProcess):
         same = [rank for rank, theirs in enumerate(self.gathered(mine)) if theirs == mine]
         processors.bind(same.index(self.rank), len(same))
 
-    def _exchange(self, function: Callable[..., object], *arguments: Any, **options: Any) -> object:
+    def _exchange(self, function: Callable[..., object], *arguments: object, **options: object) -> object:
         self.check()
         self.presence.exchanges += 1
         try:

@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -217,9 +216,11 @@ class Trainer:
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
-    def _divergence_on_ranks(self, number: int, *details: Any) -> str:
+    def _divergence_on_ranks(
+        self, number: int, loss: float, norm: float, batches: list[Batch], seeds: list[list[Tensor]], targets: int
+    ) -> str:
         """The explanation of the first rank that finds the value; every rank repeats its own batches."""
-        explanations = self.ranks.gathered(self._divergence(number, *details))
+        explanations = self.ranks.gathered(self._divergence(number, loss, norm, batches, seeds, targets))
         rank = next((rank for rank, (origin, _) in enumerate(explanations) if origin), 0)
         return f"{explanations[rank][1]} (rank {rank})" if self.ranks.world > 1 else explanations[rank][1]
 
