@@ -143,7 +143,8 @@ def _calibrated(request: OffloadRequest, layers: Layers, case: str) -> tuple[Cal
         "offload.calibrate", shape.name, case,
         {"H": shape.H, "I": shape.I, "E": shape.E, "k": shape.k, "layers": layers.count}, "bfloat16",
         layers.store.format, calls.OURS, figures=figures, threads=request.threads,
-        note="seconds" + ("" if others is None else f"; other programs took {others:.0%} of the processors' time"),
+        note="seconds"
+        + ("" if others is None else f"; other programs took {100 * others:.0f} % of the processors' time"),
     )  # fmt: skip
 
 

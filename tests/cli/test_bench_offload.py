@@ -118,7 +118,7 @@ def test_the_time_of_a_calibration_is_a_row(monkeypatch):
     result, rows = bench("memory")
     first, memory = rows
     assert (first["op"], memory["op"]) == ("offload.calibrate", "offload.memory") and "verified" not in first
-    assert first["case"].startswith("first") and "other programs took 25% of the processors' time" in first["note"]
+    assert first["case"].startswith("first") and "other programs took 25 % of the processors' time" in first["note"]
     assert first["figures"]["calibrate_s"] >= 0.01
     result = CliRunner().invoke(command.app, ["memory", "--device", "cpu", "--layers", "1"])
     assert result.exit_code == 0 and re.search(r"calibrate +[0-9.]+ s", result.stdout)

@@ -268,7 +268,7 @@ def test_a_dry_run_counts_and_trains_nothing(place, tmp_path):
     assert 0 < content["bytes"]["experts"] < 2 * 4 * 3 * 16 * 32 * 2 + 2**17
     assert not (tmp_path / "none").exists()
     shown = " ".join(finished(place, tmp_path / "none", "--dry-run").output.split())
-    assert "expert LoRA, gate 3,072" in shown and "total, as in the optimizer 9,216" in shown
+    assert "expert LoRA, gate 3,072" in shown and "total in the optimizer 9,216" in shown
     assert "would also fit" not in shown  # the batch is a whole step already
 
 

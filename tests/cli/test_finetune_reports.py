@@ -58,7 +58,11 @@ def test_a_run_logs_its_metrics_and_tensorboard_gets_the_log_also_after_it_resum
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     output = tmp_path / "out"
     shown = run(place, output, "--steps", 2, "--report-to", "tensorboard", "--data", place / "more.jsonl")
-    assert "verse.txt, more.jsonl: 6 documents" in shown and "its perplexity" in shown and "predicted right" in shown
+    assert (
+        "verse.txt, more.jsonl: 6 documents" in shown
+        and "held-out perplexity" in shown
+        and "held-out token accuracy" in shown
+    )
     refused = run(place, output, "--steps", 5, "--report-to", "tensorboard", code=2)
     assert "the content of --data has changed" in refused
     run(place, output, "--steps", 5, "--report-to", "tensorboard", "--data", place / "more.jsonl")

@@ -66,7 +66,7 @@ def test_a_format_that_loses_the_adapter_warns_and_offers_to_keep_it_apart(folde
     result = json.loads(done.stdout)
     assert result["format"] == "int4" and result["along"] < 0.9 and result["worst_layer"]["layer"]
     text = words_of(done.stderr)
-    assert "(below 90%)" in text and f"goldsmith generate {tmp_path / 'coded'} --adapter {small}" in text
+    assert "(below 90 %)" in text and f"goldsmith generate {tmp_path / 'coded'} --adapter {small}" in text
 
 
 @pytest.mark.parametrize("command", [("merge", "--output"), ("adapter", "export", "--output"), ("adapter", "check")])

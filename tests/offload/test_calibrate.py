@@ -164,13 +164,13 @@ def machine(tmp_path, monkeypatch):
 
 def test_a_calibration_of_a_busy_machine_warns_and_is_repeated_on_a_quiet_one(store, tmp_path, quick, machine):
     machine(0.4)
-    with pytest.warns(RuntimeWarning, match="other programs took 40% of the processors' time"):
+    with pytest.warns(RuntimeWarning, match="other programs took 40 % of the processors' time"):
         first = calibrate(store, device="cpu")
     assert first.busy and Calibration.load(kept(tmp_path)[0]) == first
     with pytest.warns(RuntimeWarning, match="force=True"):
         assert calibrate(store, device="cpu") == first  # still busy, so measuring again would not help
     with Engine(store, device="cpu", gpu_budget="1MiB", calibration=first) as engine:
-        assert "measured on a busy machine: other programs took 40%" in str(engine.explain())
+        assert "measured on a busy machine: other programs took 40 %" in str(engine.explain())
     machine(0.01)
     with warnings.catch_warnings(action="error"):
         second = calibrate(store, device="cpu")

@@ -144,5 +144,18 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def size(number: int) -> str:
+    """Bytes in the largest binary unit that fits: 4.5 MiB."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number:,} B"
+
+
+def percent(share: float) -> str:
+    """Three figures: 31.5 %, 100 %."""
+    return f"{100 * share:.3g} %"
+
+
 def count(n: int, word: str) -> str:
     return f"{n:,} {word}{'' if n == 1 else 's'}"

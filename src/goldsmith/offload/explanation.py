@@ -88,9 +88,8 @@ def explain(engine: ExplainedEngine) -> Explanation:
         lines += _cost_lines(predictions, settings.prefill)
         facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
         if getattr(engine.calibration, "busy", False):
-            lines.append(
-                f"          measured on a busy machine: other programs took {others:.0%} of the processors' time"
-            )
+            busy = f"{100 * others:.0f} % of the processors' time"
+            lines.append(f"          measured on a busy machine: other programs took {busy}")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}
     facts["achieved"] |= {"bound_share": stats.bound_share, "hit_rate": stats.hit_rate, "limiting": stats.limiting}
     lines.append(_achieved(stats, engine.spending.device_lane))
@@ -197,10 +196,12 @@ def _achieved(stats: Counts, device: bool) -> str:
         return "so far    no calls"
     parts = [f"{stats.calls} calls, {_number(stats.t_wall * 1e3 / stats.calls)} ms each"]
     if stats.bound_share is not None:
-        parts.append(f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({stats.bound_share:.0%} of the bound)")
+        parts.append(
+            f"{_number(stats.bound * 1e3 / stats.calls)} ms predicted ({100 * stats.bound_share:.0f} % of the bound)"
+        )
     if device and stats.hit_rate is not None:
         parts.append(
-            f"hit rate {stats.hit_rate:.0%} (it depends on the router; random or tiny models have no locality)"
+            f"hit rate {100 * stats.hit_rate:.0f} % (it depends on the router; random or tiny models have no locality)"
         )
     if stats.limiting:
         parts.append(f"mostly limited by {_LIMITS.get(stats.limiting, stats.limiting)}")

@@ -139,7 +139,8 @@ def _number(value: float | None) -> str:
 
 def _case(diagnosis: DiagnosisFacts) -> str:
     case = diagnosis.case
-    text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {case['threads']} threads"
+    threads = f"{case['threads']} thread{'s' * (case['threads'] != 1)}"
+    text = f"Case  {case['name']}, {case['dtype']} on {case['device']}, seed {case['seed']}, {threads}"
     values = [step for step in case.get("steps", ()) if " -> " not in step]
     text += f"; {', '.join(values)}" if values else ""
     return text + (

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from ..terminal import INTERRUPTED_EARLY, count, duration
+from ..terminal import INTERRUPTED_EARLY, count, duration, percent, size
 
 if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
@@ -54,12 +54,12 @@ class FinetuneDisplay:
     # before
 
     def data(self, data: DataFacts, plan: TrainingPlan, rows: int) -> None:
-        a_step = f"{plan.batch_size} x {plan.grad_accum}" if plan.grad_accum > 1 else f"{plan.batch_size}"
+        a_step = f"{plan.batch_size} x {plan.grad_accum} rows" if plan.grad_accum > 1 else count(plan.batch_size, "row")
         on_ranks = f" on each of {plan.ranks} ranks" if plan.ranks > 1 else ""
         text = (
             f"{data['file']}: {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}, "
             f"{data['trained_tokens']:,} of them trained on, in {count(rows, 'row')}; "
-            f"{count(plan.steps, 'step')} of {a_step} rows{on_ranks}"
+            f"{count(plan.steps, 'step')} of {a_step}{on_ranks}"
         )
         self.out.print(folded(text), markup=False, soft_wrap=True)
 
@@ -72,7 +72,7 @@ class FinetuneDisplay:
         for name in ("attention_lora", "router", "other"):
             if accounting.trained[name] or name == "attention_lora":
                 table.add_row(name.replace("_lora", " LoRA"), f"{accounting.trained[name]:,}")
-        table.add_row("total, as in the optimizer", f"{accounting.trained['total']:,}", style="bold")
+        table.add_row("total in the optimizer", f"{accounting.trained['total']:,}", style="bold")
         self.out.print(table)
         self.out.print()
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -154,11 +154,11 @@ class FinetuneDisplay:
     def row(self, row: LogRow) -> None:
         """Show a row of the log. Without a terminal, print only about LINES rows of the whole run."""
         if "loss" not in row:
+            text = f"step {row['step']:,}: held-out loss {row['eval_loss']:.4f}"
             accuracy = row.get("eval_mean_token_accuracy")
-            more = (
-                "" if accuracy is None else f", perplexity {row['eval_perplexity']:.2f}, {accuracy:.1%} of tokens right"
-            )
-            self._print(f"step {row['step']:,}: loss on held-out text {row['eval_loss']:.4f}{more}")
+            if accuracy is not None:
+                text += f", perplexity {row['eval_perplexity']:.2f}, token accuracy {percent(accuracy)}"
+            self._print(text)
             return
         self._last = row["step"]
         done = self._last - self._first
@@ -183,29 +183,20 @@ class FinetuneDisplay:
         if not result["step"]:
             self.note(f"{INTERRUPTED_EARLY}.")
             return
-        for words, ends in (("loss", result["loss"]), ("loss on held-out text", result["eval_loss"])):
-            if ends:
-                self.out.print(f"{words} {ends['first']:.4f} -> {ends['last']:.4f}")
         for words, ends, form in (
-            ("its perplexity", result.get("eval_perplexity"), ".2f"),
-            ("its tokens predicted right", result.get("eval_mean_token_accuracy"), ".1%"),
+            ("loss", result["loss"], "{:.4f}".format),
+            ("held-out loss", result["eval_loss"], "{:.4f}".format),
+            ("held-out perplexity", result.get("eval_perplexity"), "{:.2f}".format),
+            ("held-out token accuracy", result.get("eval_mean_token_accuracy"), percent),
         ):
             if ends:
-                self.out.print(f"{words} {ends['first']:{form}} -> {ends['last']:{form}}")
+                self.out.print(f"{words} {form(ends['first'])} -> {form(ends['last'])}")
         files = (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl"))
         for word, name in [file for file in files if file[1] not in lost]:
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)
         if result["status"] == "interrupted":
             command = again[0].upper() + again[1:]
             self.note(f"Stopped after step {result['step']:,} of {steps:,}. {command} resumes from there.")
-
-
-def size(number: int) -> str:
-    """Bytes in the largest binary unit that fits."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:,.1f} {name}"
-    return f"{number:,} B"
 
 
 def folded(text: str) -> str:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..terminal import INTERRUPTED_EARLY, duration, write_stdout
+from ..terminal import INTERRUPTED_EARLY, duration, percent, size, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.offload.generation import Generation
@@ -140,23 +140,14 @@ class BatchText:
         write_stdout(text)
 
 
-def size(number: int | None) -> str:
-    """Bytes in the largest binary unit that fits."""
-    if number is None:
-        return "-"
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:,.1f} {name}"
-    return f"{number:,} B"
-
-
 def _number(stats: JsonObject, name: str) -> float | None:
     return cast("float | None", stats.get(name))
 
 
 def _bytes(stats: JsonObject, name: str) -> str:
-    return size(cast("int | None", stats.get(name)))
+    number = cast("int | None", stats.get(name))
+    return "-" if number is None else size(number)
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    return "-" if value is None else percent(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..signals import exit_on_signals, terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
+from ..terminal import Interruption, Problem, announce, console, percent, write_json, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.merging.merged_model import MergeReport
@@ -59,18 +59,20 @@ def _text(report: MergeReport) -> str:
     survival = report.survival
     return (
         f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
-        f"{report.merged} weights with the adapter; {survival.share:.1%} of its norm survives rounding, "
-        f"{survival.along:.1%} in its direction\n"
+        f"{report.merged} weights with the adapter; {percent(survival.share)} of its norm survives rounding, "
+        f"{percent(survival.along)} in its direction\n"
     )
 
 
 def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str:
     survival, worst = report.survival, report.survival.worst
-    place = "" if worst is None else f" The smallest share survives in {worst[0]}: {worst[1]:.1%} in its direction."
+    place = (
+        "" if worst is None else f" The smallest share survives in {worst[0]}: {percent(worst[1])} in its direction."
+    )
     share = min(survival.share, survival.along)
     return (
-        f"Only {share:.1%} of the adapter survives rounding to the format {report.format} (below {least:.0%}): "
-        f"its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate "
+        f"Only {percent(share)} of the adapter survives rounding to the format {report.format} "
+        f"(below {percent(least)}): its changes are smaller than the steps of the format.{place} Keep the adapter apart: goldsmith generate "
         f"{model} --adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
     )
 

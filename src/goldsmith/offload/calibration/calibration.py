@@ -118,8 +118,8 @@ def kept_or_measured(
 def _warn(calibration: Calibration) -> None:
     if calibration.busy:
         warnings.warn(
-            f"{_OP}: other programs took {calibration.others:.0%} of the processors' time while this machine was "
-            "measured, so the costs are those of a busy machine; they are measured again when it is quiet, or with "
+            f"{_OP}: other programs took {100 * calibration.others:.0f} % of the processors' time while this machine "
+            "was measured, so the costs are those of a busy machine; they are measured again when it is quiet, or with "
             "force=True",
             RuntimeWarning,
             stacklevel=4,
