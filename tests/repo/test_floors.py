@@ -129,7 +129,7 @@ def test_importing_goldsmith_takes_less_than_half_a_second_beyond_torch():
 PRODUCTION = """
 import sys
 import torch
-import goldsmith.experts, goldsmith.mhc, goldsmith.offload, goldsmith.router
+import goldsmith.distributed, goldsmith.experts, goldsmith.hf, goldsmith.mhc, goldsmith.offload, goldsmith.router
 from goldsmith.core import BackendUnavailable, Op
 
 for op in Op.all().values():

@@ -1,4 +1,4 @@
-"""docs/how-it-is-built.md: every file and function of a path is there, and the paths in Python are really taken."""
+"""docs/how-it-is-built.md: every file and function of a path is there, and the paths are really taken."""
 
 import os
 import re
@@ -64,6 +64,17 @@ base = experts.pack(torch.randn(E, 2 * I, H), torch.randn(E, H, I), format="bf16
 weights = torch.rand(T, k)
 experts.moe(torch.randn(T, H), torch.randint(0, E, (T, k)), weights, base, backend="native")
 """
+FINETUNE = """
+from goldsmith.cli import app
+options = "--data examples/macbeth/act-5.txt --steps 1 --batch-size 1 --seq-len 16 --threads 1 --output"
+sys.argv = ["goldsmith", "finetune", "examples/shakespeare-moe", *options.split(), {output!r}]
+real, sys.stdout = sys.stdout, sys.stderr
+try:
+    app()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stdout = real
+"""
 
 
 @pytest.mark.parametrize("picture", MOST)
@@ -79,11 +90,19 @@ def test_a_path_names_few_files_and_each_has_its_function(picture):
 
 @pytest.mark.parametrize(
     "picture, program",
-    [("path-pre.svg", PRE), ("path-check.svg", CHECK), ("path-diagnose.svg", DIAGNOSE), ("path-moe.svg", MOE)],
+    [
+        ("path-pre.svg", PRE),
+        ("path-check.svg", CHECK),
+        ("path-diagnose.svg", DIAGNOSE),
+        ("path-moe.svg", MOE),
+        ("path-finetune.svg", FINETUNE),
+    ],
 )
-def test_a_path_is_really_taken(picture, program):
+def test_a_path_is_really_taken(picture, program, tmp_path):
+    program = program.replace("{output!r}", repr(str(tmp_path / "run")))
     command = [sys.executable, "-c", TRACE + program + END]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     executed = set(done.stdout.split())
     for step in PATHS[picture].steps:
