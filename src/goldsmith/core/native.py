@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -48,7 +47,7 @@ class Structure(ctypes.Structure):
 
     _c_name_: str
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         super().__init__(**fields)
         if hasattr(type(self), "size"):
             self.size = ctypes.sizeof(self)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class ShardedOperator(Protocol):
     axes: dict[str, Axes]
     expert_axis: tuple[str, str] | None
 
-    def check(self, *tensors: Tensor | None, **options: Any) -> None: ...
+    def check(self, *tensors: Tensor | None, **options: object) -> None: ...
 
     def fake(self, *tensors: Tensor | None, **options: object) -> tuple[Tensor, ...]: ...
 
@@ -58,7 +58,7 @@ def has_dtensor(tensors: Sequence[object]) -> bool:
 
 
 def run(
-    op: ShardedOperator, tensors: Sequence[Tensor | None], backend: str, options: Mapping[str, Any]
+    op: ShardedOperator, tensors: Sequence[Tensor | None], backend: str, options: Mapping[str, object]
 ) -> dict[str, Tensor]:
     """The results with declared axes as DTensors, computed by the operator on every rank's own part; differentiable.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,7 +16,7 @@ def shard(
     *,
     mesh: DeviceMesh | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
-    **options: Any,
+    **options: object,
 ) -> nn.Module:
     """fully_shard(module), except that fn, base and scale of the hyper-connections in it stay in float32
 

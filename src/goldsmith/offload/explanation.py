@@ -59,7 +59,7 @@ class Explanation:
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dict(self.facts)
 
 
@@ -87,7 +87,7 @@ def explain(engine: ExplainedEngine) -> Explanation:
         facts |= predictions
         lines += _cost_lines(predictions, settings.prefill)
         facts["calibration_others"] = others = getattr(engine.calibration, "others", None)
-        if getattr(engine.calibration, "busy", False):
+        if getattr(engine.calibration, "busy", False) and others is not None:
             busy = f"{100 * others:.0f} % of the processors' time"
             lines.append(f"          measured on a busy machine: other programs took {busy}")
     facts["achieved"] = {"calls": stats.calls, "predicted": stats.bound, "seconds": stats.t_bound}

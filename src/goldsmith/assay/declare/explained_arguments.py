@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...core.tracing import TargetError
 
@@ -29,7 +29,7 @@ def explained_arguments(missing: Mapping[str, str]) -> Callable[[type[T]], type[
         parameters = list(inspect.signature(construct).parameters.values())[1:]
 
         @functools.wraps(construct)
-        def __init__(self: T, *args: Any, **named: Any) -> None:
+        def __init__(self: T, *args: object, **named: object) -> None:
             _check(cls.__name__, parameters, missing, args, named)
             construct(self, *args, **named)
 

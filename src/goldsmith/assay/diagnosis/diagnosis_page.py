@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..report.html import svg
 from ..report.html.page import facts, now, style, template
@@ -37,7 +37,7 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
     if diagnosis.bundle is not None and not command:
         command = replay_command.command_line(diagnosis)
     environment = facts([Entry(name, report=diagnosis.report)])
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "style": style(),
         "title": f"{name}: diagnosis",
         "made": now(),

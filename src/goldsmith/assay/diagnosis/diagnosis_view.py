@@ -102,7 +102,7 @@ def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     ]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, float):
         return view.number(value)
     return ", ".join(map(_plain, value)) if isinstance(value, list | tuple) else str(value)
@@ -111,7 +111,7 @@ def _plain(value: Any) -> str:
 # pictures
 
 
-def maps(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+def maps(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """The map of the first wrong tensor, then maps of other tensors that the check found wrong in that case."""
     drawn: list[ErrorMap] = [diagnosis.map] if diagnosis.map is not None else []
     known = {m.tensor for m in drawn}
@@ -128,7 +128,7 @@ def case_table(diagnosis: DiagnosisFacts) -> list[tuple[str, str, str]]:
     )
 
 
-def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """Share of wrong elements at each index of each axis of the first wrong tensor; empty if all elements are wrong."""
     from .rules.reading import Reading
 
@@ -150,7 +150,7 @@ def profiles(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
     return out
 
 
-def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+def dependence(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """Where the candidate depends on other slices of an input than the golden does."""
     influence = diagnosis.evidence.influence if diagnosis.evidence is not None else {}
     out = []
@@ -188,7 +188,7 @@ def _spans(spans: Sequence[tuple[int, int]]) -> str:
 # tables
 
 
-def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
+def histogram(diagnosis: DiagnosisFacts) -> list[dict[str, object]]:
     """Errors of the first wrong tensor in units of the last place, as a histogram."""
     evidence = diagnosis.evidence
     if (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ def filled_groups(examination: Examination) -> str:
     return ""
 
 
-def _filled_variants(indices: Tensor, sizes: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _filled_variants(indices: Tensor, sizes: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     flat = indices.flatten()
     steps = flat.diff()
     if indices.dim() == 1 and int(flat[0]) == 0 and int(flat[-1]) >= len(steps) and bool((steps >= 0).all()):

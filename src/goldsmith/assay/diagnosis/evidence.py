@@ -297,8 +297,8 @@ class Evidence:
     whatif: list[WhatIf] = field(default_factory=list)
     error: str | None = None
     other: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    scalars: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, Any] = field(default_factory=dict)
+    scalars: dict[str, object] = field(default_factory=dict)
+    sizes: dict[str, object] = field(default_factory=dict)
     dtype: str = "float32"
     operators: frozenset[str] = frozenset()
     left_out: dict[str, str] = field(default_factory=dict)

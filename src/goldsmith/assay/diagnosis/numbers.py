@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ class NamedNumber:
     also: tuple[str, ...] = ()
 
 
-def known(scalars: Mapping[str, Any], sizes: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> dict[str, float]:
+def known(scalars: Mapping[str, object], sizes: Mapping[str, object], inputs: Mapping[str, Tensor]) -> dict[str, float]:
     """Names and values of a case's sizes, scalars and elements of small inputs; without 0, 1 and -1, which explain
     nothing.
     """

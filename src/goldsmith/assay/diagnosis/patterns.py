@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +77,7 @@ def _rearrangements(
     return _with_alternatives(matches)
 
 
-def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+def _whole(g: Tensor) -> Iterator[tuple[str, dict[str, object], str, Tensor]]:
     for i, j in combinations(range(g.dim()), 2):
         if g.shape[i] > 1 and g.shape[j] > 1:
             same = g.shape[i] == g.shape[j]

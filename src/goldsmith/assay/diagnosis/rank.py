@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..report.results import QUALITY, REFERENCE_FAULT
 from . import rules
@@ -46,7 +45,7 @@ class Cause:
     score: float
     tensor: str
     evidence: list[str]
-    params: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, object] = field(default_factory=dict)
     text: str = ""
     mend: str = ""
 

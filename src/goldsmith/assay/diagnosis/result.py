@@ -60,7 +60,7 @@ class DiagnosisFacts:
     def ok(self) -> bool:
         return self.verdict == PASS
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain JSON values, including the report; tensors are only in the bundle."""
         return {
             "schema": SCHEMA,
@@ -82,7 +82,7 @@ class DiagnosisFacts:
             "report": self.report.to_json(),
         }
 
-    def _evidence(self) -> dict[str, Any]:
+    def _evidence(self) -> dict[str, object]:
         if self.evidence is None:
             return {}
         tables = {name: [plain_json(asdict(row)) for row in getattr(self.evidence, name)] for name in _TABLES}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,7 +188,7 @@ def _smaller(value: int, still_fails: Callable[[int], bool]) -> int:
     return value
 
 
-def resized(case: Case, sizes: Mapping[str, Any]) -> Case:
+def resized(case: Case, sizes: Mapping[str, object]) -> Case:
     """The same case with other sizes, and a name that states them."""
     now = {**case.sizes, **sizes}
     label = ",".join(f"{k}={v}" for k, v in now.items())
@@ -199,7 +198,7 @@ def resized(case: Case, sizes: Mapping[str, Any]) -> Case:
 class _CutCase:
     """Makes a given case with shorter axes; axes of equal length in any input count as the same axis."""
 
-    def __init__(self, case: Case, inputs: Mapping[str, Any]):
+    def __init__(self, case: Case, inputs: Mapping[str, object]):
         self.case = case
         tensors = [v for v in inputs.values() if isinstance(v, Tensor)]
         self.lengths = {str(n): n for n in sorted({n for t in tensors for n in t.shape if n > 0})}
@@ -207,7 +206,7 @@ class _CutCase:
     def __call__(self, now: Mapping[str, int]) -> Case:
         drawn = self.case.draw
 
-        def draw(make: Make) -> dict[str, Any]:
+        def draw(make: Make) -> dict[str, object]:
             return {n: _narrowed(v, now) if isinstance(v, Tensor) else v for n, v in drawn(make).items()}
 
         label = ",".join(f"{old}->{new}" for old, new in now.items() if int(old) != new)
@@ -271,7 +270,7 @@ def _changed(case: Case, name: str, change: Callable[[Tensor], Tensor]) -> Case:
     """The case with one input changed. Its name stays, because draws depend on it."""
     drawn = case.draw
 
-    def draw(make: Make, **sizes: Any) -> dict[str, Any]:
+    def draw(make: Make, **sizes: object) -> dict[str, object]:
         supply = drawn(make, **sizes)
         return {**supply, name: change(supply[name])}
 

@@ -70,7 +70,7 @@ class ModuleCall:
             return "one of its arguments or parameters has been overwritten since"
         return ""
 
-    def arguments(self, detached: bool) -> tuple[tuple, dict[str, Any]]:
+    def arguments(self, detached: bool) -> tuple[tuple, dict[str, object]]:
         """The arguments; detached from the graph that leads to them, which may no longer exist in the backward."""
         if not detached:
             return self.args, self.kwargs
@@ -114,7 +114,7 @@ class RandomStates:
 
 
 def begin(
-    module: torch.nn.Module, path: str, args: tuple, kwargs: dict[str, Any], parameters: list[Tensor],
+    module: torch.nn.Module, path: str, args: tuple, kwargs: dict[str, object], parameters: list[Tensor],
     buffers: list[Tensor],
 ) -> ModuleCall:  # fmt: skip
     """The call that is about to run. buffers: those of the module that are copied."""

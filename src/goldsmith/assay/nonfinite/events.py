@@ -297,7 +297,7 @@ def _widened(value: Any) -> Any:
 def leaves(value: Any) -> list[Any]:
     """Tensors and numbers in arguments or results, which operators nest one list deep."""
     if isinstance(value, list | tuple):
-        items: Iterable[Any] = value
+        items: Iterable[object] = value
     elif isinstance(value, Mapping):
         items = value.values()
     else:

@@ -51,7 +51,7 @@ class LossChecks:
         self.host, self.mode = host, mode
         self.running = False
 
-    def around(self, roots: list[Tensor], inner: set[Node], run: Callable[[], Any]) -> Any:
+    def around(self, roots: list[Tensor], inner: set[Node], run: Callable[[], object]) -> object:
         """Run a backward from `roots`, unseen by the dispatch mode. inner: the nodes that made the modules' outputs."""
         handles = [node.register_hook(self._hook(node)) for node in _outer_nodes(roots, inner)]
         self.running = True

@@ -12,7 +12,7 @@ class DispatchStack:
     """The stack of dispatch modes; `take` empties it, outermost mode first."""
 
     @staticmethod
-    def take() -> list[Any]:
+    def take() -> list[object]:
         return [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())][::-1]
 
     @staticmethod
@@ -25,7 +25,7 @@ class FunctionStack:
     """The stack of function modes; `take` empties it, outermost mode first."""
 
     @staticmethod
-    def take() -> list[Any]:
+    def take() -> list[object]:
         return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())][::-1]
 
     @staticmethod

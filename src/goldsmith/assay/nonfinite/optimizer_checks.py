@@ -7,7 +7,6 @@ afterwards the parameters and the optimizer's state are checked. What is not fin
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class OptimizerChecks:
         self.host, self.mode = host, mode
         self.running = False
 
-    def hooks(self) -> list[Any]:
+    def hooks(self) -> list[object]:
         """Register the hooks; each handle removes one."""
         return [register_optimizer_step_pre_hook(self._begin), register_optimizer_step_post_hook(self._end)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ def page(watch: WatchRecord) -> str:
     first = watch.first
     steps = sorted({row.step for row in rows})
     around, title = _around(rows, first)
-    context: dict[str, Any] = {
+    context: dict[str, object] = {
         "style": style(),
         "title": "assay.watch",
         "made": now(),

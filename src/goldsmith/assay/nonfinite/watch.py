@@ -321,7 +321,7 @@ class Watch:
                 self._compiler = True
             self._checks.begin(module, self._paths[module], args, kwargs)
 
-    def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, module: torch.nn.Module, args: object, output: object) -> None:
         path = self._stack.pop() if self._stack else ""
         call = self._checks.call if not self._checks.repeating else None
         if self._on and (self._norms is not None or call is not None or self._checks.repeating):

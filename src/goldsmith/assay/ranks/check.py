@@ -200,10 +200,10 @@ class _Judge:
         """The assay's report on these whole tensors, whatever computed them."""
         inner = {n: n.replace(".grad", "_gradient") for n in values}
 
-        def candidate(**supplied: Any) -> dict[str, Tensor]:
+        def candidate(**supplied: object) -> dict[str, Tensor]:
             return {inner[n]: t.clone() for n, t in values.items()}
 
-        def renamed(**supplied: Any) -> dict[str, Tensor]:
+        def renamed(**supplied: object) -> dict[str, Tensor]:
             results = golden(supplied)
             return {inner[n]: results[n] for n in values}
 

@@ -33,7 +33,7 @@ class LaunchedRanks:
         self._store, self._calls = _store(), 0
         self._lost = False
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def run(self, function: Callable[..., object], arguments: Sequence[tuple[object, ...]]) -> list[object]:
         """[function(*arguments[rank]) on every rank]; raises RankError, after which the ranks are lost."""
         self._calls += 1
         for rank in range(1, self.world):

@@ -6,7 +6,6 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,14 +33,14 @@ class RankCall:
     fill        whether memory that the candidate allocates holds NaN until it is written
     """
 
-    candidate: Callable[..., Any] | None
+    candidate: Callable[..., object] | None
     load: Callable[[], Target] | None
     outputs: tuple[str, ...] | None
     dtensors: bool
     device: str
     mesh: dict[str, int]
     inputs: Mapping[str, Tensor]
-    scalars: Mapping[str, Any]
+    scalars: Mapping[str, object]
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
     grads: tuple[str, ...]
     cotangents: Mapping[str, Tensor]
@@ -100,7 +99,7 @@ def _gradients(
     }
 
 
-def _complete(placements: Placed) -> list[Any]:
+def _complete(placements: Placed) -> list[object]:
     return [Replicate() if p.is_partial() else p for p in placements]
 
 

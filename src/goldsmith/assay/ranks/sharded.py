@@ -30,13 +30,13 @@ class Sharded:
     """A function on several ranks; call it like the function itself, with whole tensors. Differentiable."""
 
     def __init__(
-        self, function: Callable[..., Any], shape: tuple[int, ...], placements: Placements, pool: RankGroup
+        self, function: Callable[..., object], shape: tuple[int, ...], placements: Placements, pool: RankGroup
     ) -> None:
         self.function, self.shape, self.placements, self.pool = function, shape, placements, pool
         functools.update_wrapper(self, function)
         self.__signature__ = inspect.signature(function)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         bound = self.__signature__.bind(*args, **kwargs)
         values = dict(bound.arguments)
         extra = [p.name for p in self.__signature__.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
@@ -52,7 +52,7 @@ class Sharded:
 
 
 def sharded(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     ranks: int | tuple[int, ...] | RankGroup,
     *,
     placements: Placements,

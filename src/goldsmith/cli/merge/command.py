@@ -73,7 +73,8 @@ def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str
     return (
         f"Only {percent(share)} of the adapter survives rounding to the format {report.format} "
         f"(below {percent(least)}): its changes are smaller than the steps of the format.{place} Keep the adapter "
-        f"apart: goldsmith generate {model} --adapter {adapter} adds it without rounding; or merge with --format bf16 or fp32."
+        f"apart: goldsmith generate {model} --adapter {adapter} adds it without rounding; or merge with --format bf16 "
+        "or fp32."
     )
 
 

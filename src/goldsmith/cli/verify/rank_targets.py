@@ -48,7 +48,7 @@ class RankLayout:
     """How an operator's inputs lie on the mesh, by the name under which a report lists it."""
 
     name: str
-    placements: dict[str, Any]
+    placements: dict[str, object]
     mesh: tuple[int, ...] | None = None
 
 

@@ -210,7 +210,7 @@ def from_codes(
     if fmt.fixed:
         check_group(op, fmt, group_size, 32, 32)
     blocks = fmt.name == "fp8_block"
-    parts: tuple[tuple[str, str, Any], ...] = (
+    parts: tuple[tuple[str, str, object], ...] = (
         ("codes", "out in/2" if fmt.per_code == 2 else "out in", (fmt.codes,)),
         ("scales", "ceil(out/128) ceil(in/128)" if blocks else "out in/group", fmt.scales),
     )
@@ -314,7 +314,7 @@ def imported(
     experts: Iterator[Expert],
     partitions: int,
     progress: Progress | None = None,
-    biases: tuple[Any, Any, bool] = (None, None, False),
+    biases: tuple[object, object, bool] = (None, None, False),
 ) -> PackedExperts:
     """Pack experts whose matrices are in codes of `format` already, one at a time; count None: not known before."""
     check_partitions(op, partitions)

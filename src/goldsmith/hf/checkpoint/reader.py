@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class ModelCheckpoint:
         return stem in self._coded_stems and part != "bias" or part.endswith(("_blocks", "_scales"))
 
 
-def _quantisation(config: PreTrainedConfig) -> dict[str, Any]:
+def _quantisation(config: PreTrainedConfig) -> dict[str, object]:
     for holder in (config, config.get_text_config()):
         settings = getattr(holder, "quantization_config", None)
         if settings is not None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +111,7 @@ class Writer:
         """The numbers that these tensors stand for, in float32."""
         return self._scheme.weights(parts) if self._scheme is not None else parts["weight"].float()
 
-    def config(self, plain: list[str]) -> dict[str, Any] | None:
+    def config(self, plain: list[str]) -> dict[str, object] | None:
         """quantization_config for config.json; `plain`: the linear modules that stay floats. None for floats."""
         if not self.coded:
             return None

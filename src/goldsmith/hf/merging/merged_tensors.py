@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ class MergeWork:
                 progress(done, len(items), name)
             yield tensors, following != layer_of(name)
 
-    def config(self, content: dict[str, Any]) -> dict[str, Any]:
+    def config(self, content: dict[str, object]) -> dict[str, object]:
         """config.json of the output."""
         content = dict(content)
         text = content.get("text_config")

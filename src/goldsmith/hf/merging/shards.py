@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -56,7 +55,7 @@ class ShardWriter:
         if self._bytes >= SHARD:
             self._write()
 
-    def finish(self, source: Path | None, config: Mapping[str, Any]) -> None:
+    def finish(self, source: Path | None, config: Mapping[str, object]) -> None:
         """Writes the last shard, the index, config.json, and copies of the other files in `source`, if given."""
         self._write()
         count = len(self._keys)

@@ -116,7 +116,7 @@ def kept_or_measured(
 
 
 def _warn(calibration: Calibration) -> None:
-    if calibration.busy:
+    if calibration.busy and calibration.others is not None:
         warnings.warn(
             f"{_OP}: other programs took {100 * calibration.others:.0f} % of the processors' time while this machine "
             "was measured, so the costs are those of a busy machine; they are measured again when it is quiet, or with "

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def overheads(
             # an expert is computed while the next one is copied, except the last one; on a CPU, after its copy
             k = 1 if way == "link" and device.type == "cpu" else together
             turns = [ids] if ids else [[(i + turn * k) % experts for i in range(k)] for turn in range(_CALLS)]
-            options: dict[str, Any] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
+            options: dict[str, object] = {"lanes": lanes, "threads": threads, "gpu_budget": _budget(store, device)}
             with make(store, device=device, exact=False, guard="off", **options) as engine:
                 own = way == "split" and engine.runs_ahead
                 times = (

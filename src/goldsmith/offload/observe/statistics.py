@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 
 @dataclass
@@ -78,7 +77,7 @@ class Counts:
             else:
                 setattr(self, f.name, mine + getattr(other, f.name))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         shown = [f.name for f in fields(Counts) if f.repr]
         rates = ("hits", "misses", "hit_rate", "bound_share", "overlap", "limiting")
         return {name: getattr(self, name) for name in (*shown, *rates)}
@@ -99,5 +98,5 @@ class Stats(Counts):
             stats.add(counts)
         return stats
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return super().to_dict() | {"layers": {str(layer): counts.to_dict() for layer, counts in self.layers.items()}}

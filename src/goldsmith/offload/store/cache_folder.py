@@ -46,7 +46,7 @@ def fingerprint_of(
     limit: float | None = None,
 ) -> str:
     """The fingerprint that a store of this source would have; reads the sample of every expert (store/samples.py)."""
-    recipe: dict[str, Any] = {
+    recipe: dict[str, object] = {
         "format": format, "group_size": group_size, "activation": activation, "alpha": alpha, "limit": limit
     }  # fmt: skip
     return fingerprint_and_key(_OP, opened_source(source), recipe, whole=False)[0]

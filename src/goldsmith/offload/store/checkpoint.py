@@ -117,7 +117,7 @@ class CheckpointSource(Mapping[int, dict[str, Any]]):
         """Layer -> ((projection, expert) or the fused tensor's name -> name in the files)."""
         names_of: dict[int, dict[Any, str]] = {}
         for key in self._file_of:
-            part: Any
+            part: object
             if one := _ONE.fullmatch(key):
                 if one[3] not in _PROJECTIONS:
                     raise self._unknown_name(key)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ def digest(expert: FloatExpert | CodedExpert) -> bytes:
     return sha.digest()[:SAMPLE]
 
 
-def fingerprint(blocks: ExpertBlocks, options: Mapping[str, Any], layers: list[LayerEntry]) -> str:
+def fingerprint(blocks: ExpertBlocks, options: Mapping[str, object], layers: list[LayerEntry]) -> str:
     """A hash of everything that decides what a store computes, 32 hexadecimal digits."""
     layout = blocks.layout
     scale = SCALE_NAMES[layout.scale_dtype] if layout.scale_dtype else None

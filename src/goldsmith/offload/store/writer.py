@@ -42,7 +42,7 @@ def build(
     *,
     format: str,
     group_size: int | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     overwrite: bool,
     allow_nonfinite: bool,
     progress: Progress | None,

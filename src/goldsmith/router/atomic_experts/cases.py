@@ -74,7 +74,7 @@ def inputs(
     }
 
 
-_CASES: dict[str, tuple[dict[str, Any], str]] = {
+_CASES: dict[str, tuple[dict[str, object], str]] = {
     "no_tokens": ({"T": 0, "D": 5, "N": 7, "K": 3}, "empty output, zero gradients of the tables"),
     "one_token": ({"T": 1, "D": 16, "N": 9, "K": 4}, "decoding"),
     "uniform": ({"T": 13, "D": 8, "N": 40, "K": 6}, "most experts have one token or none"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -242,7 +241,7 @@ def _known(search: SearchContext) -> dict[str, Tensor]:
 
 
 def _offered(
-    search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *arguments: Any
+    search: SearchContext, kind: str, source: Callable[..., Iterable[Change]], *arguments: object
 ) -> list[Change]:
     """The changes of one kind; none if it raises an error, which is noted in `search.left_out`."""
     try:

@@ -153,7 +153,7 @@ def _kinds(entries: Sequence[Entry]) -> dict[str, set[str]]:
     return kinds or {"target": set()}
 
 
-def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, Any]]]]:
+def _groups(entries: Sequence[Entry]) -> list[tuple[str, list[dict[str, object]]]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         groups.setdefault(entry.operator, []).append(view.matrix_row(entry))

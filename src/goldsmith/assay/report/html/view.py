@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..ranking import OBSERVATIONS, demanding, number, ranked
 from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Finding, Note, ReportFacts, Row
@@ -118,16 +117,16 @@ class Section:
     headline: str
     cases: int  # number of cases with a verdict
     strip: list[dict[str, str]]
-    findings: list[dict[str, Any]]  # of the headline's case
+    findings: list[dict[str, object]]  # of the headline's case
     elsewhere: list[dict[str, object]]  # of other cases
     more_findings: int
-    notes: list[dict[str, Any]]  # that a reader can act on
+    notes: list[dict[str, object]]  # that a reader can act on
     observations: list[dict[str, object]]  # the other notes
-    maps: list[dict[str, Any]]
-    tensors: list[dict[str, Any]]
+    maps: list[dict[str, object]]
+    tensors: list[dict[str, object]]
     rows: list[Row]
     rows_total: int
-    probes: list[Any] = field(default_factory=list)
+    probes: list[object] = field(default_factory=list)
 
 
 def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_maps: int = 4) -> Section:

@@ -6,7 +6,6 @@ In the forward, `decompositions` writes out the golden's own cross product, so t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +23,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         return
     for cause, how, first, second in _KINDS:
 
-        def product(a: Tensor, b: Tensor, *, dim: int = -1, x: float = first, y: float = second, **_: Any) -> Tensor:
+        def product(a: Tensor, b: Tensor, *, dim: int = -1, x: float = first, y: float = second, **_: object) -> Tensor:
             return x * a.roll(-1, dim) * b.roll(-2, dim) + y * a.roll(-2, dim) * b.roll(-1, dim)
 
         yield Change(cause, f"{how} in {call.expression}", call.index, instead(product), {}, 0.6)

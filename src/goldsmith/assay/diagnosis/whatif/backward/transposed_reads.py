@@ -7,7 +7,6 @@ each group counts for the neighbouring group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ _SPARSE = frozenset(
 )
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     if any(c.backward for c in calls):
         yield from _transposed(calls)
     for call in calls:
@@ -59,7 +58,7 @@ def _transposed(calls: Sequence[OperatorCall]) -> Iterator[Change]:
         yield Change(cause, text, -1, None, {"saved": name}, 0.5 if square else 0.45, saved=instead, also=also)
 
 
-def _strides(call: OperatorCall, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def _strides(call: OperatorCall, numbers: Mapping[str, object]) -> Iterator[Change]:
     """Places of a flattened table: row S + column, where the golden has row W + column."""
     sizes = {int(n) for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 4096}
     sizes |= {s for t in call.tensors for s in t.shape[-3:] if s > 1}

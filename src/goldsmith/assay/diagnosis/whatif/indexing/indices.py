@@ -244,7 +244,7 @@ def _lost(call: OperatorCall) -> Iterator[Change]:
     indexed = call.name.startswith("index_add")
 
     def stored(last: bool, keep: bool) -> Any:
-        def make(x: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: Any) -> Tensor:
+        def make(x: Tensor, dim: int, index: Tensor, source: Tensor, **kwargs: object) -> Tensor:
             order = torch.arange(index.shape[dim if not indexed else 0])
             order = order if last else order.flip(0)
             out = x.clone()
@@ -293,8 +293,8 @@ def _borders(call: OperatorCall) -> Iterator[Change]:
         ("begins one too late", first, first, -1.0), ("ends one too early", last, last, -1.0),
     ):  # fmt: skip
 
-        def borders(x: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, at: Tensor = at,
-                    rows: Tensor = rows, sign: float = sign, **kwargs: Any) -> Tensor:  # fmt: skip
+        def borders(x: Tensor, dim: int, index: Tensor, source: Tensor, *args: object, at: Tensor = at,
+                    rows: Tensor = rows, sign: float = sign, **kwargs: object) -> Tensor:  # fmt: skip
             out = x.index_add(dim, index, source)
             return out.index_add(dim, index[at], sign * source.index_select(dim, rows))
 
@@ -349,7 +349,7 @@ def _offsets(call: OperatorCall) -> Iterator[Change]:
         if other == start or not 0 <= other <= n - size:
             continue
 
-        def elsewhere(x: Tensor, *args: Any, at: int = other, **kwargs: Any) -> Tensor:
+        def elsewhere(x: Tensor, *args: object, at: int = other, **kwargs: object) -> Tensor:
             part = x.narrow(axis, at, size)
             return part.squeeze(axis) if call.name == "select" else part
 

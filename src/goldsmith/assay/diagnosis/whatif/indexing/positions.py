@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ..run.calls import Change, OperatorCall, floating, replaced, with_arguments, with_result
 from .indices import wraps
@@ -32,7 +31,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
     yield Change(cause, text, call.index, with_result(lambda t: t.flip(0)), {}, 0.45, also=(also,))
 
 
-def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def steps(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """A constant derived from a size of the case, such as a grid step, with that size one higher or lower."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 2}
     count = 0

@@ -7,7 +7,6 @@ has to add its beginning. Positions in sequences of different lengths have to be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,5 +68,5 @@ def _unmoved(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]
                              also=("missing_term", "off_by_one"))  # fmt: skip
 
 
-def _as_it_is(func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
+def _as_it_is(func: Callable[..., object], args: tuple, kwargs: dict) -> Tensor:
     return args[0].clone()

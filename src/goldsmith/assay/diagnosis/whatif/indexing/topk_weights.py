@@ -47,7 +47,7 @@ def _among_all(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Ch
         inputs["all"], inputs["at"] = args[0], args[2] if maker.name == "gather" else out[1]
         return out
 
-    def shares(func: Any, args: tuple, kwargs: dict) -> Any:
+    def shares(func: object, args: tuple, kwargs: dict) -> object:
         chosen = torch.softmax(inputs["all"], axis).gather(axis, inputs["at"])
         if chosen.shape != args[0].shape:
             raise RuntimeError("not all of what was chosen")

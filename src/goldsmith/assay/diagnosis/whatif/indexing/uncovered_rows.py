@@ -17,7 +17,7 @@ _PARTS = (2, 3, 4, 8)
 _NARROW = ((8, torch.int8), (16, torch.int16), (32, torch.int32))
 
 
-def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """One of the numbers may be the number of parts."""
     case_counts = {n: k for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64}
     parts = {**{n: "" for n in _PARTS}, **case_counts}

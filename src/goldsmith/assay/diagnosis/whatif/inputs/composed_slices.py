@@ -291,7 +291,7 @@ def _carried(v: Tensor, axis: int, tile: int) -> Tensor:
 # orders
 
 
-def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, Any]) -> Iterator[Change]:
+def _interleaved(names: tuple[str, ...], axis: int, n: int, sizes: Mapping[str, object]) -> Iterator[Change]:
     """Positions of an axis assigned to groups in turn (h % r) instead of in blocks (h // (n / r)), or the reverse.
 
     This covers heads that share keys, pairs of features, and groups of channels. The candidate computes the golden's

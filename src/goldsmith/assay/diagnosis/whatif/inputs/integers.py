@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ _COUNTS = 4  # inputs that may be lengths
 Leaves = Mapping[str, Tensor]
 
 
-def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def changes(leaves: Leaves, numbers: Mapping[str, object]) -> Iterator[Change]:
     for name, t in leaves.items():
         if name.startswith("grad_") or not t.numel() or not (whole(t) or t.dtype == torch.bool):
             continue
@@ -96,7 +95,7 @@ def _bits(name: str) -> Iterator[Change]:
                      also=("permuted",))  # fmt: skip
 
 
-def full(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
+def full(leaves: Leaves, numbers: Mapping[str, object]) -> Iterator[Change]:
     """Lengths replaced by a size of the case: the padding after a sequence counts as part of it."""
     sizes = {k: n for k, n in numbers.items() if isinstance(n, int) and not isinstance(n, bool) and n > 1}
     fits: dict[str, list[tuple[str, int]]] = {}

@@ -55,6 +55,6 @@ def _real(name: str, value: float) -> Iterator[Change]:
 
 
 def _change(
-    cause: str, text: str, scalars: dict[str, Any], params: dict, prior: float, also: tuple[str, ...] = ()
+    cause: str, text: str, scalars: dict[str, object], params: dict, prior: float, also: tuple[str, ...] = ()
 ) -> Change:
     return Change(cause, text, -1, None, params, prior, scalars=scalars, also=also)

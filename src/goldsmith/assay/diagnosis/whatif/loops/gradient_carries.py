@@ -7,7 +7,6 @@ from the next iteration. The latter is left out at the end of each chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,10 +125,10 @@ def _of_running_sums(call: OperatorCall) -> Iterator[Change]:
     for chunk in (c for c in CHUNKS if c < n and n % c):
         sizes = [n % chunk, *[chunk] * (n // chunk)]
 
-        def afresh(x: Tensor, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> Tensor:
+        def afresh(x: Tensor, *args: object, sizes: list[int] = sizes, **kwargs: object) -> Tensor:
             return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
 
-        def from_one(x: Tensor, *args: Any, sizes: list[int] = sizes, **kwargs: Any) -> Tensor:
+        def from_one(x: Tensor, *args: object, sizes: list[int] = sizes, **kwargs: object) -> Tensor:
             parts = x.split(sizes, axis)
             both = [call.func(torch.cat(pair, axis), axis) for pair in zip(parts, parts[1:], strict=False)]
             own = [b.narrow(axis, size, b.shape[axis] - size) for b, size in zip(both, sizes, strict=False)]

@@ -44,7 +44,7 @@ def changes(leaves: Leaves, numbers: Mapping[str, Any]) -> Iterator[Change]:
             yield Change("wrong_factor", text, -1, None, params, prior, leaves=weighed, also=("missing_term",))
 
 
-def _weights(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _weights(numbers: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     real = {n: v for n, v in numbers.items() if isinstance(v, float) and math.isfinite(v) and 0 < abs(v) and v != 1}
     for n, v in real.items():
         yield f"1 - {n}", 1 - v

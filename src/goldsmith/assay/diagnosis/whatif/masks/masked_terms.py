@@ -37,7 +37,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                     yield _hidden(call, source, kept, f"{call.expression} counts {when} {within}")
 
 
-def _mask(call: OperatorCall, args: tuple, out: Any) -> Tensor | None:
+def _mask(call: OperatorCall, args: tuple, out: object) -> Tensor | None:
     """The result of a comparison, or where a limit is not reached."""
     if not isinstance(out, Tensor):
         return None

@@ -131,7 +131,7 @@ _CLAMPS = frozenset("clamp clamp_min clamp_max relu maximum minimum hardtanh".sp
 def _inner_scaled(call: OperatorCall) -> Change:
     """The inner product scaled by a number: kernels take it from elsewhere, as a mean or with another scale."""
 
-    def make(c: float) -> Any:
+    def make(c: float) -> object:
         return instead(lambda g, y, d, *a: y * (g - c * _inner(g, y, d)))
 
     text = f"the inner product of {call.expression} is multiplied by"
@@ -285,7 +285,7 @@ def _products(call: OperatorCall) -> Iterator[Change]:
 
 
 def _free_scale(call: OperatorCall) -> Change:
-    def make(c: float) -> Any:
+    def make(c: float) -> object:
         return with_result(lambda out: out * c)
 
     return Change("wrong_factor", f"{call.expression} is multiplied by", call.index, make, {}, 0.45, free=1.0)
@@ -314,7 +314,7 @@ def _biased(call: OperatorCall) -> Iterator[Change]:
 def _scaled_arguments(call: OperatorCall) -> Iterator[Change]:
     """f(c x): a factor inside a function that cannot be moved outside."""
 
-    def make(c: float) -> Any:
+    def make(c: float) -> object:
         return with_arguments(lambda args: replaced(args, 0, args[0] * c))
 
     text = f"the argument of {call.expression} is multiplied by"

@@ -63,7 +63,7 @@ def changes(calls: Sequence[OperatorCall], among: set[int]) -> Iterator[Change]:
                          also=("missing_term",))  # fmt: skip
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     """Whether an operand is a floating-point or integer tensor: codes and zero points are integers."""
     return floating(value) or whole(value)
 

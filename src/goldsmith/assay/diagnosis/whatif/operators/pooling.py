@@ -87,7 +87,7 @@ def _mirrored(call: OperatorCall, dims: int) -> Iterator[Change]:
     for cause, text, place in places:
         for axes in (tuple(range(dims)), *((d,) for d in range(dims) if dims > 1)):
 
-            def padded(x: Tensor, *args: Any, axes: tuple[int, ...] = axes, place: Place = place) -> Tensor:
+            def padded(x: Tensor, *args: object, axes: tuple[int, ...] = axes, place: Place = place) -> Tensor:
                 for d in range(dims):
                     axis, (before, after) = x.dim() - 1 - d, pads[2 * d : 2 * d + 2]
                     n = x.shape[axis]

@@ -81,7 +81,7 @@ class Change:
     group: tuple[tuple[int, Callable[..., Any]], ...] = ()
     saved: Instead | None = None
     also: tuple[str, ...] = ()
-    scalars: Mapping[str, Any] = field(default_factory=dict)
+    scalars: Mapping[str, object] = field(default_factory=dict)
     composed: Callable[..., Mapping[str, Tensor]] | None = None
     drawn: bool = False
     redone: Callable[..., Iterable[Change]] | None = None
@@ -105,7 +105,7 @@ class Listening(DispatchMode):
         self.keys: dict[int, Key] = {}  # storage -> key of its maker
         self.forward_tensors: dict[Key, Tensor] = {}
         self.others: Mapping[Key, Tensor] | None = None  # replacements for what the backward reads
-        self.alive: list[Any] = []  # keeps storages alive, so that no address is reused
+        self.alive: list[object] = []  # keeps storages alive, so that no address is reused
         self.lines: dict[int, str] = {}  # autograd's sequence number of an operator -> its line
 
     def record(self) -> Listening:
@@ -143,7 +143,7 @@ class Listening(DispatchMode):
         self._followed(func, index, before, args, kwargs, out)
         return out
 
-    def _instead(self, a: Any) -> Any:
+    def _instead(self, a: object) -> object:
         if self.others is None and self.saved is not None:
             self.others = self.saved(self.forward_tensors)
         if not isinstance(a, Tensor) or not a.numel():
@@ -192,7 +192,7 @@ class Listening(DispatchMode):
         return self.keys.get(tensor.untyped_storage().data_ptr(), -1) if tensor.numel() else -1
 
 
-def _inside_of(value: Any) -> list[Tensor]:
+def _inside_of(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

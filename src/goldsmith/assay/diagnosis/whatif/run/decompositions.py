@@ -35,7 +35,7 @@ def _scaled(y: Tensor, weight: Optional, bias: Optional = None) -> Tensor:
 
 
 def _layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Optional = None, bias: Optional = None, eps: float = 1e-5, *_: Any
+    x: Tensor, shape: Sequence[int], weight: Optional = None, bias: Optional = None, eps: float = 1e-5, *_: object
 ) -> Tensor:
     return _scaled(_normalised(x, list(range(x.dim() - len(shape), x.dim())), eps), weight, bias)
 
@@ -47,7 +47,7 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Optional = None, eps: flo
 
 
 def _group_norm(
-    x: Tensor, groups: int, weight: Optional = None, bias: Optional = None, eps: float = 1e-5, *_: Any
+    x: Tensor, groups: int, weight: Optional = None, bias: Optional = None, eps: float = 1e-5, *_: object
 ) -> Tensor:
     if not x.numel():
         return NotImplemented
@@ -73,8 +73,8 @@ def _attention(
 
 
 def _nll_loss(
-    logp: Tensor, target: Tensor, weight: Optional = None, size_average: Any = None, ignore_index: int = -100,
-    reduce: Any = None, reduction: str = "mean",
+    logp: Tensor, target: Tensor, weight: Optional = None, size_average: object = None, ignore_index: int = -100,
+    reduce: object = None, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     if logp.dim() != 2 or weight is not None or size_average is not None or reduce is not None:
         return NotImplemented
@@ -90,8 +90,8 @@ def _reduced(loss: Tensor, reduction: str, valid: Tensor) -> Tensor:
 
 
 def _cross_entropy(
-    logits: Tensor, target: Tensor, weight: Optional = None, size_average: Any = None, ignore_index: int = -100,
-    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
+    logits: Tensor, target: Tensor, weight: Optional = None, size_average: object = None, ignore_index: int = -100,
+    reduce: object = None, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     if label_smoothing or target.is_floating_point() or logits.dim() != 2:
         return NotImplemented
@@ -115,7 +115,7 @@ def _batch_norm(
     return _scaled(y, *(None if t is None else t.reshape(shape) for t in (weight, bias)))
 
 
-def _cross(a: Tensor, b: Tensor, *, dim: int = -1, **more: Any) -> Tensor:
+def _cross(a: Tensor, b: Tensor, *, dim: int = -1, **more: object) -> Tensor:
     if more:
         return NotImplemented
     return a.roll(-1, dim) * b.roll(-2, dim) - a.roll(-2, dim) * b.roll(-1, dim)
@@ -131,7 +131,7 @@ def _product(a: Any, b: Any, **more: Any) -> Tensor:
     return torch.view_as_complex(torch.stack((x * u - y * v, x * v + y * u), -1))
 
 
-_SMALLER: dict[Any, Callable[..., Any]] = {
+_SMALLER: dict[object, Callable[..., object]] = {
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,

@@ -59,7 +59,11 @@ class Golden(GoldenResults):
         return super()._gradients(*args)
 
     def run_under(
-        self, mode: Listening, leaves: Mapping[str, Tensor], until: str = "", scalars: Mapping[str, Any] | None = None
+        self,
+        mode: Listening,
+        leaves: Mapping[str, Tensor],
+        until: str = "",
+        scalars: Mapping[str, object] | None = None,
     ) -> dict[str, Tensor]:
         """All tensors of a run, or `until` alone."""
         self.mode, self.until = mode, until.removeprefix("saved.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,9 @@ def _alike(call: OperatorCall) -> Iterator[Change]:
     for block in BLOCKS:
         if n > block and n % block:
 
-            def merged(x: Tensor, dims: list[int], keepdim: bool = False, *, block: int = block, **kw: Any) -> Tensor:
+            def merged(
+                x: Tensor, dims: list[int], keepdim: bool = False, *, block: int = block, **kw: object
+            ) -> Tensor:
                 parts = [part.mean(axis, keepdim=True) for part in x.split(block, axis)]
                 return torch.cat(parts, axis).mean(axis, keepdim=keepdim)
 
@@ -51,7 +52,7 @@ def _apart(call: OperatorCall, calls: Sequence[OperatorCall]) -> Iterator[Change
     for block in BLOCKS:
         if call.args[0].shape[axis] > block:
 
-            def inside(x: Tensor, mean: Tensor, *args: Any, block: int = block, **kwargs: Any) -> Tensor:
+            def inside(x: Tensor, mean: Tensor, *args: object, block: int = block, **kwargs: object) -> Tensor:
                 return torch.cat([part - part.mean(axis, keepdim=True) for part in x.split(block, axis)], axis)
 
             text = f"in {call.expression} blocks of {block} have their own means: their differences are left out"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +36,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
         yield Change("wrong_factor", text, call.index, with_arguments(undivided), {"factor": "the sum"}, 0.6, also=also)
 
 
-def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, Any]) -> Iterator[Change]:
+def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[str, object]) -> Iterator[Change]:
     """Parts of equal length, as ranks or splits have them; the last may be shorter."""
     counts = [n for n in numbers.values() if isinstance(n, int) and not isinstance(n, bool) and 1 < n <= 64]
     for call in calls:
@@ -57,7 +56,7 @@ def by_parts(calls: Sequence[OperatorCall], among: set[int], numbers: Mapping[st
 
 
 def _own_maxima(name: str, axis: int, block: int) -> Callable[..., Tensor]:
-    def own_maximum(x: Tensor, dim: Any, keepdim: bool = False, *rest: Any) -> Tensor:
+    def own_maximum(x: Tensor, dim: object, keepdim: bool = False, *rest: object) -> Tensor:
         parts = x.split(block, axis)
         each = torch.cat([torch.exp(p - p.amax(axis, keepdim=True)) for p in parts], axis).nan_to_num()
         if name == _SUM:

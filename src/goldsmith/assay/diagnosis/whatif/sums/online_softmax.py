@@ -48,7 +48,7 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
     for block in _blocks(call.args[0].shape[axis]):
         for which in _KEPT[:1] if log else _KEPT:
 
-            def online(x: Tensor, *args: Any, block: int = block, which: str = which) -> Tensor:
+            def online(x: Tensor, *args: object, block: int = block, which: str = which) -> Tensor:
                 early, last = _early(x, axis, block), x.amax(axis, keepdim=True)
                 down = (early if "sum" in which else torch.exp(x - last)).sum(axis, keepdim=True)
                 if log:
@@ -58,7 +58,7 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
             yield _not_rescaled(call, which, block, instead(online))
     for which in _KEPT[:1] if log else _KEPT:
 
-        def recurrent(x: Tensor, *args: Any, which: str = which) -> Tensor:
+        def recurrent(x: Tensor, *args: object, which: str = which) -> Tensor:
             early, plain = _step_by_step(x, axis), torch.exp(x - x.amax(axis, keepdim=True))
             down = (early if "sum" in which else plain).sum(axis, keepdim=True)
             if log:

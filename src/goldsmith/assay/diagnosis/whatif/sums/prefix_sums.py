@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +38,10 @@ def _carried(call: OperatorCall, axis: int, block: int, first: int) -> Iterator[
     n = call.args[0].shape[axis]
     sizes = [min(block + first, n), *(min(block, n - at) for at in range(block + first, n, block))]
 
-    def restarted(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def restarted(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return torch.cat([call.func(part, axis) for part in x.split(sizes, axis)], axis)
 
-    def from_previous_block(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def from_previous_block(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         parts = x.split(sizes, axis)
         scanned = [call.func(parts[0], axis)]
         for before, part in zip(parts, parts[1:], strict=False):
@@ -64,7 +63,7 @@ def _without_last_round(call: OperatorCall, axis: int, block: int, first: int) -
     """Each block's doubling scan misses its last round: it covers block // 2 places. Its last value is carried on."""
     neutral, reduce, reach = _NEUTRAL[call.name], _REDUCE[call.name], block // 2
 
-    def rounds(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def rounds(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         scanned = [x.narrow(axis, 0, first)] if first else []
         for part in x.narrow(axis, first, x.shape[axis] - first).split(block, axis):
             before = part.new_full([reach - 1 if d == axis else s for d, s in enumerate(part.shape)], neutral)
@@ -82,7 +81,7 @@ def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
     """A doubling scan over the whole axis that misses its last rounds, so it covers only `width` places."""
     neutral, reduce = _NEUTRAL[call.name], _REDUCE[call.name]
 
-    def window(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def window(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         before = x.new_full([width - 1 if d == axis else s for d, s in enumerate(x.shape)], neutral)
         return reduce(torch.cat([before, x], axis).unfold(axis, width, 1), -1)
 
@@ -92,12 +91,12 @@ def _without_later_rounds(call: OperatorCall, axis: int, width: int) -> Change:
 
 
 def _shifted_or_reversed(call: OperatorCall, axis: int) -> Iterator[Change]:
-    def exclusive(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def exclusive(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         result = call.func(x, axis).roll(1, axis)
         result.select(axis, 0).fill_(_NEUTRAL[call.name])
         return result
 
-    def backwards(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def backwards(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return call.func(x.flip(axis), axis).flip(axis)
 
     text = f"{call.expression} is exclusive: each position leaves out its own number"

@@ -232,7 +232,7 @@ def repeated(call: OperatorCall) -> list[Change]:
     if call.name not in ("mm", "bmm") or not floating(call.out):
         return []
 
-    def times(c: float) -> Any:
+    def times(c: float) -> object:
         return with_result(lambda out: out * c)
 
     return [Change("repeated_term", f"{call.expression} is multiplied by", call.index, times, {}, 0.6, free=1.0)]
@@ -324,7 +324,7 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
     yield Change("lost_update", text, call.index, instead(stored), {"axis": axis}, 0.6, also=_STORED)
     for width in dict.fromkeys(_widths(n)):
 
-        def padded(x: Tensor, *args: Any, count: int = width - n) -> Tensor:
+        def padded(x: Tensor, *args: object, count: int = width - n) -> Tensor:
             total = torch.logaddexp(torch.logsumexp(x, axis, keepdim=True), torch.tensor(float(count)).double().log())
             return x - total if log else torch.exp(x - total)
 
@@ -337,7 +337,7 @@ def _softmax(call: OperatorCall) -> Iterator[Change]:
         yield Change("wrong_axis", text, call.index, other, {"axis": (axis - 1) % x.dim(), "golden_axis": axis}, 0.65)
     for other_axis in (d for d in range(x.dim()) if d != axis and x.shape[d] > 1):
 
-        def across(x: Tensor, *args: Any, d: int = other_axis) -> Tensor:
+        def across(x: Tensor, *args: object, d: int = other_axis) -> Tensor:
             away = x - x.amax(axis, keepdim=True)
             total = torch.logsumexp(away, d, keepdim=True)
             return away - total if log else torch.exp(away - total)

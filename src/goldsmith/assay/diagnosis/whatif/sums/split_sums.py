@@ -61,7 +61,7 @@ def _axis(call: OperatorCall) -> int | None:
     if not call.args or not floating(call.args[0]) or not call.args[0].dim():
         return None
     if call.name in _NORMS:
-        dims: Any = call.args[1]
+        dims: object = call.args[1]
     elif call.name in _SLOPES:
         dims = call.args[2]
     elif call.name in _SUMS and len(call.args) > 2 and call.args[2] is True:  # keepdim: the sum is read along its axis

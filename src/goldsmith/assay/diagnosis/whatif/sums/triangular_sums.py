@@ -6,7 +6,6 @@ The golden computes them with a lower triangular matrix, as a product or a maske
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ def changes(call: OperatorCall, calls: Sequence[OperatorCall] = ()) -> Iterator[
             kept = apart <= most
             if bool((x * ~kept).any()):
 
-                def within(args: tuple, kept: Tensor = kept) -> tuple[Any, ...]:
+                def within(args: tuple, kept: Tensor = kept) -> tuple[object, ...]:
                     return replaced(args, 0, args[0] * kept)
 
                 text = f"in chunks of {chunk} of {call.expression} {how}"
