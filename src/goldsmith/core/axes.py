@@ -65,7 +65,7 @@ class Axes:
         return getattr(torch, self.dtype) if self.dtype else first.dtype
 
 
-def parse_axes(op: str, axes: Mapping[str, str], needed: Sequence[str], known: Sequence[str]) -> dict[str, Axes]:
+def parse_axes(op: str, axes: Mapping[str, str], needed: Sequence[str], tensors: Sequence[str]) -> dict[str, Axes]:
     """The patterns of an operator's tensors, from a table that may serve a whole family.
 
     Raises ValueError for a tensor without a pattern, because its placement would be a guess.
@@ -73,7 +73,7 @@ def parse_axes(op: str, axes: Mapping[str, str], needed: Sequence[str], known: S
     missing = [name for name in needed if name not in axes]
     if missing:
         raise ValueError(f"{op}: axes has no pattern for {missing}")
-    return {name: Axes.parse(axes[name]) for name in known if name in axes}
+    return {name: Axes.parse(axes[name]) for name in tensors if name in axes}
 
 
 def check_axes(op: str, axes: Mapping[str, Axes], tensors: Mapping[str, Tensor | None], *, hint: str = "") -> None:

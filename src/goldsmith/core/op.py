@@ -126,14 +126,14 @@ class Op:
             raise ValueError(f"{self.name}: the schema must list the inputs first and then the options, got {names}")
         if "" in self.results:
             raise ValueError(f"{self.name}: every result of the schema needs a name")
-        for what, listed, known in (
+        for argument, entries, allowed in (
             ("saved", self.saved, self.results),
             ("residuals", self.residuals, self.inputs + self.results),
             ("grads", self.grads, tuple(r for r in self.residuals if r in self.inputs)),
         ):
-            unknown = [g for g in listed if g not in known]
+            unknown = [g for g in entries if g not in allowed]
             if unknown:
-                raise ValueError(f"{self.name}: {what} names {unknown}, known are {list(known)}")
+                raise ValueError(f"{self.name}: {argument} names {unknown}, known are {list(allowed)}")
 
     # calling
 

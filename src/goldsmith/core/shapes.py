@@ -44,8 +44,8 @@ def check_shapes(
     return sizes
 
 
-def _fail(op: str, what: str, arguments: Mapping[str, tuple[Tensor, str]], hint: str) -> None:
-    lines = [f"{op}: {what}"]
+def _fail(op: str, problem: str, arguments: Mapping[str, tuple[Tensor, str]], hint: str) -> None:
+    lines = [f"{op}: {problem}"]
     shapes = {name: _text(tuple(t.shape)) + "," for name, (t, _) in arguments.items()}
     first, second = max(map(len, shapes)) + 1, max(map(len, shapes.values()))
     for name, (_, pattern) in arguments.items():

@@ -183,9 +183,9 @@ def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def spec_of(module: nn.Module) -> ExpertsSpec:
     """The spec of an experts module; raises ValueError with class and flag if goldsmith cannot compute it."""
-    known = module.__dict__.get("_goldsmith_spec")
-    if known is not None:
-        return known
+    cached = module.__dict__.get("_goldsmith_spec")
+    if cached is not None:
+        return cached
     spec = _read(module)
     # a graph must not depend on numbers, so it skips the check; `register(model)` has done it before
     if torch.compiler.is_compiling():
@@ -296,11 +296,11 @@ def _check_gate(module: nn.Module, spec: ExpertsSpec) -> None:
         else:
             actual = (cast("ExpertsModule", module).act_fn(g) * u).double()
         expected = activate(g.double(), u.double(), spec)
-    what = "_apply_gate" if spec.gated and hasattr(module, "_apply_gate") else "activation"
+    attribute = "_apply_gate" if spec.gated and hasattr(module, "_apply_gate") else "activation"
     # a loose tolerance: this distinguishes formulas, it does not judge rounding
     if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
         raise _unsupported(
-            module, f"its {what} is not {spec.activation} with limit={spec.limit!r} in this transformers"
+            module, f"its {attribute} is not {spec.activation} with limit={spec.limit!r} in this transformers"
         )
 
 

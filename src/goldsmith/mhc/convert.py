@@ -184,9 +184,11 @@ def _checked(
     missing = [name for name in wanted if name not in own]
     unknown = [str(name) for name in own if name not in wanted + optional]
     if missing or unknown:
-        what = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
+        problem = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(unknown)}"
         also = f" (and optionally {', '.join(optional)})" if optional else ""
-        raise ValueError(f"mhc.{function}: the state {what}; wanted {', '.join(wanted)}{also}; {_listed('keys', own)}")
+        raise ValueError(
+            f"mhc.{function}: the state {problem}; wanted {', '.join(wanted)}{also}; {_listed('keys', own)}"
+        )
     present = [*wanted, *(name for name in optional if own.get(name) is not None)]
     return {name: _float(function, name, own[name]) for name in present}
 
@@ -224,10 +226,10 @@ def _hf_keys(state: Mapping[str, Tensor], prefix: str) -> dict[str, str]:
     )
 
 
-def _listed(what: str, names: Iterable[object]) -> str:
+def _listed(label: str, names: Iterable[object]) -> str:
     texts = [str(name) for name in names]
     listing = ", ".join(texts[:12]) + (f", ... ({len(texts)} in all)" if len(texts) > 12 else "")
-    return f"{what}: {listing or 'nothing'}"
+    return f"{label}: {listing or 'nothing'}"
 
 
 def _wrong_shape(function: str, name: str, value: Tensor, wanted: str) -> ValueError:

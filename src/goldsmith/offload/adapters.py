@@ -127,20 +127,20 @@ class EngineAdapters:
 
     def choose(self, names: str | Sequence[str] | None) -> ActiveLora:
         """The LoRA of these adapters, their sum if there are several; None: no LoRA."""
-        wanted = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        for name in wanted:
+        chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        for name in chosen:
             if name not in self._by_name:
                 known = ", ".join(map(repr, self._by_name)) or "none"
                 raise ValueError(f"{OP}: there is no adapter {name!r}; known: {known}")
-        if len(set(wanted)) < len(wanted):
-            raise ValueError(f"{OP}: adapters {list(wanted)} name one twice; give each once")
+        if len(set(chosen)) < len(chosen):
+            raise ValueError(f"{OP}: adapters {list(chosen)} name one twice; give each once")
         by_layer: dict[int, list[LayerLora]] = {}
-        for name in wanted:
+        for name in chosen:
             for layer, lora in self._by_name[name].items():
                 by_layer.setdefault(layer, []).append(lora)
         layers = {layer: total(loras) for layer, loras in by_layer.items()}
         active = ActiveLora(layers, self._on_device(layers)) if layers else NO_ADAPTER
-        self.active = wanted
+        self.active = chosen
         return active
 
     def close(self) -> None:

@@ -120,8 +120,8 @@ class Offloaded:
 
     def __repr__(self) -> str:
         store = self.engine.store
-        what = f"{len(store.layers)} layers of experts in {store.format}"
-        return f"Offloaded({type(self.model).__name__}, {what}, {store.path})"
+        experts = f"{len(store.layers)} layers of experts in {store.format}"
+        return f"Offloaded({type(self.model).__name__}, {experts}, {store.path})"
 
 
 def offload(

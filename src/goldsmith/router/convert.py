@@ -201,7 +201,7 @@ def _renamed(function: str, state: Mapping[str, Tensor], names: Mapping[str, str
     missing = sorted(set(names.values()) - set(state))
     unknown = sorted(str(name) for name in set(state) - set(names.values()))
     if missing or unknown:
-        text = "; ".join(f"{what}: {', '.join(k)}" for what, k in (("missing", missing), ("unknown", unknown)) if k)
+        text = "; ".join(f"{label}: {', '.join(k)}" for label, k in (("missing", missing), ("unknown", unknown)) if k)
         raise ValueError(f"router.{function}: {text}; it has {len(state)} keys, wanted {', '.join(names.values())}")
     _same_dtype(f"router.{function}", {theirs: state[theirs] for theirs in names.values()})
     return {ours: state[theirs].detach() for ours, theirs in names.items()}

@@ -28,7 +28,7 @@ class Bound:
         return self.positional + self.keywords
 
 
-def bind(what: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]) -> Bound:
+def bind(label: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]) -> Bound:
     """`fn` bound to the names of `supply`; raises TargetError for a parameter that `supply` lacks."""
     names = tuple(supply)
     call, parameters = _signature(fn)
@@ -46,11 +46,11 @@ def bind(what: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]
             (positional if leading or p.kind is p.POSITIONAL_ONLY else keywords).append(p.name)
         elif p.default is p.empty:
             raise TargetError(
-                f"{what}: {_name(fn)} takes {p.name!r}, which is not supplied; "
+                f"{label}: {_name(fn)} takes {p.name!r}, which is not supplied; "
                 f"there are: {', '.join(names) or 'no names'}"
             )
         elif p.kind is p.POSITIONAL_ONLY:
-            _no_gap(what, fn, p, parameters, names)
+            _no_gap(label, fn, p, parameters, names)
     if takes_rest:
         keywords += [n for n in names if n not in positional and n not in keywords]
     return Bound(call, tuple(positional), tuple(keywords))
@@ -61,12 +61,12 @@ def parameters(fn: Callable) -> tuple[str, ...]:
     return tuple(p.name for p in _signature(fn)[1] or ())
 
 
-def _no_gap(what: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
+def _no_gap(label: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
     after = parameters[parameters.index(gap) + 1 :]
     positional = [p.name for p in after if p.kind is p.POSITIONAL_ONLY and p.name in names]
     if positional:
         raise TargetError(
-            f"{what}: {_name(fn)} takes {positional[0]!r} by position after {gap.name!r}, which is not supplied"
+            f"{label}: {_name(fn)} takes {positional[0]!r} by position after {gap.name!r}, which is not supplied"
         )
 
 

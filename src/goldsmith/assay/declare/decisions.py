@@ -65,13 +65,15 @@ def given(rate: str | float | None = None) -> Given:
     return Given(rate)
 
 
-def _text(what: str, argument: str, value: object) -> str:
+def _text(function: str, argument: str, value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what}: {argument} must be the name of an input, output or stage, got {type(value).__name__}")
+        raise TypeError(
+            f"{function}: {argument} must be the name of an input, output or stage, got {type(value).__name__}"
+        )
     return value
 
 
-def _whole(what: str, argument: str, value: object) -> int:
+def _whole(function: str, argument: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what}: {argument} must be a whole number, got {value!r}")
+        raise TypeError(f"{function}: {argument} must be a whole number, got {value!r}")
     return int(value)

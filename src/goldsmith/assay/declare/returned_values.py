@@ -32,11 +32,13 @@ def names_of(
     fits = names is not None and len(names) == len(values)
     if isinstance(result, list) and values and not fits and all(_is_number(v) for v in values):
         raise TargetError(f"outputs: the {who} returned a list of {len(values)} numbers; return them as one tensor")
-    known = _free(len(values), isinstance(result, list | tuple), unavailable) if names is None else names
-    if len(known) != len(values):
+    expected_names = _free(len(values), isinstance(result, list | tuple), unavailable) if names is None else names
+    if len(expected_names) != len(values):
         count = "1 result" if len(values) == 1 else f"{len(values)} results"
-        raise TargetError(f"outputs: the {who} returned {count}, but {source} {len(known)}: {', '.join(known)}")
-    return list(zip(known, values, strict=True))
+        raise TargetError(
+            f"outputs: the {who} returned {count}, but {source} {len(expected_names)}: {', '.join(expected_names)}"
+        )
+    return list(zip(expected_names, values, strict=True))
 
 
 def own_names(names: Sequence[str], supply: Mapping[str, object], saved: Collection[str], who: str, sent: bool) -> None:
@@ -99,14 +101,14 @@ def _holds_numbers(value: Tensor, name: str, who: str) -> None:
         raise UnusableResult(f"{name} is on the meta device, whose tensors hold no numbers")
 
 
-def _judgeable(value: Tensor, what: str) -> None:
+def _judgeable(value: Tensor, label: str) -> None:
     if value.is_complex():
-        raise TargetError(f"{what} is complex, which cannot be judged; return torch.view_as_real(...) of it")
+        raise TargetError(f"{label} is complex, which cannot be judged; return torch.view_as_real(...) of it")
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
-        raise TargetError(f"{what} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
+        raise TargetError(f"{label} is {_kind(value)}, which cannot be judged; return it as a plain dense tensor")
     if value.is_floating_point() and value.dtype.itemsize == 1:
         dtype = str(value.dtype).removeprefix("torch.")
-        raise TargetError(f"{what} is {dtype}, which cannot be judged; return .float() of it, which is exact")
+        raise TargetError(f"{label} is {dtype}, which cannot be judged; return .float() of it, which is exact")
 
 
 def _kind(value: Tensor) -> str:

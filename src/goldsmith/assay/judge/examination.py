@@ -78,8 +78,8 @@ class Budget:
             try:
                 yield
             finally:
-                for what in left_out:
-                    examination.note("budget", what, f"{self.spent_text}; left out: {what}")
+                for probe_name in left_out:
+                    examination.note("budget", probe_name, f"{self.spent_text}; left out: {probe_name}")
 
 
 class Examination:
@@ -178,8 +178,10 @@ class Examination:
     def same_decisions(self, done: CandidateRun) -> bool:
         """Whether a run decided as the first one did; it may break ties differently or draw another mask."""
         return all(
-            torch.equal(mine, its) if mine is not None and its is not None and mine.shape == its.shape else mine is its
-            for mine, its in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
+            torch.equal(first_choice, choice)
+            if first_choice is not None and choice is not None and first_choice.shape == choice.shape
+            else first_choice is choice
+            for first_choice, choice in ((decided(self.first, n), decided(done, n)) for n in self.target.decisions)
         )
 
     def references(
@@ -244,16 +246,16 @@ class Examination:
         """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
         if done.error is None:
             return False
-        what = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
+        reason = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
         if from_interpreter(done.error):
-            self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {what}")
+            self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {reason}")
             raise Ended("interpreter")
         if isinstance(done.error, UnusableResult):
             self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})")
             return True
         edits = inplace_errors.edited(done.error, self.target.wanted_grads(self.material.inputs))
-        what = what if edits is None else edits + _place(done.error)
-        self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {what}")
+        reason = reason if edits is None else edits + _place(done.error)
+        self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {reason}")
         return True
 
     def golden_raises(self, run: str, material: Material, done: CandidateRun) -> bool:
@@ -348,10 +350,10 @@ def _place(error: BaseException) -> str:
 def _chain(error: BaseException) -> list[BaseException]:
     """The error and its causes, down to the first."""
     chain: list[BaseException] = []
-    seen: BaseException | None = error
-    while seen is not None and seen not in chain:
-        chain.append(seen)
-        seen = seen.__cause__ or seen.__context__
+    current: BaseException | None = error
+    while current is not None and current not in chain:
+        chain.append(current)
+        current = current.__cause__ or current.__context__
     return chain
 
 

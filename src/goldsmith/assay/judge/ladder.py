@@ -49,7 +49,7 @@ class Judgement:
 
 def judge(
     name: str,
-    got: Tensor | None,
+    actual: Tensor | None,
     ref: GoldenTensor,
     *,
     case: str = "",
@@ -57,20 +57,20 @@ def judge(
     probe: str = "values",
     confirm: Confirm | None = None,
 ) -> Judgement:
-    """Compare `got` with `ref` rung by rung, and stop at the first rung that has a finding.
+    """Compare `actual` with `ref` rung by rung, and stop at the first rung that has a finding.
 
-    got: the candidate's tensor as stored; None, if the candidate returned none, gives a CERTAIN finding.
+    actual: the candidate's tensor as stored; None, if the candidate returned none, gives a CERTAIN finding.
     confirm(attempt) -> (candidate's tensor, golden tensor) on a fresh seed with a fresh ensemble, attempt = 1, 2, ...
     Alarms of rungs 2 to 4 become findings only if this run repeats them; without `confirm`, rungs 2 to 4 are skipped.
     """
     g = ref.bounded.value
     shape = tuple(g.shape)
-    if got is None or tuple(got.shape) != shape:
-        shape_text = "no tensor came" if got is None else f"shape {list(got.shape)} came"
+    if actual is None or tuple(actual.shape) != shape:
+        shape_text = "no tensor came" if actual is None else f"shape {list(actual.shape)} came"
         text = f"{name}: {shape_text}, expected shape {list(shape)}"
         row = Row(case, run, name, ref.kind, str(ref.store), shape, float("inf"), state="bad")
         return Judgement(row, [Finding(CERTAIN, probe, name, None, None, None, text, case)])
-    comparison = _Comparison(name, got, ref)
+    comparison = _Comparison(name, actual, ref)
     findings = comparison.certain(probe, case)
     if not findings and confirm is not None and ref.noise.usable:
         findings = _alarms(comparison, confirm, probe, case)
@@ -78,19 +78,19 @@ def judge(
     return Judgement(comparison.row(case, run, findings, notes), findings, notes)
 
 
-def stands_out(name: str, got: Tensor, ref: GoldenTensor) -> bool:
+def stands_out(name: str, actual: Tensor, ref: GoldenTensor) -> bool:
     """Whether any element exceeds the noise limit of the ensemble, without confirmation by a fresh seed."""
-    return ref.noise.usable and _beyond(_Comparison(name, got, ref))
+    return ref.noise.usable and _beyond(_Comparison(name, actual, ref))
 
 
 class _Comparison:
     """A candidate's tensor compared with the golden's."""
 
-    def __init__(self, name: str, got: Tensor, ref: GoldenTensor):
+    def __init__(self, name: str, actual: Tensor, ref: GoldenTensor):
         self.name, self.ref = name, ref
-        self.dtype = str(got.dtype).removeprefix("torch.")
+        self.dtype = str(actual.dtype).removeprefix("torch.")
         b = ref.bounded
-        self.y = got.detach().to(device=b.value.device, dtype=torch.float64)
+        self.y = actual.detach().to(device=b.value.device, dtype=torch.float64)
         self.error = (self.y - b.value).abs()
         self.y_finite, self.g_finite = torch.isfinite(self.y), torch.isfinite(b.value)
         both = self.y_finite & self.g_finite
@@ -235,8 +235,8 @@ def _alarms(comparison: _Comparison, confirm: Confirm, probe: str, case: str) ->
     def repeats() -> _Comparison:
         nonlocal again
         if again is None:
-            got, ref = confirm(1)
-            again = _Comparison(comparison.name, got, ref)
+            actual, ref = confirm(1)
+            again = _Comparison(comparison.name, actual, ref)
         return again
 
     for rung in (_statistical, _systematic, _quality):
@@ -291,14 +291,14 @@ def _truncated_products(comparison: _Comparison) -> bool:
 
 
 def _systematic(comparison: _Comparison, repeats: Callable[[], _Comparison], probe: str, case: str) -> Finding | None:
-    seen = _patterns(comparison)
-    if not seen:
+    first_patterns = _patterns(comparison)
+    if not first_patterns:
         return None
     fresh = repeats()
     if not fresh.ref.noise.usable:
         return None
-    known = {p.key for p in _patterns(fresh)}
-    same = [p for p in seen if p.key in known]
+    repeated = {p.key for p in _patterns(fresh)}
+    same = [p for p in first_patterns if p.key in repeated]
     if not same:
         return None
     toward_zero = (

@@ -87,9 +87,9 @@ def worst(bad: Tensor, badness: Tensor, y: Tensor, ref: GoldenTensor) -> str:
     flat = torch.where(bad, torch.nan_to_num(badness, torch.inf), -1.0).flatten()
     i = int(flat.argmax())
     index = [int(k) for k in torch.unravel_index(torch.tensor(i), bad.shape)] if bad.dim() else []
-    got, golden = float(y.flatten()[i]), float(ref.bounded.value.flatten()[i])
+    actual, golden = float(y.flatten()[i]), float(ref.bounded.value.flatten()[i])
     bound = float(ref.bounded.bound.flatten()[i])
-    return f"worst at {index}: got {got:.8g}, golden {golden:.8g}, bound {bound:.2g}"
+    return f"worst at {index}: got {actual:.8g}, golden {golden:.8g}, bound {bound:.2g}"
 
 
 def looks_like(y: Tensor, ref: GoldenTensor) -> list[str]:

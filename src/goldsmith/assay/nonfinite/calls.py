@@ -21,7 +21,7 @@ class Flag:
     """A tensor that is not finite: the module and which of its tensors it is, the least and the greatest element."""
 
     path: str
-    what: str
+    role: str
     low: float
     high: float
     total: int

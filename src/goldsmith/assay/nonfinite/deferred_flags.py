@@ -15,7 +15,7 @@ from torch import Tensor
 from . import events as facts
 from .events import Event, Likely, Operand
 from .interfaces import Observer
-from .storage_history import FOREIGN, REPORTED, Known, Place, owner
+from .storage_history import FOREIGN, REPORTED, Place, StorageHistory, owner
 
 EVIDENCE = "only flags were kept: watch with sync=True for the cause; if that finds nothing, suspect a race"
 
@@ -28,16 +28,16 @@ class FlagRecord:
     tensor: str
     total: int
     peak: float | Tensor
-    inputs: tuple[tuple[Operand, float | Tensor, Known], ...]
+    inputs: tuple[tuple[Operand, float | Tensor, StorageHistory], ...]
     place: Place
-    known: Known
+    history: StorageHistory
     meant: bool
 
 
-def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> None:
+def flush(watch: Observer, notes: list[FlagRecord], history: Iterable[StorageHistory]) -> None:
     """Read all flags at once, then judge the records in order."""
-    known = list(known)
-    entries = [*known, *(entry for note in notes for _, _, entry in note.inputs)]
+    history = list(history)
+    entries = [*history, *(entry for note in notes for _, _, entry in note.inputs)]
     waiting: list[object] = [p for note in notes for p in (note.peak, *(peak for _, peak, _ in note.inputs))]
     waiting += [p for entry in entries for p in (entry.peak, entry.mask)]
     values = read_all({id(p): p for p in waiting if isinstance(p, Tensor)})
@@ -49,16 +49,16 @@ def flush(watch: Observer, notes: list[FlagRecord], known: Iterable[Known]) -> N
         for note in notes:
             _judge(watch, note, values)
     finally:
-        for entry in known:
+        for entry in history:
             if isinstance(entry.peak, Tensor):
                 entry.peak = values[id(entry.peak)]
 
 
 def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
-    if note.known.under is not None:
-        note.known.reported |= note.known.under.reported
-        note.known.meant |= note.known.under.meant
-        note.known.under = None
+    if note.history.under is not None:
+        note.history.reported |= note.history.under.reported
+        note.history.meant |= note.history.under.meant
+        note.history.under = None
     value = values[id(note.peak)] if isinstance(note.peak, Tensor) else note.peak
     if math.isfinite(value):
         return
@@ -67,9 +67,9 @@ def _judge(watch: Observer, note: FlagRecord, values: dict[int, float]) -> None:
     unseen = [(operand, entry) for operand, entry, whose in guilty if whose == FOREIGN]
     carried = not unseen and any(whose == REPORTED for _, _, whose in guilty)
     if not unseen and not carried and math.isinf(value) and (guilty or note.meant):
-        note.known.meant = True
+        note.history.meant = True
         return
-    note.known.reported = True
+    note.history.reported = True
     if carried:
         return
     for _, entry in unseen:

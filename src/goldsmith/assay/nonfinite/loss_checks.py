@@ -67,8 +67,8 @@ class LossChecks:
     def _hook(self, node: Node) -> Callable[[tuple, tuple], None]:
         name, number = node.name(), node._sequence_nr()
 
-        def hook(made: tuple[Tensor | None, ...], read: tuple[Tensor | None, ...]) -> None:
-            bad = [(n, t, p) for n, t in enumerate(made) if facts.plain(t) and not math.isfinite(p := _peak(t))]
+        def hook(gradients: tuple[Tensor | None, ...], read: tuple[Tensor | None, ...]) -> None:
+            bad = [(n, t, p) for n, t in enumerate(gradients) if facts.plain(t) and not math.isfinite(p := _peak(t))]
             if not bad:
                 return
             peaks = [(t, _peak(t)) for t in read if facts.plain(t)]
@@ -98,11 +98,11 @@ class LossChecks:
 def _outer_nodes(roots: list[Tensor], inner: set[Node]) -> list[Node]:
     """The nodes between the roots and the modules, the first MOST_NODES of them."""
     waiting = [t.grad_fn for t in roots if t.grad_fn is not None and t.grad_fn not in inner]
-    seen = set(waiting)
+    visited = set(waiting)
     for node in waiting:
         for other, _ in node.next_functions:
-            if other is not None and other not in seen and other not in inner and len(waiting) < MOST_NODES:
-                seen.add(other)
+            if other is not None and other not in visited and other not in inner and len(waiting) < MOST_NODES:
+                visited.add(other)
                 waiting.append(other)
     return [node for node in waiting if not hasattr(node, "variable")]  # a leaf's node makes nothing
 

@@ -68,30 +68,30 @@ class ModuleChecks:
         self.call = call = begin(module, path, args, kwargs, state.parameters, state.buffers)
         self.host.arrange()
         for number, tensor in enumerate(t for t in facts.leaves((args, kwargs)) if facts.plain(t)):
-            what = f"argument {number}"
-            self.see(call, path, what, tensor, measure_ends(tensor))
+            role = f"argument {number}"
+            self.see(call, path, role, tensor, measure_ends(tensor))
             if tensor.requires_grad and not tensor.is_leaf:
-                call.handles.append(tensor.register_hook(partial(self._depart, call, path, f"{what}'s gradient")))
+                call.handles.append(tensor.register_hook(partial(self._depart, call, path, f"{role}'s gradient")))
 
     def see(
-        self, call: ModuleCall, path: str, what: str, tensor: Tensor, figures: Figures,
+        self, call: ModuleCall, path: str, role: str, tensor: Tensor, figures: Figures,
         backward: bool = False,
     ) -> None:  # fmt: skip
         """Judge a tensor by its figures, of which the first two are its least and its greatest element."""
         if backward:
             self._await_end()
         if isinstance(figures, Tensor):
-            self._waiting.append((call, backward, path, what, tensor.numel(), figures))
+            self._waiting.append((call, backward, path, role, tensor.numel(), figures))
             return
         low, high = figures[:2]
-        if not (math.isfinite(low) and math.isfinite(high)) and not self._is_intended(path, what, low, high):
+        if not (math.isfinite(low) and math.isfinite(high)) and not self._is_intended(path, role, low, high):
             with torch.no_grad(), torch._C._DisableTorchDispatch():
-                if what.startswith(GIVEN) and bool(facts.additive_mask(tensor)):
-                    self._intended.add((path, what, -math.inf))
+                if role.startswith(GIVEN) and bool(facts.additive_mask(tensor)):
+                    self._intended.add((path, role, -math.inf))
                     return
                 count, index = facts.where(tensor)
             flags = call.gradient_flags if backward and call is not self.call else call.flags
-            flags.append(Flag(path, what, low, high, tensor.numel(), count, index))
+            flags.append(Flag(path, role, low, high, tensor.numel(), count, index))
 
     def end(self, output: Any) -> None:
         """The outermost module returns, or raises."""
@@ -115,8 +115,8 @@ class ModuleChecks:
             self.mode.forget(buffer)
         for number, tensor in enumerate(outputs):
             if self.mode.entry(tensor) is None:
-                what = output_name(number)
-                meant = any((call.path, what, end) in self._intended for end in (-math.inf, math.inf))
+                role = output_name(number)
+                meant = any((call.path, role, end) in self._intended for end in (-math.inf, math.inf))
                 self.mode.record(tensor, f"the call of {call.path}", 0.0, meant=meant)
             if tensor.requires_grad:
                 call.nodes.append(tensor.grad_fn)
@@ -141,17 +141,17 @@ class ModuleChecks:
         self.inside = True
         self.host.arrange()
 
-    def _depart(self, call: ModuleCall, path: str, what: str, gradient: Tensor) -> None:
+    def _depart(self, call: ModuleCall, path: str, role: str, gradient: Tensor) -> None:
         """The backward leaves a module for the code that made its argument."""
         if facts.plain(gradient):
-            self.see(call, path, what, gradient, measure_ends(gradient), backward=True)
+            self.see(call, path, role, gradient, measure_ends(gradient), backward=True)
         self.inside = False
         self.host.arrange()
 
     def see_gradient(self, name: str, parameter: Tensor, gradient: Tensor, figures: Figures) -> None:
         """The gradient of a parameter, when it has been added."""
-        known = self.mode.entry(gradient)
-        if known is not None and known.reported:
+        history = self.mode.entry(gradient)
+        if history is not None and history.reported:
             return
         for call in self._calls:
             if id(parameter) in self._state[call.module].ids:
@@ -192,14 +192,14 @@ class ModuleChecks:
             return
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             values = read_stacks([w[5] for w in waiting])
-        for (call, backward, path, what, total, _), (low, high, *_) in zip(waiting, values, strict=True):
+        for (call, backward, path, role, total, _), (low, high, *_) in zip(waiting, values, strict=True):
             finite = math.isfinite(low) and math.isfinite(high)
-            if not finite and not self._is_intended(path, what, low, high):
+            if not finite and not self._is_intended(path, role, low, high):
                 flags = call.gradient_flags if backward and call is not self.call else call.flags
-                flags.append(Flag(path, what, low, high, total))
+                flags.append(Flag(path, role, low, high, total))
 
-    def _is_intended(self, path: str, what: str, low: float, high: float) -> bool:
-        return not math.isnan(low) and all(math.isfinite(e) or (path, what, e) in self._intended for e in (low, high))
+    def _is_intended(self, path: str, role: str, low: float, high: float) -> bool:
+        return not math.isnan(low) and all(math.isfinite(e) or (path, role, e) in self._intended for e in (low, high))
 
     # the second time
 
@@ -224,11 +224,11 @@ class ModuleChecks:
             obstacle = call.obstacle() or self._run_again(call, outputs, backward)
             flags += [(call, flag, obstacle) for flag in mine]
             mine.clear()
-        missed = [f for f in flags if (f[1].path, f[1].what) not in self._again and not _may_be_mask(f[1], f[2])]
+        missed = [f for f in flags if (f[1].path, f[1].role) not in self._again and not _may_be_mask(f[1], f[2])]
         if len(self.host.events) + self.host.more == before:
             for _, flag, _ in flags:
-                if self._again.get((flag.path, flag.what)):
-                    self._intended |= {(flag.path, flag.what, end) for end in (flag.low, flag.high) if math.isinf(end)}
+                if self._again.get((flag.path, flag.role)):
+                    self._intended |= {(flag.path, flag.role, end) for end in (flag.low, flag.high) if math.isinf(end)}
             if missed and not self.host.has_event(BACKWARD if backward else FORWARD):
                 self._mark(outputs)
                 self._report(*missed[0], [flag for _, flag, _ in flags], backward)
@@ -251,12 +251,12 @@ class ModuleChecks:
                 finally:
                     self.repeating = False
                     self.host.arrange()
-                for what, tensors in (
+                for role, tensors in (
                     ("argument", facts.leaves((args, kwargs))),
                     ("buffer", [b for b, _ in call.buffers]),
                 ):
                     for number, tensor in enumerate(t for t in tensors if facts.plain(t)):
-                        self.saw_again(call.path, f"{what} {number}", tensor)
+                        self.saw_again(call.path, f"{role} {number}", tensor)
                 if len(again) == len(outputs):
                     self._transfer(again, outputs)
         except Exception as error:  # noqa: BLE001 - the module is the user's, and may raise anything
@@ -282,19 +282,21 @@ class ModuleChecks:
                 if facts.plain(tensor.grad):
                     self._transfer([gradient], [tensor.grad])  # type: ignore[list-item]
 
-    def saw_again(self, path: str, what: str, tensor: Tensor) -> None:
+    def saw_again(self, path: str, role: str, tensor: Tensor) -> None:
         """Note whether a tensor is not finite this time, too, and whether the program means its infinities."""
         peak = facts.quiet_peak(tensor)
         if not math.isfinite(peak):
-            known = self.mode.entry(tensor)
-            self._again[path, what] = math.isinf(peak) and known is not None and known.meant and not known.reported
+            history = self.mode.entry(tensor)
+            self._again[path, role] = (
+                math.isinf(peak) and history is not None and history.meant and not history.reported
+            )
 
     def _transfer(self, again: Iterable[Tensor], first: Iterable[Tensor]) -> None:
         """What the mode knows about the second results holds for the first."""
         for new, old in zip(again, first, strict=True):
-            known, peak = self.mode.entry(new), facts.quiet_peak(old)
-            if known is not None and not math.isfinite(peak):
-                self.mode.record(old, known.writer, peak, meant=known.meant, reported=known.reported)
+            history, peak = self.mode.entry(new), facts.quiet_peak(old)
+            if history is not None and not math.isfinite(peak):
+                self.mode.record(old, history.writer, peak, meant=history.meant, reported=history.reported)
 
     def _mark(self, tensors: list[Tensor]) -> None:
         for tensor in tensors:
@@ -303,8 +305,8 @@ class ModuleChecks:
 
     def _report(self, call: ModuleCall, flag: Flag, obstacle: str, flags: list[Flag], backward: bool) -> None:
         """An event of the module itself."""
-        gradient = backward or flag.what.endswith("gradient")
-        entered = next((f.what for f in flags if f.what.startswith("argument") and not backward), "")
+        gradient = backward or flag.role.endswith("gradient")
+        entered = next((f.role for f in flags if f.role.startswith("argument") and not backward), "")
         kind = type(self.host.module_at(flag.path) or call.module).__name__
         op = f"{kind}.{'backward' if gradient else 'forward'}"
         if obstacle:
@@ -319,7 +321,7 @@ class ModuleChecks:
         self.host.report(
             Event(
                 facts.kind_of(facts.larger_end(flag.low, flag.high)), BACKWARD if gradient else FORWARD, flag.path, op,
-                flag.what, flag.count, flag.total, flag.index, (), not entered,
+                flag.role, flag.count, flag.total, flag.index, (), not entered,
                 f"{entered} of {call.path}" if entered else op, place.step, facts.frame_texts(place.stack),
                 Likely("unknown", evidence),
             )

@@ -24,7 +24,7 @@ from .deferred_flags import FlagRecord
 from .events import Event, Likely, Operand
 from .interfaces import Observer
 from .mode_stacks import DispatchStack, SleepingMode
-from .storage_history import FOREIGN, REPORTED, Known, OperatorEffects, effects_of, owner
+from .storage_history import FOREIGN, REPORTED, OperatorEffects, StorageHistory, effects_of, owner
 
 PURGE = 1 << 14  # after this many storages, dead ones are forgotten
 FLUSH = 1 << 16  # after this many operators, on-device flags are read even in the middle of a step
@@ -48,7 +48,7 @@ class WatchMode(SleepingMode, DispatchMode):
     def __init__(self, watch: Observer):
         super().__init__()
         self.watch = watch
-        self.known: dict[int, Known] = {}
+        self.history: dict[int, StorageHistory] = {}
         self.plans: dict[object, OperatorEffects] = {}
         self.notes: list[FlagRecord] = []
         self.fresh = 0
@@ -106,43 +106,48 @@ class WatchMode(SleepingMode, DispatchMode):
 
     # memory
 
-    def entry(self, tensor: Tensor) -> Known | None:
-        return self.known.get(tensor.untyped_storage()._cdata)
+    def entry(self, tensor: Tensor) -> StorageHistory | None:
+        return self.history.get(tensor.untyped_storage()._cdata)
 
     def record(
         self, tensor: Tensor, writer: str, peak: float | Tensor, *, meant: bool = False, reported: bool = False
-    ) -> Known:
+    ) -> StorageHistory:
         storage = tensor.untyped_storage()
-        before = self.known.get(storage._cdata)
+        before = self.history.get(storage._cdata)
         part = before is not None and tensor.numel() * tensor.element_size() < storage.nbytes()
         if before is not None and before.fresh and part:
             before.meant |= meant
             return before  # the rest of it has not been written yet
         if before is not None and before.fresh:
             self.fresh -= 1
-        self.known[storage._cdata] = known = Known(
+        self.history[storage._cdata] = history = StorageHistory(
             StorageWeakRef(storage), writer, peak, meant=meant, reported=reported
         )
         if before is not None and part:
-            known.part_of(before)
-            known.under = None if self.watch.sync else before
-        if len(self.known) > self.purge_at:
-            self.known = {k: v for k, v in self.known.items() if not v.ref.expired()}
-            self.fresh = sum(v.fresh for v in self.known.values())
-            self.purge_at = max(PURGE, 2 * len(self.known))
-        return known
+            history.part_of(before)
+            history.under = None if self.watch.sync else before
+        if len(self.history) > self.purge_at:
+            self.history = {k: v for k, v in self.history.items() if not v.ref.expired()}
+            self.fresh = sum(v.fresh for v in self.history.values())
+            self.purge_at = max(PURGE, 2 * len(self.history))
+        return history
 
     def forget(self, tensor: Tensor) -> None:
         """Something that the mode has not seen may have written this tensor. Events about it stay known."""
-        known = self.entry(tensor)
-        if known is not None and not known.fresh and not isinstance(known.peak, Tensor) and math.isfinite(known.peak):
-            del self.known[tensor.untyped_storage()._cdata]
+        history = self.entry(tensor)
+        if (
+            history is not None
+            and not history.fresh
+            and not isinstance(history.peak, Tensor)
+            and math.isfinite(history.peak)
+        ):
+            del self.history[tensor.untyped_storage()._cdata]
 
     def _empty(self, tensor: Tensor, name: str) -> Tensor:
         if facts.plain(tensor):
             self.fresh += 1
             storage = tensor.untyped_storage()
-            self.known[storage._cdata] = Known(StorageWeakRef(storage), name, fresh=True)
+            self.history[storage._cdata] = StorageHistory(StorageWeakRef(storage), name, fresh=True)
         return tensor
 
     def _constant(self, tensor: Tensor) -> Tensor:
@@ -153,10 +158,14 @@ class WatchMode(SleepingMode, DispatchMode):
 
     def _peak(self, tensor: Tensor) -> float | Tensor:
         """max |x| of a tensor that an operator is about to read; reduced again only if it was written in between."""
-        known = self.entry(tensor)
-        if known is not None and not known.fresh:
-            if isinstance(known.peak, Tensor) or math.isfinite(known.peak) or not (self.watch.sync or tensor.is_cpu):
-                return known.peak
+        history = self.entry(tensor)
+        if history is not None and not history.fresh:
+            if (
+                isinstance(history.peak, Tensor)
+                or math.isfinite(history.peak)
+                or not (self.watch.sync or tensor.is_cpu)
+            ):
+                return history.peak
             return facts.peak(tensor)  # it may be a finite part of a tensor that is not finite
         return self._outside(tensor, self._measured(tensor)).peak
 
@@ -164,35 +173,35 @@ class WatchMode(SleepingMode, DispatchMode):
         """max |x| as a number, or as a tensor on a GPU with sync=False, where reading it would cost a wait."""
         return facts.peak(tensor) if self.watch.sync or tensor.is_cpu else facts.absmax(tensor)
 
-    def _outside(self, tensor: Tensor, peak: float | Tensor) -> Known:
+    def _outside(self, tensor: Tensor, peak: float | Tensor) -> StorageHistory:
         """Record a tensor that no operator made. Foreign code may write a mask, but never into a parameter."""
         name = self.watch.source(tensor)
-        known = self.record(tensor, "", peak)
-        known.name = name
+        history = self.record(tensor, "", peak)
+        history.name = name
         if not self.watch.is_learned(tensor):
             if isinstance(peak, Tensor):
-                known.mask = facts.additive_mask(tensor)
+                history.mask = facts.additive_mask(tensor)
             else:
-                known.meant = math.isinf(peak) and bool(facts.additive_mask(tensor))
-        return known
+                history.meant = math.isinf(peak) and bool(facts.additive_mask(tensor))
+        return history
 
     def _judge_fresh(self, read: list[Tensor], op: str) -> None:
         """Judge memory from `empty` when it is first read."""
         for tensor in read:
-            known = self.entry(tensor)
-            if known is None or not known.fresh:
+            history = self.entry(tensor)
+            if history is None or not history.fresh:
                 continue
             peak = facts.peak(tensor)
-            if math.isfinite(peak) or (known.meant and math.isinf(peak)):
-                self.record(tensor, known.writer, peak, meant=known.meant)
+            if math.isfinite(peak) or (history.meant and math.isinf(peak)):
+                self.record(tensor, history.writer, peak, meant=history.meant)
                 continue
-            known.fresh = False
+            history.fresh = False
             self.fresh -= 1
             what = "uninitialised_accumulator" if op.endswith("_") else "never_written"
-            evidence = f"memory of {known.writer} is read by {op}, and no operator has written these elements"
-            source = f"written between {known.writer} and {op}, or never"
+            evidence = f"memory of {history.writer} is read by {op}, and no operator has written these elements"
+            source = f"written between {history.writer} and {op}, or never"
             self._report(tensor, "what it read", op, peak, [tensor], [peak], False, source, Likely(what, evidence))
-            known.reported, known.peak = True, peak
+            history.reported, history.peak = True, peak
 
     # judging
 
@@ -202,8 +211,8 @@ class WatchMode(SleepingMode, DispatchMode):
     ) -> None:  # fmt: skip
         value = self._measured(out)
         if not isinstance(value, Tensor) and math.isfinite(value):
-            known = self.record(out, plan.name, value)
-            if known.under is None:  # otherwise the facts about the rest are not known yet
+            history = self.record(out, plan.name, value)
+            if history.under is None:  # otherwise the facts about the rest are not known yet
                 return
         literal = any(isinstance(v, float | complex) and not _finite(v) for v in facts.leaves((args, kwargs)))
         if not self.watch.sync:
@@ -216,9 +225,9 @@ class WatchMode(SleepingMode, DispatchMode):
             before_it = self.entry(out)
             meant = before_it is not None and before_it.fresh and (literal or any(e.meant for _, _, e in operands))
             if isinstance(value, Tensor) or not math.isfinite(value):
-                known = self.record(out, plan.name, value, meant=meant)
+                history = self.record(out, plan.name, value, meant=meant)
             self.notes.append(
-                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), known, literal)
+                FlagRecord(plan.name, label, out.numel(), value, operands, self.watch.place(), history, literal)
             )
             if len(self.notes) >= FLUSH:
                 self.flush()
@@ -249,14 +258,14 @@ class WatchMode(SleepingMode, DispatchMode):
             self._report(out, label, plan.name, value, read, peaks, True, plan.name, likely, created)
         self.record(out, plan.name, value, reported=True)
 
-    def _entry_of(self, tensor: Tensor, peak: float) -> Known | None:
+    def _entry_of(self, tensor: Tensor, peak: float) -> StorageHistory | None:
         """The facts about an operand that is not finite, if they are still known."""
-        known = self.entry(tensor)
-        if known is None and math.isinf(peak) and not self.watch.is_learned(tensor):
+        history = self.entry(tensor)
+        if history is None and math.isinf(peak) and not self.watch.is_learned(tensor):
             return self._outside(tensor, peak) if bool(facts.additive_mask(tensor)) else None
-        return known
+        return history
 
-    def _entered(self, tensor: Tensor, known: Known | None, op: str) -> tuple[str, Likely]:
+    def _entered(self, tensor: Tensor, history: StorageHistory | None, op: str) -> tuple[str, Likely]:
         """The origin of a value that is not finite and that no operator was seen to create."""
         name = self.watch.source(tensor)
         facts.settle()
@@ -265,8 +274,8 @@ class WatchMode(SleepingMode, DispatchMode):
                 f"{name} was not finite when {op} read it, and is finite after a synchronisation: it was not ready"
             )
             return name, Likely("missing_sync", evidence)
-        if known is not None and known.writer and isinstance(known.peak, float) and math.isfinite(known.peak):
-            between = f"written between {known.writer} and {op}"
+        if history is not None and history.writer and isinstance(history.peak, float) and math.isfinite(history.peak):
+            between = f"written between {history.writer} and {op}"
             return between, Likely("unknown", f"{between}, outside of torch's operators: a custom kernel wrote it")
         return name, Likely("unknown", f"{name} was not finite when {op} read it")
 
@@ -295,7 +304,7 @@ class WatchMode(SleepingMode, DispatchMode):
         """Judge the recorded flags, which only sync=False records."""
         notes, self.notes = self.notes, []
         if not self.watch.sync:
-            flags.flush(self.watch, notes, self.known.values())
+            flags.flush(self.watch, notes, self.history.values())
 
 
 def _run(func: Callable, args: Any, kwargs: Any) -> Any:

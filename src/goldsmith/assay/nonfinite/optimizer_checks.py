@@ -51,8 +51,8 @@ class OptimizerChecks:
         self.host.arrange()
         for (parameter, key, tensor), peak in zip(changed, bad, strict=True):
             self.mode.forget(tensor)
-            known = self.mode.entry(tensor)
-            if math.isfinite(peak) or known is not None and known.reported:
+            history = self.mode.entry(tensor)
+            if math.isfinite(peak) or history is not None and history.reported:
                 continue
             gradient = parameter.grad
             gradient_peak = facts.quiet_peak(gradient) if gradient is not None and facts.plain(gradient) else 0.0

@@ -21,7 +21,7 @@ REPORTED, MEANT, FOREIGN = "reported", "meant", "foreign"
 
 
 @dataclass
-class Known:
+class StorageHistory:
     """Facts about a storage.
 
     writer    the operator that wrote it last, "" if it came from outside
@@ -42,9 +42,9 @@ class Known:
     reported: bool = False
     name: str = ""
     mask: Tensor | None = None
-    under: Known | None = None
+    under: StorageHistory | None = None
 
-    def part_of(self, before: Known) -> None:
+    def part_of(self, before: StorageHistory) -> None:
         """Merge the facts from before a partial write, which still hold for the rest."""
         self.reported |= before.reported
         self.meant |= before.meant
@@ -61,11 +61,11 @@ def larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
     return a if math.isnan(a) else b if math.isnan(b) else max(a, b)
 
 
-def owner(known: Known | None, peak: float) -> str:
+def owner(history: StorageHistory | None, peak: float) -> str:
     """Who is responsible for a non-finite value: a reported event, the program itself, or code that nobody saw."""
-    if known is not None and known.reported:
+    if history is not None and history.reported:
         return REPORTED
-    return MEANT if known is not None and known.meant and math.isinf(peak) else FOREIGN
+    return MEANT if history is not None and history.meant and math.isinf(peak) else FOREIGN
 
 
 @dataclass(frozen=True)

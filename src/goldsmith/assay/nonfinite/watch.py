@@ -155,7 +155,7 @@ class Watch:
                 handle.remove()
             self._handles.clear()
             self._sequence.clear()
-            self._mode.known.clear()
+            self._mode.history.clear()
             self._scratch.clear()
             self._stance.close()
             self._compiler = False
@@ -255,8 +255,8 @@ class Watch:
     def source(self, tensor: Tensor) -> str:
         """The name of a parameter, its gradient or a buffer, the operator that made a tensor, or "input"."""
         storage = tensor.untyped_storage()._cdata
-        known = self._mode.known.get(storage)
-        name = self._sources.get(storage) or (known.writer or known.name if known is not None else "")
+        history = self._mode.history.get(storage)
+        name = self._sources.get(storage) or (history.writer or history.name if history is not None else "")
         return name or self._gradient(storage) or "input"
 
     def is_learned(self, tensor: Tensor) -> bool:
@@ -330,18 +330,18 @@ class Watch:
         if call is not None and not self._stack:
             self._checks.end(output)
 
-    def _see_output(self, path: str, what: str, tensor: Tensor, call: ModuleCall | None) -> None:
-        gradient = f"{what}'s gradient"
+    def _see_output(self, path: str, role: str, tensor: Tensor, call: ModuleCall | None) -> None:
+        gradient = f"{role}'s gradient"
         if self._checks.repeating:
-            self._checks.saw_again(path, what, tensor)
+            self._checks.saw_again(path, role, tensor)
             if tensor.requires_grad:
                 tensor.register_hook(lambda grad: self._checks.saw_again(path, gradient, grad))
             return
-        self._see(call, path, what, tensor, backward=False)
+        self._see(call, path, role, tensor, backward=False)
         if tensor.requires_grad:
             tensor.register_hook(self._gradient_hook(path, gradient, call))
 
-    def _see(self, call: ModuleCall | None, path: str, what: str, tensor: Tensor, backward: bool) -> None:
+    def _see(self, call: ModuleCall | None, path: str, role: str, tensor: Tensor, backward: bool) -> None:
         """Measure a tensor of a module once, even if it is the tensor of several modules."""
         last = self._measured.get(backward)
         if last is not None and last[0] is tensor and last[1] == _version(tensor):
@@ -350,14 +350,14 @@ class Watch:
             figures = measure(tensor, self._scratch) if self._norms is not None else measure_ends(tensor)
             self._measured[backward] = (tensor, _version(tensor), figures)
         if self._norms is not None:
-            self._norms.add(self._step, path, what, tensor.numel(), figures)
+            self._norms.add(self._step, path, role, tensor.numel(), figures)
         if call is not None:
-            self._checks.see(call, path, what, tensor, figures, backward)
+            self._checks.see(call, path, role, tensor, figures, backward)
 
-    def _gradient_hook(self, path: str, what: str, call: ModuleCall | None) -> Callable[[Tensor], None]:
+    def _gradient_hook(self, path: str, role: str, call: ModuleCall | None) -> Callable[[Tensor], None]:
         def hook(grad: Tensor) -> None:
             if self._on and facts.plain(grad):
-                self._see(call, path, what, grad, backward=True)
+                self._see(call, path, role, grad, backward=True)
 
         return hook
 

@@ -43,13 +43,13 @@ QUICK = tuple(n for n in NAMES if n not in ("layouts", "scaling", "taint"))
 LEVELS = {"default": NAMES, "all": NAMES, "quick": QUICK}
 
 
-def select(wanted: str | tuple[str, ...] | list[str]) -> frozenset[str]:
+def select(names: str | tuple[str, ...] | list[str]) -> frozenset[str]:
     """The names of the probes to run, from names of levels and of probes.
 
     "values" is always included, because the other probes compare with its run.
     """
     chosen = {"values"}
-    for name in [wanted] if isinstance(wanted, str) else list(wanted):
+    for name in [names] if isinstance(names, str) else list(names):
         if name not in NAMES and name not in LEVELS:
             exist = ", ".join([*LEVELS, *NAMES])
             raise TargetError(f"probes: {name!r} is neither a level nor a probe; there are: {exist}")

@@ -65,13 +65,13 @@ def _candidate_decision(examination: Examination, name: str, done: CandidateRun)
     raise TargetError(f"decisions: {name!r} is neither an output nor a stage of the candidate; there are: {names}")
 
 
-def _golden_has(plain: GoldenResults, name: str, what: str) -> Tensor:
+def _golden_has(plain: GoldenResults, name: str, role: str) -> Tensor:
     if name in plain.values:
         return plain.values[name]
     if name in plain.leaves:
         return plain.leaves[name]
     raise TargetError(
-        f"decisions: the golden has no {name!r} ({what}); there are: {', '.join([*plain.values, *plain.leaves])}"
+        f"decisions: the golden has no {name!r} ({role}); there are: {', '.join([*plain.values, *plain.leaves])}"
     )
 
 

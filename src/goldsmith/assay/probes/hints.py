@@ -40,14 +40,14 @@ def hint(
 
     scaled: the inputs have another magnitude, at which the golden itself may overflow in 16 bits.
     """
-    known = examination.hints.get(name, "")
-    if not known and tensor is not None:
-        known = _formula_hint(reference, name, tensor)  # the narrower hint of the two
-        known = known or _declaration_hint(examination, done, reference, name, kind, tensor, scaled)
-        examination.hints[name] = known
-    if not known and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
+    phrase = examination.hints.get(name, "")
+    if not phrase and tensor is not None:
+        phrase = _formula_hint(reference, name, tensor)  # the narrower hint of the two
+        phrase = phrase or _declaration_hint(examination, done, reference, name, kind, tensor, scaled)
+        examination.hints[name] = phrase
+    if not phrase and scaled and tensor is not None and not bool(torch.isfinite(tensor).all()):
         return OUT_OF_RANGE
-    return known
+    return phrase
 
 
 def _formula_hint(reference: GoldenResults, name: str, tensor: Tensor) -> str:
@@ -96,8 +96,10 @@ def _declaration_hint(
         alone = [s for s in stages[-SINGLE:] if right(None, (s,))] if len(stages) > 1 else []
         needed = tuple(alone[-1:]) or stages
         stores = ", ".join(f"{s!r}: {input!r}" for s in needed)
-        what = f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
-        return f"; right for a kernel that rounds {what} to {spelt}: if it is meant to, declare stored={{{stores}}}"
+        rounded = (
+            f"stage {' or '.join(alone or stages)}" if alone or len(stages) == 1 else f"stages {', '.join(stages)}"
+        )
+        return f"; right for a kernel that rounds {rounded} to {spelt}: if it is meant to, declare stored={{{stores}}}"
     if right(dtype) or (scaled and _overflows(_declared(examination, done, reference, dtype, (), dtype), name)):
         return (
             f"; right for a kernel that rounds its intermediates to {spelt}: if it is meant to, declare "
@@ -130,7 +132,7 @@ def _declared(
 
 def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ...]:
     """The golden's own floating stages of the forward that are not declared as stored in 16 bits."""
-    values, known = reference.values, reference.stores
+    values, stored = reference.values, reference.stores
     return tuple(
         n
         for n in reference.order
@@ -140,5 +142,5 @@ def _stages(examination: Examination, reference: GoldenResults) -> tuple[str, ..
         and n not in reference.outputs
         and n not in examination.target.decisions
         and values[n].is_floating_point()
-        and known.get(n) not in NARROW
+        and stored.get(n) not in NARROW
     )

@@ -41,10 +41,10 @@ def reached_elements(
         if outcome is None:
             continue
         done, references = outcome
-        got = results(examination, done)
+        actual = results(examination, done)
         for name, mask in places.items():
-            if name in got and not bool(reached[name].any()):  # one number is enough
-                reached[name] = mask & moved(examination, name, got[name], references)
+            if name in actual and not bool(reached[name].any()):  # one number is enough
+                reached[name] = mask & moved(examination, name, actual[name], references)
         if all(bool(mask.any()) for mask in reached.values()):
             break
     return reached
@@ -65,10 +65,10 @@ def moved(examination: Examination, name: str, tensor: Tensor, references: Golde
 
 def right_nearby(examination: Examination, reference: GoldenResults, name: str, done: CandidateRun) -> bool:
     """Whether rounding of the inputs explains the result: exp(x - logsumexp(x)) rounds at the size of x."""
-    got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
-    if got is None or got.shape != golden.shape:
+    actual, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
+    if actual is None or actual.shape != golden.shape:
         return False
-    return not bool(off_golden(examination, name, got, reference, inputs_alone=True).any())
+    return not bool(off_golden(examination, name, actual, reference, inputs_alone=True).any())
 
 
 def off_kinks(examination: Examination, name: str, mask: Tensor, references: GoldenResults) -> Tensor:

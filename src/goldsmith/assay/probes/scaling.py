@@ -161,13 +161,13 @@ def _errs_like_rerounded(reference: GoldenResults, name: str, done: CandidateRun
 
     Example: exp2(x c - m c) in place of exp(x - m).
     """
-    got, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
+    actual, golden = {n: t for n, _, t in done.results()}.get(name), reference.values[name]
     runs = [run[name].double() for run in reference.jittered if name in run]
-    if got is None or got.shape != golden.shape or not runs:
+    if actual is None or actual.shape != golden.shape or not runs:
         return False
     farthest = max(float((run - golden).abs().max()) for run in runs)
     return bool(
-        ((got.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
+        ((actual.double() - golden).abs() <= _REROUNDED_FACTOR * farthest).all()
     )  # false for NaN, which is no rounding
 
 
@@ -278,8 +278,8 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
 
     material = changed(1.0)
     done = examination.execute(NAME, f"{label}, a finite number in its place", material=material, look=False)
-    got = {n: t for n, _, t in done.results()}.get(name)
-    if done.error is not None or got is None or got.shape != mask.shape:
+    actual = {n: t for n, _, t in done.results()}.get(name)
+    if done.error is not None or actual is None or actual.shape != mask.shape:
         return torch.zeros_like(mask)
     references = examination.references(material, done, own_decisions(examination, done))
     # in the golden, the changed element does not influence these
@@ -288,7 +288,7 @@ def _confirmed_leak(examination: Examination, label: str, name: str, mask: Tenso
     if bool(unmoved.any()):
         wrong = reach.reached_elements(examination, {name: unmoved}, changed, f"{label}, a finite number")[name]
     if bool((mask & ~unmoved).any()):
-        differs = mask & ~unmoved & reach.off_golden(examination, name, got, references)
+        differs = mask & ~unmoved & reach.off_golden(examination, name, actual, references)
         wrong = wrong | reach.off_kinks(examination, name, differs, references)
     return wrong
 

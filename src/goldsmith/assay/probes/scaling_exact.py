@@ -61,14 +61,19 @@ def _inexact(
         return {}  # the inputs themselves were rounded, or are all zero
     before = examination.ref if first is examination.first else examination.references(plain, first)
     after = golden.values
-    known, out = dict(_results(first)), {}
+    first_results, out = dict(_results(first)), {}
     for name, y in _results(done):
-        was = known.get(name)
+        first_result = first_results.get(name)
         power = factor(before.values[name], after[name]) if name in before.values and name in after else None
-        if was is None or power is None or was.shape != y.shape or was.dtype != y.dtype:
+        if first_result is None or power is None or first_result.shape != y.shape or first_result.dtype != y.dtype:
             continue
-        wanted = was.double() * power
-        mask = _normal(was, was.dtype) & _normal(y, y.dtype) & _normal(wanted, y.dtype) & (y.double() != wanted)
+        expected = first_result.double() * power
+        mask = (
+            _normal(first_result, first_result.dtype)
+            & _normal(y, y.dtype)
+            & _normal(expected, y.dtype)
+            & (y.double() != expected)
+        )
         if bool(mask.any()) and _golden_scales(before, golden, name, power):
             out[name] = mask
     return out

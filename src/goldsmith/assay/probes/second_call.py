@@ -105,9 +105,9 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
 
 def _lost(first: CandidateRun) -> dict[str, Difference]:
     """Returned results and gradients of the first run that a later call overwrote."""
-    known = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
+    copies = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
     live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
-    apart = {n: difference(known[n], t, None) for n, t in live.items()}
+    apart = {n: difference(copies[n], t, None) for n, t in live.items()}
     return {n: change for n, change in apart.items() if not change.equal}
 
 

@@ -150,11 +150,11 @@ def _open_noise(references: GoldenResults, name: str) -> Tensor:
 
 
 def _report_extra(
-    examination: Examination, part: Slice, name: str, mask: Tensor, what: str, references: GoldenResults
+    examination: Examination, part: Slice, name: str, mask: Tensor, change: str, references: GoldenResults
 ) -> None:
     mask = reach.off_kinks(examination, name, mask, references)
     if bool(mask.any()):
         where = examination.locate(name, mask)
-        text = f"{what} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
+        text = f"{change} in {part.text} reaches {name} ({where.text}), in the golden it does not: "
         text += "a wrong mask, or a stray read"
         examination.find(CERTAIN, NAME, name, text, where=where)

@@ -98,14 +98,14 @@ def _changed(examination: Examination, slices: list[Slice]) -> Material:
 
 def _follows(
     examination: Examination,
-    got: dict[str, Tensor],
+    actual: dict[str, Tensor],
     references: GoldenResults,
     unchanged: dict[str, Tensor],
     footprints: Footprint,
 ) -> bool:
     """Whether every result responds to a slice as the golden does. unchanged: the golden with the slice unchanged."""
     for name, mask in footprints.items():
-        y, g = got.get(name), references.values.get(name)
+        y, g = actual.get(name), references.values.get(name)
         if y is None or g is None or y.shape != g.shape:
             return False
         if not g.numel():

@@ -86,10 +86,10 @@ def judge(
     change: what this run did to its input values; the fresh seed's inputs get the same change.
     """
     decided = set(examination.target.decisions)
-    got = {n: (k, t) for n, k, t in done.results()}
+    actual = {n: (k, t) for n, k, t in done.results()}
     for name in reference.bounded:
-        if name not in got and name in _expected(examination, done, reference):
-            got[name] = ("grad" if name.endswith(".grad") else "output", None)
+        if name not in actual and name in _expected(examination, done, reference):
+            actual[name] = ("grad" if name.endswith(".grad") else "output", None)
     repeats = _Repeats(examination, probe, repeat, change) if repeat is not None and noise else None
 
     def look(
@@ -99,7 +99,7 @@ def judge(
         return judged, _far_off(examination, probe, label, name, tensor, against)
 
     failed = set()
-    for name, (kind, tensor) in got.items():
+    for name, (kind, tensor) in actual.items():
         if name in decided or name in skip:
             continue
         against = _against(reference, name, kind, noise)

@@ -137,21 +137,23 @@ class _Judge:
         absent = [n for n, tensors in self.parts.items() if any(t is None for t in tensors)]
         first = (0,) * len(self.step.sizes)
         try:
-            seen = {
+            views_of = {
                 n: views(self._present(n), self.step.placed(n), self.step.sizes) for n in self.parts if n not in absent
             }
         except RuntimeError as error:  # of torch.cat, which names the sizes
             text = f"the ranks' parts do not fit together as `placements` say: {error}"
             return self._failed([Finding(CERTAIN, PROBE, "", None, None, None, text, self.label)])
-        if seen:
-            report = self._checked({n: self._whole(n, first) for n in seen}, lambda v: _chosen(self.step(v), seen))
+        if views_of:
+            report = self._checked(
+                {n: self._whole(n, first) for n in views_of}, lambda v: _chosen(self.step(v), views_of)
+            )
         else:
             report = self._failed([])
         if report.verdict == REFERENCE_FAULT:
             return report
         wrong = {n: [first] for n in absent}
         bad = {f.tensor for f in report.findings}
-        for name, at in seen.items():
+        for name, at in views_of.items():
             places = [first] if name in bad else []
             for view in at[1:]:
                 other = self._checked({name: self._whole(name, view)}, lambda v, n=name: {n: self.step(v)[n]})  # type: ignore[misc]
@@ -159,26 +161,28 @@ class _Judge:
                 report.findings += [] if name in bad else other.findings
             if places:
                 wrong[name] = places
-        found = explain(self.step, self.parts, wrong, self._proves, self.unfilled) if wrong else []
-        explained = {f.tensor for f in found}
-        found += [
+        rank_findings = explain(self.step, self.parts, wrong, self._proves, self.unfilled) if wrong else []
+        explained = {f.tensor for f in rank_findings}
+        rank_findings += [
             RankFinding("gradient_on_one_rank", n, f"no rank has {n}", True) for n in absent if n not in explained
         ]
         if wrong:
             report.verdict = FAIL
-        self._add(report, [dataclasses.replace(f, case=self.label) for f in found])
+        self._add(report, [dataclasses.replace(f, case=self.label) for f in rank_findings])
         return report
 
-    def _add(self, report: Report, found: list[RankFinding]) -> None:
+    def _add(self, report: Report, rank_findings: list[RankFinding]) -> None:
         """Proven causes become findings; a hypothesis is added to the tensor's first finding."""
-        for each in found:
+        for each in rank_findings:
             at = next((i for i, f in enumerate(report.findings) if f.tensor == each.tensor), None)
             if not each.proven and at is not None:
                 old = report.findings[at]
                 report.findings[at] = dataclasses.replace(old, text=f"{old.text}\n{each}")
-        proven = [Finding(CERTAIN, PROBE, f.tensor, None, None, None, str(f), self.label) for f in found if f.proven]
+        proven = [
+            Finding(CERTAIN, PROBE, f.tensor, None, None, None, str(f), self.label) for f in rank_findings if f.proven
+        ]
         report.findings = [*proven, *report.findings]
-        report.environment["ranks"] = {"causes": [f.to_json() for f in found]}
+        report.environment["ranks"] = {"causes": [f.to_json() for f in rank_findings]}
 
     def _failed(self, findings: list[Finding]) -> Report:
         dtypes = {str(t.dtype).removeprefix("torch.") for t in self.step.inputs.values() if t.is_floating_point()}

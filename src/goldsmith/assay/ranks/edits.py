@@ -208,11 +208,11 @@ def _other_data(step: PlainStep) -> Iterator[RankEdit]:
             (slice(0, size, world), f"every {world}th row"),
         ]:
 
-            def seen(values: Values, at: Coordinates, names: list[str] = names, first: slice = first) -> Results:
+            def biased(values: Values, at: Coordinates, names: list[str] = names, first: slice = first) -> Results:
                 return step({**values, **{n: values[n][first] for n in names}})
 
             words = f"{{name}} is what comes if every rank sees only {text} of {_listed(tuple(names))}"
-            yield RankEdit("own_bias", words, seen, whole=False, alike=True)
+            yield RankEdit("own_bias", words, biased, whole=False, alike=True)
 
 
 def _moved(step: PlainStep, values: Values, subset: tuple[str, ...], turn: int | None) -> Values:

@@ -46,13 +46,13 @@ def explain(
     cache: dict[tuple[int, Coordinates], Results | None] = {}
     until = time.monotonic() + BUDGET_S
     for name in wrong:
-        found = _missing(step, name, parts[name], right[name]) or _unwritten(
+        finding = _missing(step, name, parts[name], right[name]) or _unwritten(
             step, name, parts[name], right[name], unfilled
         )
-        found = found or _reproduced(step, name, parts[name], right[name], candidates, double, cache, proof, until)
-        found = found or _by_rank(step, name, parts[name], right[name])
-        if found is not None:
-            findings.append(found)
+        finding = finding or _reproduced(step, name, parts[name], right[name], candidates, double, cache, proof, until)
+        finding = finding or _by_rank(step, name, parts[name], right[name])
+        if finding is not None:
+            findings.append(finding)
     return sorted(findings, key=lambda f: not f.proven)
 
 
@@ -60,29 +60,29 @@ def _near(dtype: torch.dtype) -> float:
     return NEAR.get(dtype, NEAR_16_BITS)
 
 
-def _missing(step: PlainStep, name: str, mine: Sequence[Tensor | None], right: Tensor) -> RankFinding | None:
+def _missing(step: PlainStep, name: str, copies: Sequence[Tensor | None], right: Tensor) -> RankFinding | None:
     """None or zeros on some ranks only, where all should have the same numbers."""
-    if any(p.is_shard() or p.is_partial() for p in step.placed(name)) and all(t is not None for t in mine):
+    if any(p.is_shard() or p.is_partial() for p in step.placed(name)) and all(t is not None for t in copies):
         return None
-    without = [r for r, t in enumerate(mine) if t is None or not t.any()]
-    if not without or len(without) == len(mine) or not right.any():
+    without = [r for r, t in enumerate(copies) if t is None or not t.any()]
+    if not without or len(without) == len(copies) or not right.any():
         return None
-    having = [r for r in range(len(mine)) if r not in without]
-    kind = "None" if any(mine[r] is None for r in without) else "zeros"
+    having = [r for r in range(len(copies)) if r not in without]
+    kind = "None" if any(copies[r] is None for r in without) else "zeros"
     text = f"{_with(having, 'has', 'have')} {name}, {_with(without, 'has', 'have')} {kind}"
     return RankFinding("gradient_on_one_rank", name, text, True)
 
 
 def _unwritten(
-    step: PlainStep, name: str, mine: Sequence[Tensor | None], right: Tensor, unfilled: Callable[[], Parts]
+    step: PlainStep, name: str, copies: Sequence[Tensor | None], right: Tensor, unfilled: Callable[[], Parts]
 ) -> RankFinding | None:
     """NaN, because memory that nobody wrote holds NaN in these runs."""
-    if not right.isfinite().all() or all(t is None or t.isfinite().all() for t in mine):
+    if not right.isfinite().all() or all(t is None or t.isfinite().all() for t in copies):
         return None
     ids = [n for n, v in step.values.items() if isinstance(v, Tensor) and v.dtype in (torch.int32, torch.int64)]
     if not ids:
         return None
-    bad = [r for r, t in enumerate(mine) if t is not None and not t.isfinite().all()]
+    bad = [r for r, t in enumerate(copies) if t is not None and not t.isfinite().all()]
     text = (
         f"{name} has NaN or Inf on {_ranks(bad)}, where the golden is finite. Memory that no kernel writes holds NaN "
         f"in these runs, so rows that {', '.join(ids)} sends to no expert of the rank were read"
@@ -94,12 +94,12 @@ def _unwritten(
 
 
 def _reproduced(
-    step: PlainStep, name: str, mine: Sequence[Tensor | None], right: Tensor, candidates: list[RankEdit],
+    step: PlainStep, name: str, copies: Sequence[Tensor | None], right: Tensor, candidates: list[RankEdit],
     double: Values, cache: dict[tuple[int, Coordinates], Results | None], proof: Proof, until: float,
 ) -> RankFinding | None:  # fmt: skip
     places, placed = coordinates(step.sizes), step.placed(name)
-    tensors = [t for t in mine if t is not None]
-    if len(tensors) < len(mine) or any(p.is_partial() for p in placed) or not right.is_floating_point():
+    tensors = [t for t in copies if t is not None]
+    if len(tensors) < len(copies) or any(p.is_partial() for p in placed) or not right.is_floating_point():
         return None
     near = []
     shares = [part(right, placed, at, step.sizes) for at in places]
@@ -118,17 +118,17 @@ def _reproduced(
             key = (index, places[0] if edit.alike else at)
             if key not in cache:
                 cache[key] = _results(edit, double, key[1])
-            wanted = _share(cache[key], name, edit, right, placed, at, step.sizes)
-            if wanted is None or wanted.shape != own.shape:
+            expected = _share(cache[key], name, edit, right, placed, at, step.sizes)
+            if expected is None or expected.shape != own.shape:
                 distance = math.inf
                 break
-            distance = max(distance, _distance(own.double(), wanted, right))
+            distance = max(distance, _distance(own.double(), expected, right))
         if distance < closest:
             near.append((distance, index, edit))
     close = [edit for _, _, edit in sorted(near, key=lambda row: row[1])][:MOST_PROOFS]  # the simpler ones first
     for edit in close:
-        seen = views(tensors, placed, step.sizes)
-        if all(proof(name, view, _whole(step, name, edit, right, view)) for view in seen):
+        viewers = views(tensors, placed, step.sizes)
+        if all(proof(name, view, _whole(step, name, edit, right, view)) for view in viewers):
             return RankFinding(edit.cause, name, edit.text.format(name=name), True)
     if close:
         return RankFinding(close[0].cause, name, close[0].text.format(name=name), False)
@@ -173,32 +173,32 @@ def _whole(step: PlainStep, name: str, edit: RankEdit, right: Tensor, view: Coor
 
 def views(tensors: Sequence[Tensor], placed: tuple, sizes: Sequence[int]) -> list[Coordinates]:
     """A rank for each different replica of the whole tensor."""
-    seen: list[tuple[Coordinates, Tensor]] = []
+    distinct: list[tuple[Coordinates, Tensor]] = []
     for at in coordinates(sizes):
         whole = assembled(tensors, placed, sizes, at)
-        if not any(_same(whole, other) for _, other in seen):
-            seen.append((at, whole))
-    return [at for at, _ in seen]
+        if not any(_same(whole, other) for _, other in distinct):
+            distinct.append((at, whole))
+    return [at for at, _ in distinct]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
 
 
-def _distance(own: Tensor, wanted: Tensor, right: Tensor) -> float:
+def _distance(own: Tensor, expected: Tensor, right: Tensor) -> float:
     if not own.numel():
         return 0.0
     if not own.isfinite().all():
         return math.inf
-    scale = max(float(wanted.abs().max()), float(right.abs().max()) * 1e-6, 1e-300)
-    return float((own - wanted).abs().max()) / scale
+    scale = max(float(expected.abs().max()), float(right.abs().max()) * 1e-6, 1e-300)
+    return float((own - expected).abs().max()) / scale
 
 
-def _by_rank(step: PlainStep, name: str, mine: Sequence[Tensor | None], right: Tensor) -> RankFinding | None:
+def _by_rank(step: PlainStep, name: str, copies: Sequence[Tensor | None], right: Tensor) -> RankFinding | None:
     """No edit fits: say which ranks are wrong."""
     placed, places = step.placed(name), coordinates(step.sizes)
-    tensors = [t for t in mine if t is not None]
-    if len(tensors) < len(mine) or not right.is_floating_point():
+    tensors = [t for t in copies if t is not None]
+    if len(tensors) < len(copies) or not right.is_floating_point():
         return None
     shares = [part(right, placed, at, step.sizes) for at in places]
     if any(t.shape != share.shape for t, share in zip(tensors, shares, strict=True)):
@@ -208,7 +208,7 @@ def _by_rank(step: PlainStep, name: str, mine: Sequence[Tensor | None], right: T
         for r, (t, s) in enumerate(zip(tensors, shares, strict=True))
         if _distance(t.double(), s, right) > _near(t.dtype)
     ]
-    near = [r for r in range(len(mine)) if r not in far]
+    near = [r for r in range(len(copies)) if r not in far]
     if not any(p.is_shard() or p.is_partial() for p in placed):
         if len(views(tensors, placed, step.sizes)) > 1:
             apart = "every rank has other numbers"

@@ -125,10 +125,10 @@ def _agreed(answers: list[tuple[bool, list[Tensor | None]]]) -> tuple[bool, list
     """The first rank's results, after a comparison with those of all others."""
     first = answers[0]
     for rank, (_, results) in enumerate(answers[1:], 1):
-        for index, (mine, own) in enumerate(zip(first[1], results, strict=True)):
-            if (mine is None) != (own is None):
+        for index, (first_result, own) in enumerate(zip(first[1], results, strict=True)):
+            if (first_result is None) != (own is None):
                 raise RankError(f"result {index} is missing on rank {rank if own is None else 0} only")
-            if mine is not None and own is not None and not _same_bits(mine, own):
+            if first_result is not None and own is not None and not _same_bits(first_result, own):
                 raise RankError(f"result {index} differs between rank 0 and rank {rank}")
     return first
 

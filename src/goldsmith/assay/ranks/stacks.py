@@ -51,8 +51,8 @@ def written(processes: Mapping[int, int | None], store: str) -> dict[int, Standi
             if os.path.exists(path(store, rank)):
                 with open(path(store, rank), encoding="utf-8", errors="replace") as file:
                     text = file.read()
-                if (found := _standing(text)) is not None:
-                    standing[rank] = found
+                if (place := _standing(text)) is not None:
+                    standing[rank] = place
     return standing
 
 

@@ -49,10 +49,10 @@ def run(
     device, names = _device_and_names(request, _names(request, modules), err)
     if machine().interpreter:
         raise Problem("TRITON_INTERPRET is set: the interpreter's times say nothing about a GPU. Unset it for bench.")
-    for wanted in request.threads:
-        count = wanted.partition(":")[0]
+    for option in request.threads:
+        count = option.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Problem(f"--threads {wanted}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
+            raise Problem(f"--threads {option}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
@@ -141,26 +141,26 @@ def _cases(modules: Mapping[str, type[ModuleSubject]]) -> dict[str, Sequence[Ben
 
 def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) -> list[str]:
     """The operators and modules on the command line; all of them if it names none."""
-    known = _cases(modules)
-    wanted = list(known)
+    cases_of = _cases(modules)
+    selected = list(cases_of)
     if request.names:
-        wanted = []
+        selected = []
         for name in request.names:
-            members = [k for k in known if k == name or k.startswith(name + ".")]
+            members = [k for k in cases_of if k == name or k.startswith(name + ".")]
             if not members:
                 more = f"modules: {', '.join(modules)}" if modules else f"modules of several operators: {CHECKOUT}"
                 raise Problem(f"no operator {name!r}; there are: {operators()}; {more}.")
-            wanted += members
-    return list(dict.fromkeys(wanted))
+            selected += members
+    return list(dict.fromkeys(selected))
 
 
 def _subjects(
-    request: BenchRequest, wanted: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
+    request: BenchRequest, selected: list[str], device: str, modules: Mapping[str, type[ModuleSubject]]
 ) -> Iterator[_Planned]:
-    ops, known = Op.all(), _cases(modules)
+    ops, cases_of = Op.all(), _cases(modules)
     any_chosen = False
-    for name in wanted:
-        for entry in known[name]:
+    for name in selected:
+        for entry in cases_of[name]:
             chosen_by_name = any(part in entry.name for part in request.cases)
             if request.cases and not chosen_by_name:
                 continue
@@ -171,7 +171,7 @@ def _subjects(
             make = module if module is not None else partial(SUBJECTS.get(name, Subject), ops[name])
             yield _Planned(name, entry, make, None if module is not None else ops[name])
     if not any_chosen:
-        cases = sorted({e.name for name in wanted for e in known[name]})
+        cases = sorted({e.name for name in selected for e in cases_of[name]})
         why = " that is small enough for a CPU"
         if request.cases:
             why = f" whose name contains {' or '.join(request.cases)}"
@@ -185,7 +185,7 @@ def _is_small_enough_for_a_cpu(entry: BenchCase) -> bool:
 
 
 def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console) -> dict[str, Peer]:
-    requested = None if request.peers is None else [wanted.partition(":")[0] for wanted in request.peers]
+    requested = None if request.peers is None else [peer.partition(":")[0] for peer in request.peers]
     unknown = [name for name in requested or () if name not in (*peers, NO_PEER)]
     if not peers:
         if unknown:
@@ -229,15 +229,15 @@ def _device_and_names(request: BenchRequest, names: list[str], err: Console) -> 
     return device, [name for name in names if name not in on_cpu]
 
 
-def device_name(wanted: str | None) -> str:
-    if wanted is None:
+def device_name(name: str | None) -> str:
+    if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = wanted.partition(":")[0]
+    kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise Problem(f"--device {wanted}: not a device; use cpu, cuda or cuda:1.")
+        raise Problem(f"--device {name}: not a device; use cpu, cuda or cuda:1.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise Problem(f"--device {wanted}: this machine has no CUDA device that torch can use.")
-    return wanted
+        raise Problem(f"--device {name}: this machine has no CUDA device that torch can use.")
+    return name
 
 
 def _write_row(target: IO[str] | None, row: TimingRow, out: str | None, err: Console) -> IO[str] | None:

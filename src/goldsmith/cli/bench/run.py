@@ -176,7 +176,7 @@ class Bench:
         ceiling: Ceiling,
         threads: int | None,
     ) -> TimingRow:
-        mine = variant.peer == OURS
+        is_ours = variant.peer == OURS
         return TimingRow(
             op=subject.name,
             case=subject.entry.name,
@@ -190,8 +190,8 @@ class Bench:
             read_gb_s=ceiling.bytes_rate / 1e3 if ceiling.memory == "read" else None,
             gflop_s=ceiling.flop_rate / 1e3 or None,
             threads=threads,
-            verified=verdict[0] if mine else None,
-            verified_by=verdict[1] if mine else "",
+            verified=verdict[0] if is_ours else None,
+            verified_by=verdict[1] if is_ours else "",
             error=error,
             note=variant.note,
             machine=self.conditions.machine,

@@ -57,14 +57,14 @@ def layouts(op: Op, case: Case, world: int) -> list[RankLayout]:
     values = case.build(torch.float32, "cpu", 0)
     given = [name for name in op.inputs if isinstance(values.get(name), torch.Tensor)]
     tokens = [name for name in given if op.axes[name].per_token and op.axes[name].token_axes(values[name])]
-    found = [RankLayout(TOKENS, dict.fromkeys(tokens, Shard(0)))] if tokens else []
+    chosen = [RankLayout(TOKENS, dict.fromkeys(tokens, Shard(0)))] if tokens else []
     if op.expert_axis is not None and not values.get("layout"):  # packed tables are not sharded
         tables = [n for n in given if op.axes[n].of(values[n]).names[:1] == op.expert_axis[:1]]
-        found += [RankLayout(EXPERTS, dict.fromkeys(tables, Shard(0)))] if tables else []
-    found.append(RankLayout(REPLICATED, {}))
+        chosen += [RankLayout(EXPERTS, dict.fromkeys(tables, Shard(0)))] if tables else []
+    chosen.append(RankLayout(REPLICATED, {}))
     if tokens and world >= 4 and world % 2 == 0:
-        found.append(RankLayout(TWO_DIMENSIONS, dict.fromkeys(tokens, (Shard(0), Replicate())), (2, world // 2)))
-    return found
+        chosen.append(RankLayout(TWO_DIMENSIONS, dict.fromkeys(tokens, (Shard(0), Replicate())), (2, world // 2)))
+    return chosen
 
 
 def operator_target(op: Op, layout: RankLayout, pool: RankGroup) -> Target:

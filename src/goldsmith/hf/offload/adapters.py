@@ -130,21 +130,21 @@ class ModelAdapters:
 
     def use(self, names: str | Sequence[str] | None, engine: Engine) -> None:
         """Selects adapters: one, the sum of several, or none. Raises ValueError, with nothing changed."""
-        wanted = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-        unknown = [name for name in wanted if name not in self._by_name]
+        chosen = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+        unknown = [name for name in chosen if name not in self._by_name]
         if unknown:
             known = ", ".join(map(repr, self._by_name)) or "none"
             raise ValueError(f"{_OP}: there is no adapter {unknown[0]!r}; known: {known}")
         replaced: dict[str, Tensor] = {}
-        for name in wanted:
+        for name in chosen:
             twice = sorted(set(replaced) & set(self._by_name[name].fitted.whole))
             if twice:
-                raise ValueError(f"{_OP}: adapters {list(wanted)} both replace {twice[0]} whole: use one of them")
+                raise ValueError(f"{_OP}: adapters {list(chosen)} both replace {twice[0]} whole: use one of them")
             replaced |= self._by_name[name].fitted.whole
-        engine.set_adapter(wanted)
-        self._switch(wanted)
+        engine.set_adapter(chosen)
+        self._switch(chosen)
         self._replace(replaced)
-        self.active = wanted
+        self.active = chosen
 
     def remove(self) -> None:
         """Takes everything of the adapters out of the model."""
@@ -176,11 +176,11 @@ class ModelAdapters:
                 there[parameter].copy_(tensor)
 
     def _switch(self, names: Sequence[str]) -> None:
-        wanted = [self._peft_name(name) for name in names if self._by_name[name].fitted.peft]
+        peft_names = [self._peft_name(name) for name in names if self._by_name[name].fitted.peft]
         for layer in _peft_layers(self.model):
-            layer.enable_adapters(bool(wanted))
-            if wanted:
-                layer.set_adapter(wanted)
+            layer.enable_adapters(bool(peft_names))
+            if peft_names:
+                layer.set_adapter(peft_names)
         for name, parameter in self.model.named_parameters():
             if ".lora_" in name:
                 parameter.requires_grad_(False)

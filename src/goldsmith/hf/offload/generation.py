@@ -127,11 +127,11 @@ class IncrementalText:
         return self._next(whole=True)
 
     def _next(self, *, whole: bool) -> str:
-        known = len(self._text(self._ids[self._from : self._read])) + self._sent
+        read_length = len(self._text(self._ids[self._from : self._read])) + self._sent
         text = self._text(self._ids[self._from :])
         sure = text if whole else text.rstrip(UNFINISHED)
-        piece = sure[known:]
-        if len(sure) == len(text) and len(text) > known - self._sent:
+        piece = sure[read_length:]
+        if len(sure) == len(text) and len(text) > read_length - self._sent:
             self._from, self._read, self._sent = self._read, len(self._ids), 0
         else:
             self._sent += len(piece)
@@ -201,10 +201,10 @@ class FiniteLogits(LogitsProcessor):
         for scaled, values in ((False, most), (True, most / self._temperature)):
             if not bool(torch.isfinite(values).all()):
                 rows = (~torch.isfinite(values)).nonzero()[:, 0].tolist()
-                what = f"the largest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
+                problem = f"the largest logit of prompt {rows[0] + 1} is {float(most[rows[0]]):.4g}"
                 if scaled:
-                    what += f", which divided by {self._temperature:.4g} does not fit float32"
-                raise NothingToDraw(f"{what}: there are no probabilities to draw a token from", scaled=scaled)
+                    problem += f", which divided by {self._temperature:.4g} does not fit float32"
+                raise NothingToDraw(f"{problem}: there are no probabilities to draw a token from", scaled=scaled)
         return scores
 
 

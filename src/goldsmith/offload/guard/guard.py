@@ -204,8 +204,8 @@ class Guard:
         rows = outcome.rows_of(routes)
         if outcome.host is not None:
             host_rows, at = outcome.from_host()
-            mine = torch.isin(at, routes)
-            if bool(mine.any()) and bool(torch.isfinite(host_rows[mine.to(host_rows.device)]).all()):
+            own_rows = torch.isin(at, routes)
+            if bool(own_rows.any()) and bool(torch.isfinite(host_rows[own_rows.to(host_rows.device)]).all()):
                 evidence = f"The rows of expert {e} were finite on the CPU, but are not on the device."
                 return NonFiniteFinding("transfer", "transfer", rows, tokens, (e,), (evidence,))
         evidence = (
@@ -231,12 +231,12 @@ class Guard:
 
     # -- the report --------------------------------------------------------------------------------------------------
 
-    def _before(self, call: Call, what: str) -> str:
+    def _before(self, call: Call, subject: str) -> str:
         before = max((layer for layer in self.store.layers if layer < call.layer), default=None)
         if before is None:
-            return f"{what} arrived like this; there is no layer of experts before this one."
+            return f"{subject} arrived like this; there is no layer of experts before this one."
         state = "was not clean" if before in self._dirty else "was clean"
-        return f"{what} arrived like this; layer {before}, the experts before this one, {state}."
+        return f"{subject} arrived like this; layer {before}, the experts before this one, {state}."
 
     def _report(self, call: Call, finding: NonFiniteFinding, first: bool) -> NumericsReport:
         rows = sorted(set((finding.rows.cpu() + call.first_row).tolist()))

@@ -69,9 +69,9 @@ def spend(
         left -= rows * row_bytes + SPARE
     if left < 2 * slot_bytes:
         need = adapters + 2 * slot_bytes + (_ROWS[1] * row_bytes + SPARE if row_bytes else 0)
-        what = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
+        reason = "gpu_budget=0" if budget == 0 else f"gpu_budget={budget} bytes are too little for two slots"
         beside = " beside the adapters" if adapters else ""
-        why = f"{what}: everything is computed on the CPU (two slots{beside} need {need} bytes)"
+        why = f"{reason}: everything is computed on the CPU (two slots{beside} need {need} bytes)"
         if budget == 0 and settings.gpu_budget is None:
             why = "no GPU is used, and gpu_budget='auto' takes no memory without one: everything is computed on the CPU"
         return Spending(budget, slot_bytes, 0, off, why_off=why)

@@ -118,17 +118,17 @@ class Worker:
 def _serve(items: queue.SimpleQueue[Any]) -> None:
     failed: BaseException | None = None  # until an event has carried it to a waiting thread
     while (item := items.get()) is not None:
-        kind, what = item
+        kind, task = item
         if kind == "event":
-            what.happened(failed)
+            task.happened(failed)
             failed = None
         elif failed is None:
             try:
                 with torch.inference_mode():
-                    what() if kind == "run" else what.synchronize()
+                    task() if kind == "run" else task.synchronize()
             except BaseException as error:  # noqa: BLE001  raised again by the event that follows
                 failed = error
-        del item, what
+        del item, task
 
 
 class CudaStream:

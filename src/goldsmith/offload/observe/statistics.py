@@ -71,11 +71,11 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         for f in fields(Counts):
-            mine = getattr(self, f.name)
-            if isinstance(mine, Counter):
-                mine.update(getattr(other, f.name))
+            value = getattr(self, f.name)
+            if isinstance(value, Counter):
+                value.update(getattr(other, f.name))
             else:
-                setattr(self, f.name, mine + getattr(other, f.name))
+                setattr(self, f.name, value + getattr(other, f.name))
 
     def to_dict(self) -> dict[str, object]:
         shown = [f.name for f in fields(Counts) if f.repr]

@@ -29,10 +29,10 @@ def check_source(
     every byte is compared.
     """
 
-    def fail(what: str, layer: int | None = None, expert: int | None = None) -> StoreMismatch:
+    def fail(problem: str, layer: int | None = None, expert: int | None = None) -> StoreMismatch:
         place = "" if layer is None else f"layer {layer}" + ("" if expert is None else f", expert {expert}") + ": "
         return StoreMismatch(
-            f"{path} is not a store of these weights: {place}{what}. Build one from them at another path, "
+            f"{path} is not a store of these weights: {place}{problem}. Build one from them at another path, "
             "or give no store: then the cache folder is used",
             layer=layer, expert=expert,
         )  # fmt: skip
@@ -44,14 +44,14 @@ def check_source(
     layout = header.blocks.layout
     if format not in (None, layout.format):
         raise fail(f"format={format!r}, but {layout.format!r} in the store")
-    known = {entry.layer: entry for entry in header.layers}
-    seen = set()
+    entries = {entry.layer: entry for entry in header.layers}
+    compared = set()
     block = torch.zeros(0 if raw is None else header.blocks.stride, dtype=torch.uint8, device="cpu")
     for layer, weights in layers_of(source, _OP):
-        entry = known.get(layer)
+        entry = entries.get(layer)
         if entry is None:
-            raise fail(f"it is not in the store, which has {', '.join(map(str, known))}", layer)
-        seen.add(layer)
+            raise fail(f"it is not in the store, which has {', '.join(map(str, entries))}", layer)
+        compared.add(layer)
         count = 0
         for expert in experts_of(weights, f"{_OP}: layer {layer}"):
             if count < entry.experts:
@@ -63,7 +63,7 @@ def check_source(
             count += 1
         if count != entry.experts:
             raise fail(f"{count} experts, but {entry.experts} in the store", layer)
-    missing = [layer for layer in known if layer not in seen]
+    missing = [layer for layer in entries if layer not in compared]
     if missing:
         raise fail("only the store has it", missing[0])
 

@@ -112,14 +112,14 @@ def check(
 
 
 def _check_shapes(op: str, h: Tensor, w_in: Tensor | None, w_out: Tensor, weights: Tensor, indices: Tensor) -> None:
-    def fail(what: str) -> None:
+    def fail(problem: str) -> None:
         arguments = {"h": h, "w_in": w_in, "w_out": w_out, "weights": weights, "indices": indices}
         wanted = {"h": "[*batch, D]", "w_in": "[N, D] or None", "w_out": "[N, E]"}
         lines = [
             f"  {name + ':':9}{'None' if t is None else list(t.shape)}, expected {wanted.get(name, '[*batch, K]')}"
             for name, t in arguments.items()
         ]
-        raise ShapeError("\n".join([f"{op}: {what}", *lines]))
+        raise ShapeError("\n".join([f"{op}: {problem}", *lines]))
 
     if h.dim() == 0 or h.shape[-1] == 0:
         fail("h needs a last dimension of at least 1")

@@ -66,10 +66,10 @@ def read_sources(of: Sequence[DataSource], tokenizer: Tokenizer, *, train_on: st
     documents: list[Document] = []
     formats: dict[str, str] = {}  # the format of the first row of each source
     for source in of:
-        found = list(_documents(source, tokenizer, train_on == "all", formats))
-        if not any(item.targets for item in found):
+        read_documents = list(_documents(source, tokenizer, train_on == "all", formats))
+        if not any(item.targets for item in read_documents):
             raise DataError(source.name, "nothing in it can be predicted: every document is a single token")
-        documents += [item for item in found if item.targets]
+        documents += [item for item in read_documents if item.targets]
     return documents
 
 

@@ -54,9 +54,9 @@ class TableFile:
             decoded(path)
         if self.kind == "json":
             _check_json(path)
-        found = re.search(r"in line (\d+)", str(error))
+        match = re.search(r"in line (\d+)", str(error))
         reason = re.sub(r"^.*C error: ", "", _first_line(error))
-        return DataError(path, f"not {self.kind} that datasets reads: {reason}", int(found[1]) if found else None)
+        return DataError(path, f"not {self.kind} that datasets reads: {reason}", int(match[1]) if match else None)
 
 
 class NamedDataset:
@@ -92,17 +92,18 @@ class NamedDataset:
                 raise DataError(self.name, f"it has no splits, and {self.split} is asked for")
             return whole
         splits = cast("DatasetDict", whole)
-        wanted, _, part = (self.split or "train").partition("[")
+        split_name, _, part = (self.split or "train").partition("[")
         if self.split is None and len(splits) == 1:
-            wanted = next(iter(splits))
-        if wanted not in splits:
+            split_name = next(iter(splits))
+        if split_name not in splits:
             raise DataError(
                 self.name,
-                f"it has no split {wanted}, but {', '.join(splits)}; give one, as in {self.path}:{next(iter(splits))}",
+                f"it has no split {split_name}, but {', '.join(splits)}; give one, "
+                f"as in {self.path}:{next(iter(splits))}",
             )
         if not part:
-            return splits[wanted]
-        return self._part(splits[wanted], wanted, f"[{part}")
+            return splits[split_name]
+        return self._part(splits[split_name], split_name, f"[{part}")
 
     def _part(self, rows: Dataset, split: str, part: str) -> Dataset:
         """A share of a split, as `datasets` writes it: train[:90%]."""
@@ -113,8 +114,8 @@ class NamedDataset:
         return rows.select(range(where.from_, where.to))
 
     def _reason(self, error: BaseException) -> DataError:
-        what = "datasets reads nothing from this folder" if Path(self.path).is_dir() else "datasets has no copy of it"
-        return DataError(self.name, f"{what}, and there is no file of this name: {_first_line(error)}")
+        reason = "datasets reads nothing from this folder" if Path(self.path).is_dir() else "datasets has no copy of it"
+        return DataError(self.name, f"{reason}, and there is no file of this name: {_first_line(error)}")
 
 
 def _rows(name: str, dataset: Dataset) -> Iterator[DataRow]:

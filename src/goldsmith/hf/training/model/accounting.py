@@ -119,12 +119,12 @@ def _kept(model: PreTrainedModel, length: int, packed: bool) -> int:
     from ...converted_experts import converted_modules
 
     bases = (module.base_tensors for module in converted_modules(model).values())
-    known = {t.untyped_storage().data_ptr() for some in (model.parameters(), *bases) for t in some}
+    parameter_storages = {t.untyped_storage().data_ptr() for some in (model.parameters(), *bases) for t in some}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
+        if storage.data_ptr() not in parameter_storages:
             kept[storage.data_ptr()] = tensor
         return tensor
 

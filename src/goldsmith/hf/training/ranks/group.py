@@ -133,8 +133,8 @@ class Ranks(OneProcess):
 
         if self._machine is None:
             self._machine = cast("ProcessGroup", self._exchange(machine_group))
-        made = [make()] if self._machine.rank() == 0 else []  # outside of the exchange: its errors are this rank's own
-        return cast("PackedExperts", self._exchange(shared_base, made.pop, self._machine))
+        bases = [make()] if self._machine.rank() == 0 else []  # outside of the exchange: its errors are this rank's own
+        return cast("PackedExperts", self._exchange(shared_base, bases.pop, self._machine))
 
     def leave(self, message: str) -> bool:
         notice = self.presence.leave(message)
@@ -150,8 +150,8 @@ class Ranks(OneProcess):
 
     def bind(self) -> None:
         """Gives this rank its own share of the processors that ranks of this machine were started on."""
-        mine = (self._processes[self.rank].machine, processors.allowed())
-        same = [rank for rank, theirs in enumerate(self.gathered(mine)) if theirs == mine]
+        own = (self._processes[self.rank].machine, processors.allowed())
+        same = [rank for rank, theirs in enumerate(self.gathered(own)) if theirs == own]
         processors.bind(same.index(self.rank), len(same))
 
     def _exchange(self, function: Callable[..., object], *arguments: object, **options: object) -> object:

@@ -55,10 +55,10 @@ def headline(loss: Curve, steps: int, evaluations: Curve = ()) -> str:
     return f"{_course('The training loss', *ends(loss))} nats per token in {until}."
 
 
-def _course(what: str, first: float, last: float) -> str:
+def _course(subject: str, first: float, last: float) -> str:
     if f"{first:.3f}" == f"{last:.3f}":
-        return f"{what} stayed at {first:.3f}"
-    return f"{what} {'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
+        return f"{subject} stayed at {first:.3f}"
+    return f"{subject} {'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
 
 
 def ends(loss: Curve) -> tuple[float, float]:

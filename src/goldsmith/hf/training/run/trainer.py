@@ -197,11 +197,13 @@ class Trainer:
                 _check_numbers(f"the optimizer's {key} of {name}", value, shape)
                 if key == "exp_avg_sq" and bool((value < 0).any()):
                     raise ValueError(f"the optimizer's {key} of {name} has a negative number in it")
-        wanted = torch.get_rng_state()
+        expected = torch.get_rng_state()
         random = state.get("random/0")
-        if random is None or random.dtype != wanted.dtype or random.shape != wanted.shape:
+        if random is None or random.dtype != expected.dtype or random.shape != expected.shape:
             shown = "missing" if random is None else f"{str(random.dtype)[6:]} {list(random.shape)}"
-            raise ValueError(f"the random state is {shown} in it, wanted {str(wanted.dtype)[6:]} {list(wanted.shape)}")
+            raise ValueError(
+                f"the random state is {shown} in it, wanted {str(expected.dtype)[6:]} {list(expected.shape)}"
+            )
 
     def _random_states(self) -> list[Tensor]:
         """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
@@ -261,10 +263,10 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
-def _check_numbers(what: str, tensor: Tensor, shape: torch.Size) -> None:
+def _check_numbers(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{what} is {list(tensor.shape)} in it, but {list(shape)} in the model")
+        raise ValueError(f"{name} is {list(tensor.shape)} in it, but {list(shape)} in the model")
     if not tensor.is_floating_point():
-        raise ValueError(f"{what} is {str(tensor.dtype)[6:]} in it, wanted floating point")
+        raise ValueError(f"{name} is {str(tensor.dtype)[6:]} in it, wanted floating point")
     if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{what} has NaN or Inf in it")
+        raise ValueError(f"{name} has NaN or Inf in it")
