@@ -35,7 +35,7 @@ _CAUSES_LEFT = {"unknown", "reference_fault"}
 class Example:
     """A known fault: its kernel and batch, accepted causes and features, and the causes that the rules named.
 
-    said   cause -> how strongly the rules named it
+    rules  cause -> how strongly the rules named it
     top    the causes in the order that they were printed
     """
 
@@ -44,7 +44,7 @@ class Example:
     batch: str
     causes: tuple[str, ...]
     features: frozenset[str]
-    said: dict[str, str]
+    rules: dict[str, str]
     top: tuple[str, ...]
 
 
@@ -134,11 +134,11 @@ def _causes() -> list[str]:
 
 
 def fitted(training: Sequence[Example], penalty: float = PENALTY) -> dict[str, Any]:
-    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}}"""
+    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "rules": {strength: w}}"""
     import torch
 
     likely, causes = _model(), _causes()
-    true = [likely.statements(e.features, e.said) for e in training]
+    true = [likely.statements(e.features, e.rules) for e in training]
     count = Counter(s for names in true for s in names)
     names = sorted(s for s, n in count.items() if n >= RARE)
     at, place = {s: i for i, s in enumerate(names)}, {c: i for i, c in enumerate(causes)}
@@ -147,7 +147,7 @@ def fitted(training: Sequence[Example], penalty: float = PENALTY) -> dict[str, A
     wanted = torch.zeros(len(training), len(causes), dtype=torch.float64)
     for i, (e, seen) in enumerate(zip(training, true, strict=True)):
         x[i, [at[s] for s in seen if s in at]] = 1.0
-        for id, how in e.said.items():
+        for id, how in e.rules.items():
             strength_flags[i, place[id], likely.STRENGTHS.index(how)] = 1.0
         for id in e.causes:
             wanted[i, place[id]] = 1.0 / len(e.causes)
@@ -177,7 +177,7 @@ def fitted(training: Sequence[Example], penalty: float = PENALTY) -> dict[str, A
             }
             for s, i in at.items()
         },
-        "said": {s: round(float(v), 2) for s, v in zip(likely.STRENGTHS, strength_weights.detach(), strict=True)},
+        "rules": {s: round(float(v), 2) for s, v in zip(likely.STRENGTHS, strength_weights.detach(), strict=True)},
     }
 
 
@@ -186,8 +186,8 @@ def ranking(model: dict[str, Any], e: Example) -> list[tuple[str, float]]:
     from goldsmith.assay.diagnosis.rank import ordered
 
     likely = _model()
-    chances = likely.probabilities(model, likely.statements(e.features, e.said), e.said)
-    raw = {id: _RAW[how] for id, how in e.said.items()}
+    chances = likely.probabilities(model, likely.statements(e.features, e.rules), e.rules)
+    raw = {id: _RAW[how] for id, how in e.rules.items()}
     return [(id, chances[id]) for id in ordered(raw, chances)]
 
 

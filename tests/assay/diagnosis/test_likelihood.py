@@ -59,7 +59,7 @@ def test_statements_about_other_runs_and_influence():
 TOY = {
     "base": {"missing_term": 0.0, "wrong_mask": 1.0, "race": 3.0},
     "weights": {"all wrong": {"missing_term": 2.0, "race": 1.0}, "first is wrong_mask": {"wrong_mask": 0.5}},
-    "said": dict.fromkeys(likelihood.STRENGTHS, 0.0) | {"sure": 4.0},
+    "rules": dict.fromkeys(likelihood.STRENGTHS, 0.0) | {"sure": 4.0},
     "points": {"first": [[0.0, 0.1], [1.0, 0.9]], "other": [[0.0, 0.0], [1.0, 0.6]]},
 }
 

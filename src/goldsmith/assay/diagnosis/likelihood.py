@@ -1,6 +1,6 @@
 """The learned probability of each cause, from the features of a case and the matches of the rules.
 
-    p(cause) = softmax(base[cause] + sum over true statements of weights[statement][cause] + said[strength of its rule])
+    p(cause) = softmax(base[cause] + sum over true statements of weights[statement][cause] + rules[its rule's strength])
 
 `python -m benchmarks.kernelfault --fit` fits the weights on known faults. For faults written by strangers it uses the
 rules' matches at first sight. It stores the weights in likelihood.json next to this file. A score is the share of right
@@ -87,7 +87,7 @@ def probabilities(model: Mapping[str, Any], true: frozenset[str], strengths: Map
                 total[id] += weight
     for id, strength in strengths.items():
         if id in total:
-            total[id] += model["said"][strength]
+            total[id] += model["rules"][strength]
     top = max(total.values())
     shares = {id: math.exp(value - top) for id, value in total.items()}
     normaliser = sum(shares.values())
@@ -103,5 +103,5 @@ def strongest_statements(true: frozenset[str], id: str, most: int = 3) -> list[s
 
 @cache
 def learned() -> dict[str, Any]:
-    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "said": {strength: w}, "points": ...}, or {}."""
+    """{"base": {cause: w}, "weights": {statement: {cause: w}}, "rules": {strength: w}, "points": ...}, or {}."""
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
