@@ -313,7 +313,8 @@ def test_the_connection_counts_the_same_bytes_as_pre_and_post():
         assert entry.forward_bytes == pre[entry.name].forward_bytes + post[entry.name].forward_bytes
 
 
-def test_an_installed_goldsmith_times_operators_and_says_where_peers_are():
+def test_an_installed_goldsmith_times_operators_and_says_where_peers_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(moved, "ROOT", tmp_path)
     result = run_installed("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
     assert result.exit_code == 0 and [row["peer"] for row in rows(result)] == ["goldsmith"]
     assert "python -m benchmarks.bench --against PEER" in words(result.stderr)
@@ -332,6 +333,16 @@ def test_commands_that_have_moved_still_run_in_a_checkout_and_say_where_they_are
     monkeypatch.setattr(moved, "ROOT", tmp_path)
     result = CliRunner().invoke(app, ["bench", name])
     assert result.exit_code == 2 and f"`python -m benchmarks.{name}`" in words(result.stderr)
+
+
+@pytest.mark.parametrize("arguments", [["mhc.connection"], ["mhc.post", "--against", "liger"], ["--against=compile"]])
+def test_peers_and_modules_still_run_in_a_checkout_and_say_where_they_are(arguments, monkeypatch):
+    started = []
+    monkeypatch.setattr(moved, "_run", lambda module, words: started.append((module, words)) or 3)
+    result = CliRunner().invoke(app, ["bench", *arguments])
+    assert (result.exit_code, started) == (3, [("benchmarks.bench", arguments)])
+    assert "DeprecationWarning: `goldsmith bench` with peers or modules has moved" in words(result.stderr)
+    assert CliRunner().invoke(app, ["bench", "nosuch", "--against", "none"]).exit_code == 2 and len(started) == 1
 
 
 def test_a_checkout_names_its_peers_and_modules():

@@ -55,7 +55,7 @@ def test_an_altered_checkpoint_is_refused_in_a_sentence(what):
     trainer = tiny_trainer()
     trainer.step()
     state = trainer.state()
-    with pytest.raises(ValueError, match="in it|in the model|of torch's"):
+    with pytest.raises(ValueError, match="in the model|of torch's|has a negative number|has NaN or Inf|expected "):
         tiny_trainer().restore(state | ALTERED[what](state), 1)
 
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_without_a_moment_or_a_random_state_is_refused():
     trainer.step()
     state = trainer.state()
     for name in (moment(state, "exp_avg"), "random/0"):
-        with pytest.raises(ValueError, match="missing in it"):
+        with pytest.raises(ValueError, match="is missing"):
             tiny_trainer().restore({key: tensor for key, tensor in state.items() if key != name}, 1)
     tiny_trainer().restore(state, 1)
 

@@ -120,7 +120,7 @@ def settings(folder, **changes):
         (lambda f: (f / INDEX).write_text("{}"), "not an index"),
         (lambda f: [p.unlink() for p in f.glob("*.safetensors*")], "no file with weights under a name"),
         (lambda f: settings(f, quant_method="hqq"), "quantised with 'hqq'; supported are compressed-tensors, gptq"),
-        (lambda f: settings(f, quant_method="fp8"), "its config says 'fp8', but no tensor is stored so"),
+        (lambda f: settings(f, quant_method="fp8"), "its config says 'fp8', but no tensor has that format"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -129,3 +129,9 @@ def _brief(error: BaseException) -> str:
     """The first sentence of another library's message."""
     text = " ".join(str(error).strip().partition("\n")[0].split())
     return (text if len(text) <= 200 else f"{text[:200]}...") or type(error).__name__
+
+
+def first_paragraph(error: BaseException) -> str:
+    """The first paragraph of another library's error message."""
+    text = str(error).strip().partition("\n\n")[0]
+    return " ".join(text.split()) or type(error).__name__

@@ -60,7 +60,7 @@ def _treatment(func: OpOverload) -> OperatorTreatment:
         return OperatorTreatment(label, view=True)
     inplace = written == [0] and full.endswith("_")
     if written and not inplace:
-        return OperatorTreatment(label)  # out= variants and fused optimisers
+        return OperatorTreatment(label)  # out= variants and fused optimizers
     name = full[:-1] if inplace else full
     reads = full not in _OVERWRITES
     if name in data_movement.EXACT:

@@ -21,10 +21,10 @@ REPEATED = 1.5
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs are apart. equal: bit for bit; lawful: within the noise; certain: also beyond the bounds."""
+    """How far two runs are apart. equal: bit for bit; legal: within the noise; certain: also beyond the bounds."""
 
     equal: bool
-    lawful: bool
+    legal: bool
     certain: bool = True
     measured: float = 0.0
     limit: float = 0.0

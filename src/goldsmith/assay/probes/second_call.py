@@ -89,7 +89,7 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
         apart = difference(names.get(name), tensor, reference)
         if apart.equal:
             continue
-        if apart.lawful:
+        if apart.legal:
             message = f"{name} differs between runs, within the noise of legal orders ({apart.text})"
             examination.note("order_nondeterminism", name, message)
             continue
@@ -115,7 +115,7 @@ def _backward_twice(examination: Examination, done: CandidateRun) -> None:
     for name, grad in done.grads.items():
         again = (done.second_grads or {}).get(name)
         apart = difference(grad, again, examination.ref.reference(name, "grad"))
-        if not apart.equal and not apart.lawful and name not in examination.bad:
+        if not apart.equal and not apart.legal and name not in examination.bad:
             where = None if apart.mask is None else examination.locate(name, apart.mask)
             examination.find(
                 CERTAIN,

@@ -1,6 +1,7 @@
-"""`goldsmith bench kernelfault` and `goldsmith bench offload`, which have moved to the repository's benchmarks/ folder.
+"""What `goldsmith bench` did in version 0.1 and the repository's benchmarks/ folder does now.
 
-In a checkout they still run, with a warning: until version 0.3.
+`bench kernelfault`, `bench offload`, peers, and modules made of several operators still run in a checkout, with a
+warning: until version 0.3.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,16 @@ from ..terminal import Problem, in_a_paragraph, print_paragraph
 CHECKOUT = "python -m benchmarks.bench"
 PEERS_ELSEWHERE = f"Peers are compared in a checkout of goldsmith's repository: `{CHECKOUT} --against PEER`."
 MOVED = ("kernelfault", "offload")
+MODULES = ("mhc.connection", "router.peer", "router.memory")
+COMPARISON = "bench with peers"  # the command's own name: `goldsmith bench` leads there
 ROOT = Path(__file__).resolve().parents[4]
 
 
 class TwoWordCommands(TyperGroup):
-    """Reads `bench kernelfault` and `bench offload` as one command each; any other `bench` times operators."""
+    """Reads `bench kernelfault`, `bench offload` and, in a checkout, `bench` with peers or modules as other commands.
+
+    Any other `bench` times operators.
+    """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(program_help(self, ctx))
@@ -34,16 +41,33 @@ class TwoWordCommands(TyperGroup):
         both = " ".join(args[:2])
         if len(args) > 1 and both in self.commands:
             args = [both, *args[2:]]
+        elif args[:1] == ["bench"] and _compares(args[1:]) and (ROOT / "benchmarks" / "bench.py").is_file():
+            args = [COMPARISON, *args[1:]]
         return super().resolve_command(ctx, args)
 
 
 def register(app: typer.Typer) -> None:
-    """Add both to the program, hidden from its help."""
+    """Add these commands to the program, hidden from its help."""
     app.info.cls = TwoWordCommands
     everything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    for name in MOVED:
-        if not any(command.name == f"bench {name}" for command in app.registered_commands):
-            app.command(f"bench {name}", hidden=True, context_settings=everything)(in_a_paragraph(_forward(name)))
+    commands = {f"bench {name}": _forward(name) for name in MOVED} | {COMPARISON: _compare}
+    for name, command in commands.items():
+        if not any(registered.name == name for registered in app.registered_commands):
+            app.command(name, hidden=True, context_settings=everything)(in_a_paragraph(command))
+
+
+def _compares(arguments: Sequence[str]) -> bool:
+    """Whether the arguments of `bench` name a module or a peer."""
+    peers = [value for option, value in pairwise(arguments) if option == "--against"]
+    peers += [word.partition("=")[2] for word in arguments if word.startswith("--against=")]
+    return not set(MODULES).isdisjoint(arguments) or any(peer != "none" for peer in peers)
+
+
+def _compare(context: typer.Context) -> None:
+    print_paragraph(
+        f"DeprecationWarning: `goldsmith bench` with peers or modules has moved to `{CHECKOUT}`, run from {ROOT}."
+    )
+    raise typer.Exit(_run("benchmarks.bench", context.args))
 
 
 def _forward(name: str) -> Callable[[typer.Context], None]:

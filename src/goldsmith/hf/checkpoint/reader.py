@@ -51,7 +51,7 @@ class ModelCheckpoint:
         self._coded_stems = {key.rpartition(".")[0] for key in self._file_of if key.rpartition(".")[2] in self._marks}
         if self._marks and not self._coded_stems:
             raise ValueError(
-                f"{folder}: its config says {self.method!r}, but no tensor is stored so: none is called "
+                f"{folder}: its config says {self.method!r}, but no tensor has that format: none is called "
                 f"{', '.join(sorted(self._marks))}"
             )
         plan = ConversionPlan(self._model, self._file_of, self._coded)

@@ -1,4 +1,4 @@
-"""WeightSource: what a model is loaded from, whatever its files look like."""
+"""WeightSource: the weights of a model on disk, in any format that goldsmith reads."""
 
 from __future__ import annotations
 

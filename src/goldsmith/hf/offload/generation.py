@@ -15,6 +15,7 @@ from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
 from ..checkpoint.gguf.files import tokenizer_arguments
+from ..model_class import first_paragraph
 from ..model_types import Tokenizer
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         place, options = tokenizer_arguments(folder)
         tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} has no tokenizer that can be read: {_first(error)}") from error
+        raise ValueError(f"{folder} has no tokenizer that can be read: {first_paragraph(error)}") from error
     # transformers creates an empty tokenizer if the files are missing
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
@@ -250,8 +251,3 @@ def generate(
     except BaseException:
         rows.close("interrupted")
         raise
-
-
-def _first(error: BaseException) -> str:
-    """The first paragraph of another library's error message."""
-    return " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__

@@ -138,7 +138,7 @@ def read(data: memoryview, path: str | os.PathLike[str], *, check: bool) -> Head
     if len(data) != size:
         raise _corrupt(path, f"it has {len(data)} bytes but was written with {size}: it was truncated or appended to")
     if begin + length != size or begin % PAGE or begin < PAGE:
-        raise _corrupt(path, f"its header lies at {begin} with {length} bytes, which does not fit a file of {size}")
+        raise _corrupt(path, f"its header would be {length} bytes from byte {begin} on, but the file has {size} bytes")
     text = bytes(data[begin : begin + length])
     if check and hashlib.sha256(text).digest() != digest:
         raise _corrupt(path, "its header does not match its checksum")
@@ -210,7 +210,7 @@ def _parse(content: dict[str, Any], end: int) -> Header:
 
 def _whole(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} where a whole number is expected")
+        raise ValueError(f"expected a whole number of at least 0, got {value!r}")
     return value
 
 

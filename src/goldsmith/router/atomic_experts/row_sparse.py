@@ -1,4 +1,4 @@
-"""Row-sparse gradients of a table, in the format of torch's sparse optimisers."""
+"""Row-sparse gradients of a table, in the format of torch's sparse optimizers."""
 
 from __future__ import annotations
 

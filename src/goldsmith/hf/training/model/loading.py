@@ -18,7 +18,7 @@ from ...checkpoint.files import weight_files
 from ...checkpoint.gguf.files import SUFFIX, gguf_file, tokenizer_arguments
 from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
-from ...model_class import class_of, config_of, empty_model, load_whole
+from ...model_class import class_of, config_of, empty_model, first_paragraph, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
 from ..errors import TrainingError
@@ -74,7 +74,7 @@ def folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {_first(error)}"
+            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {first_paragraph(error)}"
         ) from error
 
 
@@ -87,7 +87,7 @@ def tokenizer(name: str) -> Tokenizer:
         place, arguments = tokenizer_arguments(path)
         loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {_first(error)}") from error
+        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {first_paragraph(error)}") from error
     if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
         raise TrainingError(
             f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json missing from its folder?"
@@ -110,7 +110,7 @@ def check(options: Options) -> None:
         if not _pickled(place, config):
             open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
+        raise TrainingError(f"MODEL {options.model}: {first_paragraph(error)}") from error
 
 
 def load(options: Options, progress: Progress | None = None, share: Share | None = None) -> LoadedModel:
@@ -160,7 +160,7 @@ def load(options: Options, progress: Progress | None = None, share: Share | None
         extra_targets.add_lora(model, options)
         nn.Module.to(model, device)
     except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(f"MODEL {options.model}: {_first(error)}") from error
+        raise TrainingError(f"MODEL {options.model}: {first_paragraph(error)}") from error
     for name in router_names:
         parameter = model.get_parameter(name)
         if parameter.dtype != torch.float32:
@@ -209,9 +209,3 @@ def save_adapter(loaded: LoadedModel, folder: Path) -> None:
             os.replace(temporary / name, folder / name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _first(error: BaseException) -> str:
-    """The first paragraph of another library's error message."""
-    text = str(error).strip().partition("\n\n")[0]
-    return " ".join(text.split()) or type(error).__name__

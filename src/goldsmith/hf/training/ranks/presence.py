@@ -7,8 +7,8 @@ A thread of each rank counts up under the rank's key in the store that all ranks
 - its count has stood still for LIMIT_S. Rank 0 reads all counts, and the others only rank 0's, so that a second of a
   thousand ranks costs the store a few thousand requests.
 
-Whoever notices it tells the others through the store. The main thread then has GRACE_S to end in order: gloo's
-collectives fail when a peer is gone. NCCL's do not, so the thread ends the process afterwards.
+The thread that notices it tells the other ranks through the store. The main thread then has GRACE_S to end in order:
+gloo's collectives fail when a peer is gone. NCCL's do not, so the thread ends the process afterwards.
 """
 
 from __future__ import annotations

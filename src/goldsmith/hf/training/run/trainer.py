@@ -166,7 +166,7 @@ class Trainer:
         saved_shapes = {name: tuple(t.shape) for name, t in state.items() if name.startswith("trained/")}
         for name in sorted(model_shapes.keys() | saved_shapes.keys()):
             if model_shapes.get(name) != saved_shapes.get(name):
-                difference = f"{name.removeprefix('trained/')} is {saved_shapes.get(name, 'missing')} in it"
+                difference = f"{name.removeprefix('trained/')} is {saved_shapes.get(name, 'missing')} in the checkpoint"
                 raise ValueError(f"{difference}, but {model_shapes.get(name, 'missing')} in the model")
         self._check_state(state)
         with torch.no_grad():
@@ -192,18 +192,16 @@ class Trainer:
                 continue
             for key, value in moments.items():
                 if value is None:
-                    raise ValueError(f"the optimizer's {key} of {name} is missing in it")
+                    raise ValueError(f"the optimizer's {key} of {name} is missing")
                 shape = torch.Size() if key == "step" else parameter.shape
                 _check_numbers(f"the optimizer's {key} of {name}", value, shape)
                 if key == "exp_avg_sq" and bool((value < 0).any()):
-                    raise ValueError(f"the optimizer's {key} of {name} has a negative number in it")
+                    raise ValueError(f"the optimizer's {key} of {name} has a negative number")
         expected = torch.get_rng_state()
         random = state.get("random/0")
         if random is None or random.dtype != expected.dtype or random.shape != expected.shape:
             shown = "missing" if random is None else f"{str(random.dtype)[6:]} {list(random.shape)}"
-            raise ValueError(
-                f"the random state is {shown} in it, wanted {str(expected.dtype)[6:]} {list(expected.shape)}"
-            )
+            raise ValueError(f"the random state is {shown}, expected {str(expected.dtype)[6:]} {list(expected.shape)}")
 
     def _random_states(self) -> list[Tensor]:
         """The states of torch's generators: the CPU's and, on a GPU, the GPU's."""
@@ -214,7 +212,7 @@ class Trainer:
         try:
             torch.set_rng_state(states[0])
         except RuntimeError as error:
-            raise ValueError(f"the random state in it is not one of torch's: {error}") from error
+            raise ValueError(f"the random state is not one of torch's: {error}") from error
         if self.device.type == "cuda" and len(states) > 1:
             torch.cuda.set_rng_state(states[1], self.device)
 
@@ -265,8 +263,8 @@ def _digest(tensor: Tensor) -> str:
 
 def _check_numbers(name: str, tensor: Tensor, shape: torch.Size) -> None:
     if tensor.shape != shape:
-        raise ValueError(f"{name} is {list(tensor.shape)} in it, but {list(shape)} in the model")
+        raise ValueError(f"{name} is {list(tensor.shape)} in the checkpoint, but {list(shape)} in the model")
     if not tensor.is_floating_point():
-        raise ValueError(f"{name} is {str(tensor.dtype)[6:]} in it, wanted floating point")
+        raise ValueError(f"{name} is {str(tensor.dtype)[6:]}, expected floating point")
     if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{name} has NaN or Inf in it")
+        raise ValueError(f"{name} has NaN or Inf")
