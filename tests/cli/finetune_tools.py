@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCau
 from goldsmith.hf.training.data.documents import Document
 from goldsmith.hf.training.data.packing import RowStream
 from goldsmith.hf.training.records import journal
-from goldsmith.hf.training.run.plan import TrainingPlan
 from goldsmith.hf.training.run.schedule import Schedule
 from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession
 from goldsmith.hf.training.run.trainer import Trainer
+from goldsmith.hf.training.run.training_steps import TrainingSteps
 
 CHAT = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -97,7 +97,7 @@ def tiny_trainer(steps=6, *, seed=0, grad_accum=1, batch_size=2, limit=None, kin
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parameters)
     stream = RowStream(tiny_documents(), 16, packed=True, seed=seed)
-    plan = TrainingPlan(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
+    plan = TrainingSteps(steps, batch_size, grad_accum, Schedule(kind, lr, 1, steps), limit)
     return Trainer(model, parameters, stream, plan)
 
 

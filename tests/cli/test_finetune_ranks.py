@@ -60,7 +60,7 @@ def test_two_ranks_have_the_bits_of_one_process_with_two_batches_in_a_step(place
     assert run(place, tmp_path / "one", *more, "--grad-accum", "2").exit_code == 0
     (status, shown), (other_status, other) = two.ended()
     assert (status, other_status, other) == (0, 0, ""), shown + other
-    assert "4 steps of 1 rows on each of 2 ranks" in " ".join(shown.split()) and "step 4 of 4" in shown
+    assert "4 steps of 1 row on each of 2 ranks" in " ".join(shown.split()) and "step 4 of 4" in shown
     assert same(adapter(tmp_path / "two"), adapter(tmp_path / "one"))
     assert rows_without_times(tmp_path / "two") == rows_without_times(tmp_path / "one")
     record = json.loads((tmp_path / "two" / "run.json").read_text())

@@ -29,10 +29,10 @@ from goldsmith.hf.training.data.packing import UNTRAINED, RowStream, batch
 from goldsmith.hf.training.errors import Diverged, TrainingError
 from goldsmith.hf.training.records import journal
 from goldsmith.hf.training.run.loss import summed_loss
-from goldsmith.hf.training.run.plan import TrainingPlan
 from goldsmith.hf.training.run.schedule import Schedule, warmup_steps
 from goldsmith.hf.training.run.session import LOG, RunCallbacks, TrainingSession, lock
 from goldsmith.hf.training.run.trainer import Trainer
+from goldsmith.hf.training.run.training_steps import TrainingSteps
 from hf import goldens, models
 
 
@@ -122,7 +122,7 @@ def test_accumulated_small_batches_equal_one_large_batch(batch_size, grad_accum)
 
     def step(table):
         model, by_name = Bigrams(table), {}
-        plan = TrainingPlan(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
+        plan = TrainingSteps(1, batch_size, grad_accum, Schedule("cosine", 1.0, 1, 1), limit=4, max_grad_norm=0.0)
         trainer = Trainer(model, dict(model.named_parameters()), stream, plan)
         trainer.optimizer.step = lambda: by_name.update(gradient=model.table.grad.clone())
         with torch.enable_grad():
@@ -148,7 +148,7 @@ def test_accumulated_small_batches_equal_one_large_batch(batch_size, grad_accum)
 def test_the_last_step_of_an_epoch_has_the_remaining_rows():
     trainer = tiny_trainer(batch_size=2)
     rows = len(trainer.stream)
-    trainer.plan = TrainingPlan(2, rows - 1, 1, trainer.plan.schedule, limit=rows)
+    trainer.training = TrainingSteps(2, rows - 1, 1, trainer.training.schedule, limit=rows)
     trainer.done = 1
     assert [b.input_ids.shape[0] for b in trainer._window()] == [1]
 

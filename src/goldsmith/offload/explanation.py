@@ -179,7 +179,7 @@ def _cost_lines(facts: dict[str, Any], prefill: str | int) -> list[str]:
     ]
     for name in ("decode", "prefill"):
         prediction, gains = facts[name], facts[name]["twice_as_fast"]
-        helps = ", ".join(f"{lane} 2x: {gain:+.0%}" for lane, gain in gains.items())
+        helps = ", ".join(f"{lane} 2x: {100 * gain:+.0f} %" for lane, gain in gains.items())
         split = ", ".join(f"{n} {lane}" for lane, n in prediction["experts"].items() if n)
         limit = _LIMITS.get(prediction["limiting"], prediction["limiting"])
         lines.append(

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ...hf.training.ranks.one_process import OneProcess
     from ...hf.training.records.journal import LogRow
     from ...hf.training.records.trackers import RunTrackers
-    from ...hf.training.run.plan import TrainingPlan
     from ...hf.training.run.session import TrainingSession
     from ...hf.training.run.trainer import Trainer
+    from ...hf.training.run.training_steps import TrainingSteps
     from .record import DataFacts, FirstAndLast, RunResult
 
 DIVERGED, INTERRUPTED = 1, 130
@@ -109,13 +109,13 @@ class FinetuneRun:
         from ...hf.training.errors import Diverged
         from ...hf.training.records.journal import rows as logged
         from ...hf.training.records.trackers import RunTrackers
-        from ...hf.training.run.plan import plan
         from ...hf.training.run.session import RunCallbacks, lock
         from ...hf.training.run.trainer import Trainer
+        from ...hf.training.run.training_steps import training_steps
 
         self._place()
         stream, facts, evaluation = self._streams()
-        training = plan(self.options, len(stream), self.ranks.world)
+        training = training_steps(self.options, len(stream), self.ranks.world)
         if dry_run:
             _, record, accounting = self._load_model(facts, training, stream)
             return {"status": "dry run", "proposal": accounting.proposal, **record.facts}
@@ -276,7 +276,7 @@ class FinetuneRun:
             "shortened": cut.shortened,
         }
 
-    def _training_session(self, training: TrainingPlan) -> TrainingSession:
+    def _training_session(self, training: TrainingSteps) -> TrainingSession:
         import torch
 
         from ...hf.training.errors import TrainingError
@@ -310,7 +310,7 @@ class FinetuneRun:
         )
 
     def _load_model(
-        self, facts: DataFacts, training: TrainingPlan, stream: RowStream
+        self, facts: DataFacts, training: TrainingSteps, stream: RowStream
     ) -> tuple[LoadedModel, Record, Accounting]:
         """Load the model with its LoRA; show and return the accounting."""
         from ...hf.training.model.accounting import account
@@ -345,7 +345,7 @@ class FinetuneRun:
         if self.ranks.first:
             self._page(record, rows)
         result: RunResult = {
-            "status": "trained" if trainer.done >= trainer.plan.steps else "interrupted",
+            "status": "trained" if trainer.done >= trainer.training.steps else "interrupted",
             "step": trainer.done,
             "loss": _first_and_last([row["loss"] for row in rows if "loss" in row]),
             "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
@@ -356,7 +356,9 @@ class FinetuneRun:
         }
         if self.ranks.first:
             record.write(result)
-        self.show.ended(result, trainer.plan.steps, self.output, again(self.output, self.options.resume), record.lost)
+        self.show.ended(
+            result, trainer.training.steps, self.output, again(self.output, self.options.resume), record.lost
+        )
         self._explain_lost(record, RUN)
         return {"output": str(self.output), **result, **record.facts}
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...hf.training.model.accounting import Accounting
     from ...hf.training.options import Options
     from ...hf.training.records.journal import LogRow
-    from ...hf.training.run.plan import TrainingPlan
+    from ...hf.training.run.training_steps import TrainingSteps
     from .record import DataFacts, RunResult
 
 LINES = 10  # progress lines without a terminal, roughly
@@ -53,13 +53,15 @@ class FinetuneDisplay:
 
     # before
 
-    def data(self, data: DataFacts, plan: TrainingPlan, rows: int) -> None:
-        a_step = f"{plan.batch_size} x {plan.grad_accum} rows" if plan.grad_accum > 1 else count(plan.batch_size, "row")
-        on_ranks = f" on each of {plan.ranks} ranks" if plan.ranks > 1 else ""
+    def data(self, data: DataFacts, training: TrainingSteps, rows: int) -> None:
+        rows_of_a_step = count(training.batch_size, "row")
+        if training.grad_accum > 1:
+            rows_of_a_step = f"{training.batch_size} x {training.grad_accum} rows"
+        on_ranks = f" on each of {training.ranks} ranks" if training.ranks > 1 else ""
         text = (
             f"{data['file']}: {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}, "
             f"{data['trained_tokens']:,} of them trained on, in {count(rows, 'row')}; "
-            f"{count(plan.steps, 'step')} of {a_step}{on_ranks}"
+            f"{count(training.steps, 'step')} of {rows_of_a_step}{on_ranks}"
         )
         self.out.print(folded(text), markup=False, soft_wrap=True)
 

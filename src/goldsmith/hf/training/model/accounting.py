@@ -15,7 +15,7 @@ from ..data.packing import batch
 from ..errors import TrainingError
 from ..options import Options
 from ..run.loss import summed_loss
-from ..run.plan import TrainingPlan
+from ..run.training_steps import TrainingSteps
 from .device import memory, on_gpu
 from .loading import LoadedModel, checkpoint_layers
 
@@ -54,7 +54,7 @@ class Accounting:
         return self.activations / batch_size <= SHARE * self.free
 
 
-def account(loaded: LoadedModel, options: Options, plan: TrainingPlan, local_ranks: int = 1) -> Accounting:
+def account(loaded: LoadedModel, options: Options, training: TrainingSteps, local_ranks: int = 1) -> Accounting:
     """The accounting; raises TrainingError if the optimizer's parameters are not the model's trainable ones.
 
     On a CPU, the ranks of this machine share its free memory.
@@ -82,9 +82,9 @@ def account(loaded: LoadedModel, options: Options, plan: TrainingPlan, local_ran
         frozen=report["bytes"]["frozen"],
         lora=size,
         optimizer=3 * size,  # two moments and the gradient
-        activations=round(row * plan.batch_size),
+        activations=round(row * training.batch_size),
         free=free + 3 * size,
-        proposal=propose(row, plan.window // plan.ranks, free),
+        proposal=propose(row, training.window // training.ranks, free),
     )
 
 

@@ -1,1 +1,1 @@
-"""The run itself: its plan, the training loop, the session around it, and its failures."""
+"""The run itself: its steps, the training loop, the session around it, and its failures."""

@@ -12,7 +12,7 @@ from ...checkpoint.gguf.files import gguf_file, parts_of
 from ..data import sources
 from ..data.text_files import checksum
 from ..options import Options, flag
-from .plan import TrainingPlan
+from .training_steps import TrainingSteps
 
 ALTERING = (  # options that affect the result
     *("document", "train_on", "format", "group_size", "rank", "alpha", "targets", "shared_a", "dropout"),
@@ -24,18 +24,18 @@ RANKS = "the number of ranks"
 ELSEWHERE = ("model", "data", "eval_data", "output", "threads", "device")  # may differ between the ranks of a run
 
 
-def identity(options: Options, plan: TrainingPlan, folder: Path) -> dict[str, object]:
+def identity(options: Options, training: TrainingSteps, folder: Path) -> dict[str, object]:
     """Everything that affects the result, by option; two runs with equal identities are the same run.
 
     With a constant learning rate the number of steps does not matter, so such a run can be extended.
     """
     values: dict[str, object] = {flag(name): getattr(options, name) for name in ALTERING}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    values["--warmup"] = plan.schedule.warmup
-    if options.schedule != "constant" or plan.limit is not None:
-        values["--steps or --epochs"] = plan.steps
-    if plan.ranks > 1:
-        values[RANKS] = plan.ranks
+    values["--warmup"] = training.schedule.warmup
+    if options.schedule != "constant" or training.limit is not None:
+        values["--steps or --epochs"] = training.steps
+    if training.ranks > 1:
+        values[RANKS] = training.ranks
     values["MODEL"] = fingerprint(folder)
     values["--data"] = sources.checksum(sources.sources(options.data))
     return values

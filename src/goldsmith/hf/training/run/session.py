@@ -87,7 +87,7 @@ class TrainingSession:
         start: TrainingCheckpoint | None = None,
         evaluation: RowStream | None = None,
     ) -> list[LogRow]:
-        """Trains to the end of the plan, or until `callbacks.stop()`; returns the rows of the log.
+        """Trains to the last step, or until `callbacks.stop()`; returns the rows of the log.
 
         Each step is logged, then evaluated, then saved, so the log always covers what a checkpoint contains.
         """
@@ -112,7 +112,7 @@ class TrainingSession:
         try:
             if trainer.done == 0 and evaluation is not None:
                 self._evaluate(trainer, evaluation, journal, callbacks)
-            while trainer.done < trainer.plan.steps and not callbacks.stop():
+            while trainer.done < trainer.training.steps and not callbacks.stop():
                 row = trainer.step()
                 journal.add(row)
                 callbacks.row(row)
@@ -137,7 +137,7 @@ class TrainingSession:
         return Journal(self.output / LOG, trainer.done, earlier)
 
     def _due(self, trainer: Trainer, every: int) -> bool:
-        return trainer.done == trainer.plan.steps or every > 0 and trainer.done % every == 0
+        return trainer.done == trainer.training.steps or every > 0 and trainer.done % every == 0
 
     def _evaluate(
         self, trainer: Trainer, stream: RowStream, journal: UnwrittenJournal, callbacks: RunCallbacks
@@ -160,8 +160,8 @@ class TrainingSession:
         facts = {
             "identity": dict(self.identity),
             "circumstances": dict(self.circumstances),
-            "row": trainer.done * trainer.plan.window,
-            "schedule": vars(trainer.plan.schedule),
+            "row": trainer.done * trainer.training.window,
+            "schedule": vars(trainer.training.schedule),
         }
         checkpoints.write(self.checkpoints, trainer.done, trainer.state(), facts)
         checkpoints.prune(self.checkpoints, self.keep)

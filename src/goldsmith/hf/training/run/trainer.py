@@ -17,7 +17,7 @@ from ..errors import Diverged, TrainingError
 from ..ranks.one_process import OneProcess
 from ..records.journal import LogRow
 from .loss import Evaluation, loss_and_hits, summed_loss
-from .plan import TrainingPlan
+from .training_steps import TrainingSteps
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of a parameter
 
@@ -37,16 +37,16 @@ class Trainer:
         model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
         stream: RowStream,
-        plan: TrainingPlan,
+        training: TrainingSteps,
         masks: Masks = no_masks,
         ranks: OneProcess | None = None,
     ):
-        self.model, self.parameters, self.stream, self.plan = model, dict(parameters), stream, plan
+        self.model, self.parameters, self.stream, self.training = model, dict(parameters), stream, training
         self.masks = masks
         self.ranks = OneProcess() if ranks is None else ranks
         self.device = next(iter(self.parameters.values())).device
         self.optimizer = torch.optim.AdamW(
-            list(self.parameters.values()), lr=plan.schedule.lr, weight_decay=plan.weight_decay
+            list(self.parameters.values()), lr=training.schedule.lr, weight_decay=training.weight_decay
         )
         self.done = 0
 
@@ -58,7 +58,7 @@ class Trainer:
         began, number = time.perf_counter(), self.done + 1
         self.model.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.schedule.at(number)
+            group["lr"] = self.training.schedule.at(number)
         batches = list(self._window())
         if self.ranks.world > 1:  # other masks of dropout on each rank, which repeat when the run resumes
             torch.manual_seed((self.stream.seed * 1_000_003 + number * self.ranks.world + self.ranks.rank) % 2**63)
@@ -84,7 +84,7 @@ class Trainer:
         return {
             "step": number,
             "loss": loss / targets,
-            "lr": self.plan.schedule.at(number),
+            "lr": self.training.schedule.at(number),
             "grad_norm": norm,
             "tokens": tokens,
             "tokens_per_s": round(tokens / seconds, 1),
@@ -95,9 +95,9 @@ class Trainer:
         return summed_loss(self.model, batch.to(self.device), self.masks)
 
     def _window(self) -> Iterator[Batch]:
-        first, end = self.done * self.plan.window, (self.done + 1) * self.plan.window
-        end = end if self.plan.limit is None else min(end, self.plan.limit)
-        size = self.plan.batch_size
+        first, end = self.done * self.training.window, (self.done + 1) * self.training.window
+        end = end if self.training.limit is None else min(end, self.training.limit)
+        size = self.training.batch_size
         for row in range(first + self.ranks.rank * size, end, size * self.ranks.world):
             yield self.stream.batch(row, min(size, end - row))
 
@@ -116,14 +116,14 @@ class Trainer:
         return total
 
     def _clip_gradient(self) -> float:
-        """Clips the gradient to `plan.max_grad_norm` and returns its norm before clipping."""
-        max_norm = self.plan.max_grad_norm or math.inf
+        """Clips the gradient to `training.max_grad_norm` and returns its norm before clipping."""
+        max_norm = self.training.max_grad_norm or math.inf
         return float(torch.nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm))
 
     def evaluate(self, stream: RowStream) -> Evaluation:
         """Loss and hits over all target tokens of `stream`; draws no random numbers. Ranks take turns at batches."""
         self.model.eval()
-        size, ranks = self.plan.batch_size, self.ranks
+        size, ranks = self.training.batch_size, self.ranks
         own = []
         with torch.no_grad():
             for first in range(ranks.rank * size, len(stream), size * ranks.world):

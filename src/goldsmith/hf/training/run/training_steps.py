@@ -1,4 +1,4 @@
-"""TrainingPlan: the number of steps of a run, and of rows in each."""
+"""TrainingSteps: the number of steps of a run, the rows in each, and the learning rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .schedule import Schedule, warmup_steps
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingSteps:
     """`steps` steps of `grad_accum` batches of `batch_size` rows on each rank, at most `limit` rows in total."""
 
     steps: int
@@ -27,15 +27,15 @@ class TrainingPlan:
         return self.batch_size * self.grad_accum * self.ranks
 
 
-def plan(options: Options, rows: int, ranks: int = 1) -> TrainingPlan:
-    """The plan for this number of rows in the data."""
+def training_steps(options: Options, rows: int, ranks: int = 1) -> TrainingSteps:
+    """The steps for this number of rows in the data."""
     limit = None
     if options.steps is not None:
         total = options.steps
     else:
         limit = rows * (options.epochs or 1)
         total = -(-limit // (options.batch_size * options.grad_accum * ranks))
-    return TrainingPlan(
+    return TrainingSteps(
         steps=total,
         batch_size=options.batch_size,
         grad_accum=options.grad_accum,
