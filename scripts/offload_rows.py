@@ -96,7 +96,7 @@ def guard(table: Table) -> str:
         shown.append(row)
         spread = f"{row['ratio']:.3f} ({row['ratio_p10']:.3f} to {row['ratio_p90']:.3f})"
         lines.append([f"{shape}, {case}", time(row), spread, f"{row['runs']}"])
-    return whole(table, ["", "a call with the guard", "to one without", "pairs"], lines, shown)
+    return whole(table, ["", "a call with the guard", "ratio to a call without it", "pairs"], lines, shown)
 
 
 def memory(table: Table) -> str:
@@ -108,7 +108,7 @@ def memory(table: Table) -> str:
         beside = f["device_peak"] - f["callers_tensors"]
         numbers = [f"{v / 2**20:.3g}" for v in (f["store"], f["budget"], beside, f["host_anonymous"])]
         lines.append([f"{shape}, {row['sizes']['layers']} layers", *numbers, f"{f['open_s'] * 1e3:.2f}"])
-    titles = ["MiB", "store", "gpu_budget", "peak on the GPU", "more of the host's memory", "open, ms"]
+    titles = ["MiB", "store", "gpu_budget", "peak on the GPU", "more host memory", "open, ms"]
     return whole(table, titles, lines, shown)
 
 
