@@ -246,9 +246,9 @@ def assay_rates() -> str:
     highest, lowest = result["false_alarm_rate_95"][1], result["detection_rate_95"][0]
     rows = [
         ["right kernels drawn at random, with sums in random legal orders", f"{result['clean_runs']:,}"]
-        + [f"{result['false_alarms']} fail; at most {highest:.2%} with 95 % confidence"],
+        + [f"{result['false_alarms']} fail; at most {100 * highest:.2f} % with 95 % confidence"],
         [f"{result['wrong_kernels']} wrong kernels, each under several seeds", f"{result['wrong_checks']:,}"]
-        + [f"{caught} fail; at least {lowest:.1%} with 95 % confidence"],
+        + [f"{caught} fail; at least {100 * lowest:.1f} % with 95 % confidence"],
         ["right kernels that look like wrong ones", f"{result['twin_checks']:,}", f"{result['twins_accused']} fail"],
     ]
     return table(["what was checked", "checks", "verdicts"], rows) + (
