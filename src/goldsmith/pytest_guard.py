@@ -46,7 +46,7 @@ def _possible(config: pytest.Config) -> bool:
         itself
         and hasattr(os, "fork")
         and list(config.invocation_params.args) == sys.argv[1:]
-        and "PYTEST_XDIST_WORKER" not in os.environ
+        and not hasattr(config, "workerinput")
         and not config.option.collectonly
         and threading.active_count() == 1
         and sys.gettrace() is None

@@ -44,7 +44,7 @@ class ZygoteProcess:
     ) -> ZygoteProcess:
         """interpret: Triton's kernels run in its interpreter, even where there is a GPU; threads: of torch."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ, GOLDSMITH_PRELOAD=json.dumps(list(preload)), PYTORCH_NVML_BASED_CUDA_CHECK="1")
+        environment = dict(os.environ, PYTORCH_NVML_BASED_CUDA_CHECK="1")
         paths = [_SOURCE, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
         if interpret:
             environment["TRITON_INTERPRET"] = "1"
@@ -52,7 +52,7 @@ class ZygoteProcess:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.zygote", str(its.fileno())],
+            [sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
             pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stderr=stderr,
             start_new_session=True,
         )  # fmt: skip
