@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 
 from ...core.tracing import TargetError
 from .. import probes as catalogue
 from ..checks import examine
+from ..declare.target import Target
 from ..golden.golden_cache import remembering
 from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED
-from .candidate import LOADERS, Candidate
+from .backward_offer import offers_backward
+from .candidate import LOADER, Candidate
 from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
 from .isolation.limits import Limits
 from .isolation.loading import stand_in
 from .isolation.sandbox import FULL
 from .isolation.zygote_process import zygote
 from .problem import Problem
+from .timing.measure import Impossible, measure
 from .tricks import reasons, source
 from .tricks.reasons import Facts
 from .tricks.sizes import undeclared
@@ -39,7 +43,12 @@ _SENTENCES = 8  # of evidence
 
 @dataclass(frozen=True)
 class GateOptions:
-    """How candidates are judged. seed: None draws one that no candidate can know."""
+    """How candidates are judged.
+
+    seed     None draws one that no candidate can know
+    time     also time accepted ones
+    sandbox  of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
+    """
 
     device: str = "cpu"
     limits: Limits = field(default_factory=Limits)
@@ -47,6 +56,15 @@ class GateOptions:
     probes: str = "default"
     diagnose: bool = False
     threads: int = 0
+    time: bool = False
+    sandbox: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "limits": self.limits.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "limits": Limits(**data["limits"])})
 
 
 def judge(
@@ -73,6 +91,8 @@ def judge_all(
     for candidate in candidates:
         began = time.monotonic()
         verdict = _judge(candidate, problem, options, seed)
+        if verdict.ok and options.time:
+            verdict = _timed(candidate, problem, options, seed)
         verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
         yield verdict
 
@@ -83,15 +103,7 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
         return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {facts.judge[0]}, which belongs to the judge"])
     if facts.looks:
         return Verdict(CHEATING, "reads_golden", evidence=[f"it looks for other code's values: {facts.looks[0]}"])
-    on_cuda = torch.device(options.device).type == "cuda"
-    arguments = {
-        "source": candidate.source,
-        "name": candidate.name,
-        "entry": candidate.entry,
-        "construct": dict(problem.construct),
-    }
-    around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
-    process = CandidateProcess(zygote(), options.limits, LOADERS[candidate.language], arguments, around)
+    process = _process(candidate, problem, options)
     try:
         verdict = _examined(problem, options, seed, process, facts)
     except CandidateEnded as ended:
@@ -109,12 +121,41 @@ def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: i
     return verdict
 
 
+def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> CandidateProcess:
+    on_cuda = torch.device(options.device).type == "cuda"
+    around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
+    return CandidateProcess(zygote(), options.limits, LOADER, candidate.loading(problem.construct), around)
+
+
+def _target(problem: Problem, process: CandidateProcess) -> Target:
+    """The problem's target, whose candidate is imported in that process."""
+    functions = process.load()
+    return problem.target(stand_in(functions.get("candidate"), problem.name), process)
+
+
+def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
+    """The verdict of an accepted candidate with its time, from a new process: state of earlier calls shows, too."""
+    process = _process(candidate, problem, options)
+    try:
+        target = _target(problem, process)
+        return Verdict(ACCEPTED, timing=measure(process, target, torch.device(options.device), seed).to_json())
+    except Impossible as error:
+        return Verdict(CHEATING, error.reason, evidence=[str(error)])
+    except CandidateEnded as ended:
+        return Verdict(ended.status, ended.reason, evidence=[f"when it was timed: {ended.text}"])
+    except TargetError as error:
+        return Verdict(ACCEPTED, evidence=[f"not timed: {error}"])
+    finally:
+        process.close()
+
+
 def _examined(
     problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
-    functions = process.load()
-    target = problem.target(stand_in(functions.get("candidate"), problem.name), process)
+    target = _target(problem, process)
+    if problem.backward == "present" and not offers_backward(target, options.device, seed):
+        target = replace(target, backward=None)
     selected = catalogue.select(options.probes)
     for cases, probes in ((target.cases, selected), (undeclared(target.cases, seed), catalogue.select("quick"))):
         with remembering(problem.known):

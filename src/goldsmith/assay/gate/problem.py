@@ -17,8 +17,8 @@ from ..golden.golden_cache import GoldenCache
 class Problem:
     """A golden and cases; arguments as those of a Target.
 
-    construct   how a candidate that is a class of modules is made: any of args, kwargs, state (weights by name), seed,
-                dtype, device, training
+    backward    "auto", None (forward only), or "present": judge it where a candidate has one for every input
+    construct   how a candidate's callable is found and called: `candidate_call.CandidateCall` as data
     files       files that describe the problem, which candidates may not read
     wants_kernel  refuse candidates whose results come from plain torch alone
     """
@@ -48,8 +48,8 @@ class Problem:
     known: GoldenCache = field(init=False, repr=False, default_factory=GoldenCache)
 
     def __post_init__(self) -> None:
-        if self.backward not in (None, "auto"):
-            raise TypeError(f"backward: expected 'auto' or None, got {self.backward!r}")
+        if self.backward not in (None, "auto", "present"):
+            raise TypeError(f"backward: expected 'auto', 'present' or None, got {self.backward!r}")
         name = self.name or getattr(self.golden, "__name__", "problem")
         object.__setattr__(self, "name", name)
         # the golden stands in for the candidate: so a mistake in the declaration shows before any candidate
@@ -58,7 +58,8 @@ class Problem:
 
     def _arguments(self) -> dict[str, Any]:
         known = {f.name for f in fields(Target) if f.init} - {"candidate", "golden"}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
+        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name in known}
+        return {**arguments, "backward": None if self.backward is None else "auto"}
 
     @staticmethod
     def of(target: Target, **more: Any) -> Problem:

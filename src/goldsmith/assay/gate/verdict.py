@@ -13,7 +13,7 @@ STATUSES = (ACCEPTED, WRONG, CHEATING, CRASHED, TIMED_OUT, OVER_MEMORY, REFUSED)
 TRICKS = (
     "constant_output", "returned_input", "reused_memory", "cached_result", "call_count", "replay_from_disk",
     "input_changed", "aliased_output", "late_write", "lazy_output", "patched_runtime", "reads_golden", "plain_torch",
-    "lowered_precision", "shape_branch", "backward_shortcut",
+    "lowered_precision", "shape_branch", "backward_shortcut", "impossible_time",
 )  # fmt: skip
 
 
@@ -29,6 +29,7 @@ class Verdict:
     evidence   sentences, the decisive one first
     finding    the decisive finding of the assay, or None
     diagnosis  the text of a diagnosis, if one was asked for
+    timing     `timing.measure.CallTiming` as JSON, if times were asked for and it is accepted
     """
 
     status: str
@@ -40,6 +41,7 @@ class Verdict:
     evidence: list[str] = field(default_factory=list)
     finding: Finding | None = None
     diagnosis: str | None = None
+    timing: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:

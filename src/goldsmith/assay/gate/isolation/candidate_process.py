@@ -9,10 +9,10 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ from .sandbox import FULL
 from .wire import request_of, results_from_data
 from .zygote_process import NoZygote, ZygoteProcess
 
+T = TypeVar("T")
 CRASHED, TIMED_OUT, OVER_MEMORY, CHEATING, REFUSED = "crashed", "timed_out", "over_memory", "cheating", "refused"
 _REASONS = {
     CRASHED: "process", TIMED_OUT: "seconds", OVER_MEMORY: "memory_bytes", CHEATING: "patched_runtime",
@@ -123,6 +124,14 @@ class CandidateProcess:
             self._end(CRASHED, "its process sent a reply without what was asked for")
         self.parameters = reply["loaded"]
         return self.parameters
+
+    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
+        """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""
+        reply = self._ask(request, self.limits.seconds, what)
+        try:
+            return read(reply)
+        except Malformed as error:
+            return self._end(CRASHED, f"its process sent {error}")
 
     def state_changed(self) -> bool:
         """Whether calls have changed what the candidate keeps in its module and closures."""

@@ -1,10 +1,12 @@
 """The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
 
-It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}. Replies:
+It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}, {"do":
+"time", ...}, {"do": "timed_results", ...}. Replies:
 
     {"loaded": parameters}      the candidate is there
     {"refused": text}           it cannot be loaded
     {"run": results, "seen": [...]}
+    {"times": [[us, us], ...]}  of timed calls, and {"outputs": [...]} of those that the judge asks for
     {"problem": text}           the target is declared wrongly
     {"memory": text}            memory ran out
     {"ended": text}             the candidate raised what would end the program
@@ -29,12 +31,13 @@ from ...execute.run import execute_here
 from ...execute.torch_state import neutral_state
 from ...support import memory_errors
 from ...support.candidate_state import CandidateState
+from ..timing.timed_calls import TimedCalls
 from .candidate_side import Parts
 from .encoding import Unsendable, receive, send
 from .events import EventLog
 from .loading import Refusal, parameters_of
 from .protocol import Closed, Connection
-from .wire import results_to_data, run_of
+from .wire import materials_of, results_to_data, run_of
 
 
 def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
@@ -48,6 +51,7 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
     events = EventLog()
     parts: Parts | None = None
     state: CandidateState | None = None
+    timed = TimedCalls()
     while True:
         try:
             number, message = receive(connection, pickled=True)
@@ -60,6 +64,10 @@ def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
             reply = {"problem": "no candidate is loaded"}
         elif message["do"] == "state":
             reply = {"changed": state.changed}
+        elif message["do"] == "time":
+            reply = _time(message, parts, timed)
+        elif message["do"] == "timed_results":
+            reply = {"outputs": timed.some(message["numbers"])}
         else:
             with state.cleared() if message["cleared"] else nullcontext():
                 reply = _run(message, parts, events)
@@ -76,7 +84,7 @@ def _load(message: Mapping[str, Any], events: EventLog) -> tuple[Parts | None, d
         with events.listening():
             parts = load(**message["arguments"])
     except Refusal as error:
-        return None, {"refused": str(error), "seen": events.report()}
+        return None, {"refused": str(error), "reason": error.reason, "seen": events.report()}
     except TargetError as error:
         return None, {"problem": str(error), "seen": events.report()}
     except BaseException as error:  # noqa: BLE001 - a source may raise whatever it likes
@@ -97,6 +105,20 @@ def _frame(error: BaseException) -> str:
     """The innermost frame of an exception, in words."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls) -> dict[str, Any]:
+    materials = materials_of(message, parts)
+    bound = materials[0].target.bound("candidate", materials[0].supply)
+    try:
+        return {"times": timed.run(bound, materials, message["schedule"])}
+    except TargetError as error:
+        return {"problem": str(error)}
+    except Exception as error:  # noqa: BLE001 - a candidate may raise whatever it likes
+        if memory_errors.out_of_memory(error):
+            memory_errors.release(materials[0].device)
+            return {"memory": memory_errors.out_of_memory_text(error)}
+        return {"ended": f"{type(error).__name__} in a timed call: {error}"[:500]}
 
 
 def _run(message: Mapping[str, Any], parts: Parts, events: EventLog) -> dict[str, Any]:

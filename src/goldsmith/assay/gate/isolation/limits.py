@@ -73,6 +73,18 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process and its descendants so far; 0 where /proc is missing."""
+    total, pending = 0, [pid]
+    while pending:
+        each = pending.pop()
+        pending += children(each)
+        with contextlib.suppress(OSError), open(f"/proc/{each}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))  # its own, and that of children that have ended
+    return total / os.sysconf("SC_CLK_TCK")
+
+
 def _statm(pid: str) -> tuple[int, int]:
     """Bytes of address space and of resident memory."""
     with open(f"/proc/{pid}/statm") as statm:

@@ -5,7 +5,7 @@ What comes back is checked field by field, because a candidate may have forged i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, cast
 
@@ -40,6 +40,38 @@ def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSetti
         others = tuple(Material(side, **m) for m in settings["plain"]["others"])
         settings["plain"] = PlainCalls(**{**settings["plain"], "others": others})
     return Material(side, **request["material"]), RunSettings(**settings)
+
+
+def timed_request_of(materials: Sequence[Material], schedule: Sequence[Any]) -> dict[str, Any]:
+    """Timed calls with several inputs."""
+    return {
+        "target": _target(materials[0].target),
+        "materials": [_material(m) for m in materials],
+        "schedule": [list(entry) for entry in schedule],
+    }
+
+
+def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
+    """The inputs of timed calls."""
+    side = cast("Target", CandidateSide(parts, **request["target"]))
+    return [Material(side, **m) for m in request["materials"]]
+
+
+def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
+    """(microseconds, microseconds of work left) of each call; Malformed for anything else."""
+    if not isinstance(data, list) or len(data) != count:
+        raise Malformed("times of another number of calls")
+    for row in data:
+        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(v, float) and 0 <= v < 1e12 for v in row):
+            raise Malformed("times that are no numbers")
+    return [(row[0], row[1]) for row in data]
+
+
+def outputs_from_data(data: Any, count: int) -> list[dict[str, Tensor]]:
+    """The results of calls; Malformed for anything else."""
+    if not isinstance(data, list) or len(data) != count:
+        raise Malformed("results of another number of calls")
+    return [_tensors(outputs) for outputs in data]
 
 
 def _target(target: Target) -> dict[str, Any]:

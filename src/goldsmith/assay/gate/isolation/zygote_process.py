@@ -18,6 +18,7 @@ from .zygote import PACKET
 
 PRELOADED = ("torch", "goldsmith.assay.gate.isolation.child", "goldsmith.assay.checks")
 _SOURCE = str(Path(__file__).resolve().parents[4])  # the folder that holds the package `goldsmith`
+PREFIX: list[str] = []  # a command that starts it
 _lock = threading.Lock()
 _mine: dict[int, ZygoteProcess] = {}
 
@@ -52,7 +53,7 @@ class ZygoteProcess:
             environment.setdefault("OMP_NUM_THREADS", str(threads))
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
+            [*PREFIX, sys.executable, "-m", f"{__package__}.zygote", str(its.fileno()), *preload],
             pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stderr=stderr,
             start_new_session=True,
         )  # fmt: skip
