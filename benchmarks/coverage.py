@@ -182,13 +182,13 @@ class Trial:
 
     def _train(self, options: dict[str, Any]) -> None:
         from goldsmith.cli.finetune.command import run
-        from goldsmith.cli.terminal import Problem
+        from goldsmith.cli.terminal import Failure
         from goldsmith.hf.training.errors import TrainingError
 
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             try:
                 status = run(options, dry_run=False, as_json=True)
-            except (Problem, TrainingError) as error:
+            except (Failure, TrainingError) as error:
                 raise Refused(str(error)) from error
         if status:
             raise AssertionError(f"finetune ended with {status}")

@@ -70,7 +70,7 @@ def main() -> int:
             print("goldsmith: building the native library (a minute; later runs build what has changed)", flush=True)
             library = beside.submit(native.build)  # pip uses one processor and the network
         if missing:
-            pip("--no-build-isolation", "--editable", ".[dev,hf,train,docs]")
+            pip("--no-build-isolation", "--editable", ".[dev,hf,train,docs,cluster]")
             STAMP.write_text(print_)
         if library is not None:
             library.result()

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldsmith.assay.execute.run import CandidateRun, RunSettings, execute
+from goldsmith.assay.execute.records import CandidateRun, RunSettings
+from goldsmith.assay.execute.run import execute
 from goldsmith.assay.judge.examination import Examination
 
 from .baseline_names import RULES

@@ -160,7 +160,8 @@ def twin(make: Callable[[], Any], case: str, seed: int, device: str = "cpu") -> 
 
     from goldsmith import assay
     from goldsmith.assay.diagnosis.isolate import isolate
-    from goldsmith.assay.execute.run import RunSettings, execute
+    from goldsmith.assay.execute.records import RunSettings
+    from goldsmith.assay.execute.run import execute
     from goldsmith.assay.judge.examination import Examination
     from goldsmith.assay.probes import select, values
 

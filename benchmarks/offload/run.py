@@ -17,7 +17,7 @@ from rich.console import Console
 
 from goldsmith.cli.bench.command import INTERRUPTED, device_name, open_rows
 from goldsmith.cli.bench.rows import Conditions
-from goldsmith.cli.terminal import Problem, console
+from goldsmith.cli.terminal import Failure, console
 from goldsmith.core import native
 from goldsmith.core.device import machine
 from goldsmith.experts.packed.formats import FORMATS
@@ -110,7 +110,7 @@ def _layers(request: OffloadRequest, name: str, device: torch.device) -> Layers:
         return Layers(SHAPES[name], request.layers, device, request.format, request.folder)
     except (OSError, MemoryError, torch.OutOfMemoryError) as error:
         reason = str(error).splitlines()[0] or type(error).__name__
-        raise Problem(f"{request.layers} layers of {name} do not fit: {reason}. Give --layers or --folder.") from error
+        raise Failure(f"{request.layers} layers of {name} do not fit: {reason}. Give --layers or --folder.") from error
 
 
 def _report(err: Console, began: float, text: str) -> None:
@@ -184,17 +184,17 @@ def _cases(
 
 def _check(request: OffloadRequest) -> None:
     if machine().interpreter:
-        raise Problem("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
+        raise Failure("TRITON_INTERPRET is set: times of Triton's interpreter mean nothing. Unset it for bench.")
     if native.reason() is not None:
-        raise Problem(f"benchmarks.offload needs the native library: {native.reason()}.")
+        raise Failure(f"benchmarks.offload needs the native library: {native.reason()}.")
     for words, known, kind in (
         (request.parts, PARTS, "part"), (request.shapes, tuple(SHAPES), "shape"),
         ((request.format,), ("auto", *FORMATS), "format"),
     ):  # fmt: skip
         for word in words:
             if word not in known:
-                raise Problem(f"no {kind} {word!r}; there are: {', '.join(known)}.")
+                raise Failure(f"no {kind} {word!r}; there are: {', '.join(known)}.")
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        raise Problem(f"benchmarks.offload needs transformers: {error}. pip install 'transformers>=5' peft") from None
+        raise Failure(f"benchmarks.offload needs transformers: {error}. pip install 'transformers>=5' peft") from None

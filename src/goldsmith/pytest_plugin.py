@@ -68,6 +68,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--assay-seed", metavar="N", type=int, help="seed of all checks (default: one per test)")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """A session that a kernel ends with `os._exit(0)` fails: it runs in a child, which the guard watches."""
+    from .pytest_guard import guarded
+
+    return guarded(config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARK)
     if config.getoption("--assay-bundles"):

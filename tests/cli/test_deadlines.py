@@ -45,10 +45,7 @@ def test_a_first_run_that_hangs_is_reported_with_its_line(monkeypatch):
 def test_findings_before_a_hung_run_are_kept(name, monkeypatch):
     code, text = run_command(monkeypatch, "diagnose", f"endless_kernels:{name}", budget=600, deaf=name == "deaf")
     assert code == 1 and "did not end within" in text and "in wrong_then_" in text
-    if name == "loop":  # Python could raise in it: the diagnosis tells its story
-        assert text.startswith("FAIL y is wrong") and "Also, run '" in text
-    else:  # the process was ended: what it had told stands there
-        assert "Found before that: y exceeds its rounding bound" in text
+    assert text.startswith("FAIL y is wrong") and "Also, run '" in text  # its process was ended, not its judge's
 
 
 @pytest.mark.parametrize("name", ["first", "loop", "deaf"])

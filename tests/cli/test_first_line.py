@@ -36,7 +36,7 @@ from goldsmith.cli import app
 app()
 """
 RUNS = [
-    ["verify", "--quick"], ["bench"], ["doctor"],
+    ["verify", "--quick"], ["gate", "x.py"], ["bench"], ["doctor"],
     ["generate", "a/model", "--prompt", "x"], ["finetune", "a/model", "--data", "x"],
 ]  # fmt: skip
 

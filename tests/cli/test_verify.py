@@ -20,7 +20,6 @@ from goldsmith.cli.verify import command, display, merged_report
 from goldsmith.cli.verify.checks import Check
 from goldsmith.cli.verify.selection import Job
 from goldsmith.cli.verify.worker_tasks import VerifyTasks
-from goldsmith.cli.workers import pool
 from goldsmith.core.device import interpreter_unavailable
 
 pytestmark = pytest.mark.sweep(3)
@@ -213,7 +212,7 @@ def test_a_missing_module_that_a_golden_needs_is_no_fault_of_the_golden(tmp_path
 
 
 def test_a_worker_that_cannot_start_is_reported_with_its_last_line(monkeypatch):
-    monkeypatch.setattr(pool.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     result = run("mhc.expand")
     assert result.exit_code == 2
     assert "ended with status 1. It printed nothing more." in words(result.stderr)

@@ -356,3 +356,9 @@ def test_wrong_options_are_refused():
     odd, _ = mxfp4_layer()
     with pytest.raises(ShapeError, match="gate_up_blocks of expert 0 has 63 rows, not an even number"):
         from_mxfp4(odd[0][:, :63], odd[1][:, :63], *odd[2:])
+
+
+def test_a_bias_without_data_is_refused_by_name():
+    blocks = [torch.zeros(1, *shape, dtype=torch.uint8) for shape in ((64, 1, 16), (64, 1), (32, 1, 16), (32, 1))]
+    with pytest.raises(ValueError, match="gate_up_bias is on the meta device, which holds no data; load it first"):
+        from_mxfp4(*blocks, gate_up_bias=torch.zeros(1, 64, device="meta"))

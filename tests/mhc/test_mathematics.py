@@ -128,3 +128,8 @@ def test_without_gamma_dgamma_is_none():
     values = next(c for c in Op.get("mhc.pre_backward").cases if c.name == "published").build(torch.float32)
     inputs = [values.pop(name) for name in ("grad_h_in", "grad_h_post", "grad_logits", "x", "phi", "alpha")]
     assert mhc.pre_backward(*inputs, **values)[4] is None
+
+
+@pytest.mark.parametrize("form", ["deepseek", "megatron", "log"])
+def test_matrices_without_elements_stay_empty(form):
+    assert mhc.sinkhorn(torch.zeros(7, 0, 0), form=form).shape == (7, 0, 0)

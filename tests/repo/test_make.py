@@ -175,7 +175,8 @@ def test_setting_up_installs_once_and_again_only_when_something_changed(checkout
     assert set_up(checkout).returncode == 0
     first = installations(checkout)
     assert len(first) == 2
-    assert first[1] == "-m pip install --no-build-isolation --editable .[dev,hf,train,docs] constraint=constraints.txt"
+    extras = "dev,hf,train,docs,cluster"
+    assert first[1] == f"-m pip install --no-build-isolation --editable .[{extras}] constraint=constraints.txt"
     done = set_up(checkout)
     assert (done.stdout, installations(checkout)) == ("", first)
     os.utime(checkout / "pyproject.toml")  # a fresh date alone is no change

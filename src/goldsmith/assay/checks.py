@@ -17,10 +17,11 @@ from .declare.case import Case
 from .declare.target import Target
 from .execute import hooks
 from .execute.environment import environment
-from .execute.run import RunSettings
+from .execute.records import RunSettings
 from .execute.torch_state import neutral_state
 from .golden.golden_error import GoldenError
 from .judge.examination import Budget, Ended, Examination
+from .judge.replaced_functions import unreplaced
 from .probes import values
 from .report.check_report import Report
 from .report.results import (
@@ -133,7 +134,7 @@ def examine(
                     report.environment[NO_MEMORY] = memory_errors.out_of_memory_text(error)
                     continue
                 try:
-                    with budget.ends(examination):
+                    with budget.ends(examination), unreplaced(examination):
                         _examine(examination, budget, tally, only_values)
                 except KeyboardInterrupt as error:
                     report.partial, stopped = INTERRUPTED, error
@@ -368,6 +369,7 @@ def _collect(report: Report, examination: Examination) -> None:
         report.environment[NO_MEMORY] = examination.short
     spent = report.environment["runs"]
     spent["candidate"] += examination.candidate_runs
+    spent["calls"] += examination.plain_calls
     spent["golden"] += examination.golden_count
 
 

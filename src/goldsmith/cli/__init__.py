@@ -1,4 +1,4 @@
-"""The command line: `goldsmith verify | diagnose | new | bench | finetune | generate | merge | adapter | doctor`.
+"""The command line: `goldsmith verify | diagnose | gate | new | bench | finetune | generate | merge | adapter`.
 
 Typer, rich and jinja2 are imported when `app` is first used, because other code imports `goldsmith.cli.targets`, which
 needs torch but none of these.
@@ -25,11 +25,12 @@ def __getattr__(name: str) -> Program:
         from .bench import moved
         from .bench import options as bench
         from .finetune import options as finetune
+        from .gate import options as gate
         from .generate import options as generate
         from .main import app
         from .merge import options as merge
 
-        for each in (bench, finetune, generate, merge, adapter, moved):
+        for each in (gate, bench, finetune, generate, merge, adapter, moved):
             each.register(app)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

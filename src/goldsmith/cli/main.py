@@ -12,7 +12,7 @@ import typer
 from .. import __version__
 from .help_text import grouped
 from .signals import exit_on_signals
-from .terminal import Problem, in_a_paragraph
+from .terminal import Failure, in_a_paragraph
 
 
 class Program(typer.Typer):
@@ -69,7 +69,7 @@ def root(
         try:
             native.requested_level()
         except ValueError as error:
-            raise Problem(str(error)) from None
+            raise Failure(str(error)) from None
 
 
 VERIFY = {
@@ -137,7 +137,7 @@ def verify(
     Exit status: 0 everything passed, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
     if quick and thorough:
-        raise Problem("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
+        raise Failure("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
     with exit_on_signals():
         from .verify.command import VerifyRequest, run
         from .verify.launcher import serves_rank_0, started_ranks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .terminal import Problem
+from .terminal import Failure
 
 
 def check_file(path: Path | None) -> None:
-    """Raise Problem before the work, not after it, if a result file cannot be written."""
+    """Raise Failure before the work, not after it, if a result file cannot be written."""
     if path is None:
         return
     try:
@@ -17,16 +17,16 @@ def check_file(path: Path | None) -> None:
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
-        raise Problem(f"cannot write {path}: {error.strerror or error}.") from error
+        raise Failure(f"cannot write {path}: {error.strerror or error}.") from error
 
 
 def check_folder(path: Path) -> None:
-    """Raise Problem before the work if --out cannot be written; does not leave a new folder behind."""
+    """Raise Failure before the work if --out cannot be written; does not leave a new folder behind."""
     from ..assay.support.output_folder import unwritable
 
     why = unwritable(path)
     if why:
-        raise Problem(f"--out {path} cannot be written: {why}.")
+        raise Failure(f"--out {path} cannot be written: {why}.")
 
 
 def write_or_explain(what: object, write: Callable[[], object]) -> list[str]:

@@ -22,26 +22,26 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 INTERRUPTED_EARLY = "Interrupted before there was any result"
 
 
-class Problem(Exception):
+class Failure(Exception):
     """A mistake that the user can fix; the text is one paragraph for stderr."""
 
     status = USAGE
 
 
-class Interruption(Problem):
+class Interruption(Failure):
     """Ctrl-C, SIGTERM or SIGHUP before there was a result."""
 
     status = INTERRUPTED
 
 
 def in_a_paragraph(command: Callable[P, T]) -> Callable[P, T]:
-    """Decorator of a command: prints a `Problem` as one paragraph, without a traceback, and exits with its status."""
+    """Decorator of a command: prints a `Failure` as one paragraph, without a traceback, and exits with its status."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return command(*args, **kwargs)
-        except Problem as problem:
+        except Failure as problem:
             print_paragraph(str(problem))
             raise typer.Exit(problem.status) from None
 
@@ -73,9 +73,9 @@ def visible(text: str) -> str:
 
 
 def write_stdout(text: str) -> None:
-    """Write text to stdout and flush. Raises Problem if that fails, and BrokenPipeError if the reader has gone."""
+    """Write text to stdout and flush. Raises Failure if that fails, and BrokenPipeError if the reader has gone."""
     if sys.stdout is None:
-        raise Problem("stdout is closed: nothing can be written to it.")
+        raise Failure("stdout is closed: nothing can be written to it.")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -84,7 +84,7 @@ def write_stdout(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
-        raise Problem(f"stdout cannot be written to: {error.strerror or error}.") from error
+        raise Failure(f"stdout cannot be written to: {error.strerror or error}.") from error
 
 
 def write_json(result: object) -> None:

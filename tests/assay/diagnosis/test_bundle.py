@@ -12,7 +12,8 @@ from goldsmith import assay
 from goldsmith.assay.declare.binding import inputs_and_scalars
 from goldsmith.assay.diagnosis import bundle as bundles
 from goldsmith.assay.diagnosis.replay import replay
-from goldsmith.assay.execute.run import Material, execute
+from goldsmith.assay.execute.records import Material
+from goldsmith.assay.execute.run import execute
 
 
 def golden(x, w, eps):

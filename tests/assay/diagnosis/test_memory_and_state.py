@@ -10,10 +10,10 @@ import torch
 from assay.diagnosis.faulty import draw, pair, report
 from goldsmith import assay
 from goldsmith.assay.diagnosis import collect
-from goldsmith.assay.diagnosis.candidate_state import CandidateState
 from goldsmith.assay.diagnosis.evidence import Evidence, Influence, RunFact, StageState
 from goldsmith.assay.diagnosis.rank import rank
 from goldsmith.assay.report.results import Finding, Location
+from goldsmith.assay.support.candidate_state import CandidateState
 
 pytestmark = pytest.mark.sweep(3)
 

@@ -31,7 +31,7 @@ class Bound:
 def bind(label: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...]) -> Bound:
     """`fn` bound to the names of `supply`; raises TargetError for a parameter that `supply` lacks."""
     names = tuple(supply)
-    call, parameters = _signature(fn)
+    call, parameters = signature_of(fn)
     if parameters is None:
         return Bound(call, names)
     positional: list[str] = []
@@ -58,7 +58,7 @@ def bind(label: str, fn: Callable, supply: Mapping[str, object] | tuple[str, ...
 
 def parameters(fn: Callable) -> tuple[str, ...]:
     """Parameter names of a function; empty if its signature cannot be read."""
-    return tuple(p.name for p in _signature(fn)[1] or ())
+    return tuple(p.name for p in signature_of(fn)[1] or ())
 
 
 def _no_gap(label: str, fn: Callable, gap: inspect.Parameter, parameters: list, names: tuple[str, ...]) -> None:
@@ -70,7 +70,7 @@ def _no_gap(label: str, fn: Callable, gap: inspect.Parameter, parameters: list, 
         )
 
 
-def _signature(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:
+def signature_of(fn: Callable) -> tuple[Callable, list[inspect.Parameter] | None]:
     """(callable, its parameters); None for an unreadable signature or one with *args."""
     function = fn if isinstance(fn, type) else getattr(fn, "__self__", None)
     read: Callable = fn

@@ -88,10 +88,21 @@ def only_tensors(pairs: list[tuple[str, object]], who: str) -> dict[str, Tensor]
                     f"outputs: the {who}'s {name!r} is of type {type(value).__name__}, not a tensor or number"
                 )
             value = torch.tensor(value)
+        if who == "candidate":
+            _plain(value, name)
         _judgeable(value, f"outputs: the {who}'s {name!r}")
         _holds_numbers(value, name, who)
         named[name] = value
     return named
+
+
+def _plain(value: Tensor, name: str) -> None:
+    """Raises for a tensor whose methods are not torch's own: what it shows need not be what its memory holds."""
+    if type(value) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise UnusableResult(f"{name} is a {type(value).__name__}, a subclass of torch.Tensor; return plain tensors")
+    replaced = sorted(n for n in getattr(value, "__dict__", {}) if hasattr(Tensor, n))
+    if replaced:
+        raise UnusableResult(f"{name} has attributes of its own in place of torch's: {', '.join(replaced)}")
 
 
 def _holds_numbers(value: Tensor, name: str, who: str) -> None:

@@ -58,6 +58,7 @@ class Target:
     layouts         "any", or "contiguous": the candidate must raise for any other layout of an input
     mutates         inputs that the candidate may write
     reset           function to call before every run that must start fresh
+    runner          runs the candidate elsewhere: called with the arguments and settings of each run (None: here)
     """
 
     candidate: Callable
@@ -80,6 +81,7 @@ class Target:
     layouts: str = "any"
     mutates: tuple[str, ...] = ()
     reset: Callable[[], object] | None = None
+    runner: Callable[[Any, Any], Any] | None = field(default=None, repr=False)
     nameless: bool = field(default=False, init=False, repr=False)  # neither `name` nor the candidate provides a name
     _bound: dict = field(default_factory=dict, init=False, repr=False)
 
@@ -209,9 +211,8 @@ class Target:
         return torch.float64 if floating and all(d == torch.float64 for d in floating) else torch.float32
 
     def wanted_grads(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
-        """Inputs that get a gradient; not those in 8 bits, on which torch computes nothing."""
-        floating = tuple(n for n, t in inputs.items() if t.is_floating_point() and t.dtype.itemsize > 1)
-        return floating if self.grads is None else tuple(g for g in self.grads if g in floating)
+        """Inputs that get a gradient."""
+        return wanted_grads(self.grads, inputs)
 
     def segments_of(
         self, tensor: str, sizes: Mapping[str, object], shape: Sequence[int]
@@ -236,6 +237,12 @@ class Target:
 
     def __repr__(self) -> str:
         return f"Target({self.name}, {len(self.cases)} cases)"
+
+
+def wanted_grads(declared: tuple[str, ...] | None, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Inputs that get a gradient; not those in 8 bits, on which torch computes nothing."""
+    floating = tuple(n for n, t in inputs.items() if t.is_floating_point() and t.dtype.itemsize > 1)
+    return floating if declared is None else tuple(g for g in declared if g in floating)
 
 
 def outside_of_transforms(caller: str) -> None:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..execute.environment import environment
-from ..execute.run import Material
+from ..execute.records import Material
 from .bundle_read import FILES, JSON, SCHEMA, name_of, read
 
 LIMIT = 256 << 20  # bytes; a bundle larger than this leaves the outputs out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.bounded import SLACK
-from ..execute.run import CandidateRun
+from ..execute.records import CandidateRun
 from ..golden.golden_tensor import GoldenTensor
 from ..judge import ladder
 from ..judge.examination import Examination

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..execute.run import CandidateRun, RunSettings
+from ..execute.records import CandidateRun, RunSettings
 from ..golden.golden_error import GoldenError
 from ..judge import ladder
 from ..judge.examination import Examination

@@ -30,9 +30,9 @@ from ..report.results import (
     Note,
     _plain,
 )
+from ..support.candidate_state import CandidateState
 from ..support.deadline import until
 from . import bundle
-from .candidate_state import CandidateState
 from .collect import Depth, begin, collect, described
 from .evidence import NO_TIME, Evidence, RunFact
 from .extra_calls import extra_calls, fresh_start

@@ -8,11 +8,11 @@ import torch
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import Material, RunSettings
+from ..execute.records import Material, RunSettings
 from ..golden.golden_error import GoldenError
 from ..judge.examination import Ended, Examination
 from ..probes import decisions, values
-from .candidate_state import CandidateState
+from ..support.candidate_state import CandidateState
 from .evidence import RunFact
 from .runs import facts, first_in
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.bounded import SLACK
-from ..execute.run import CandidateRun, RunSettings
+from ..execute.records import CandidateRun, RunSettings
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..declare.case import Case
-from ..execute.run import CandidateRun, RunSettings
+from ..execute.records import CandidateRun, RunSettings
 from ..golden.golden_error import GoldenError
 from ..judge.examination import Examination
 from ..probes import decisions

@@ -12,7 +12,7 @@ from ..declare.case import Case
 from ..judge.examination import Examination
 from ..report.check_report import Report
 from ..report.results import FAIL, QUALITY
-from .candidate_state import CandidateState
+from ..support.candidate_state import CandidateState
 from .rules.reading import plain, run_named
 from .runs import OTHERS, facts
 

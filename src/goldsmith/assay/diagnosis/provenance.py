@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import ZERO_FILL
-from ..execute.run import CandidateRun, RunSettings
+from ..execute.records import CandidateRun, RunSettings
 from ..judge.examination import Examination
 from ..nonfinite.events import Event
 from ..nonfinite.watch import watch

@@ -13,7 +13,8 @@ from ..checks import check
 from ..declare.case import Case, Make
 from ..declare.target import Target
 from ..execute import hooks
-from ..execute.run import Material, RunSettings, execute
+from ..execute.records import Material, RunSettings
+from ..execute.run import execute
 from ..execute.torch_state import neutral_state, threads_set
 from ..report.check_report import Report
 from ..report.results import Note

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import DIRT_FILL, LAYOUTS, ZERO_FILL
-from ..execute.run import CandidateRun, Material, RunSettings
+from ..execute.records import CandidateRun, Material, RunSettings
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder

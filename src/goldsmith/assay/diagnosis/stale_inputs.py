@@ -9,15 +9,15 @@ small       all inputs times 2^-12, and one of them moved a little: values that 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from ..bounds.bounded import SLACK
-from ..execute.memory import Arena
 from ..execute.memory_marks import ZERO_FILL
-from ..execute.run import Material, RunSettings
+from ..execute.records import SAME_ID, SAME_MEMORY, KeptInputs, Material, RunSettings
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
@@ -29,7 +29,6 @@ from .runs import changed, nudge
 PROBE = "kept inputs"
 _SMALL = 2.0**-12
 _MOST = 4  # inputs to examine
-_TRIES = 16  # tensors to allocate until one has the wanted id
 _HALF = 0.5  # share of the elements that the golden moves and the candidate does not
 
 
@@ -105,8 +104,8 @@ def _stale(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
     moved = examination.material.with_inputs(dict(other))
     try:
         ref = examination.references(moved, examination.first, own_decisions(examination, examination.first))
-        for again in (_written_over, _of_the_same_id):
-            sentence = _stays(examination, ref, moved, tuple(other), again)
+        for how in (SAME_MEMORY, SAME_ID):
+            sentence = _stays(examination, ref, moved, tuple(other), how)
             if sentence is not None:
                 return sentence
     except Exception:  # noqa: BLE001 - a wrong kernel may raise whatever it likes, and then says nothing here
@@ -114,58 +113,30 @@ def _stale(examination: Examination, other: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-Again = Callable[[Arena, str, Tensor], bool]
-
-
-def _written_over(arena: Arena, name: str, other: Tensor) -> bool:
-    """Run with other numbers in the same tensor."""
-    buffer = arena.inputs[name]
-    buffer.tensor.copy_(other)
-    buffer.before = buffer.raw.clone()
-    return True
-
-
-def _of_the_same_id(arena: Arena, name: str, other: Tensor) -> bool:
-    """Place another tensor that reuses a freed one's id. False if the old one still lives, or its id is not reused."""
-    before = arena.inputs[name]
-    now = arena.place(name, other)
-    wanted, views = id(before.tensor), []
-    before.tensor = before.tensor.detach()  # keeps the guard bands; the tensor that the candidate received is freed
-    for _ in range(_TRIES):
-        views.append(now.detach())
-        if id(views[-1]) == wanted:
-            arena.inputs[name].tensor = views[-1]
-            return True
-    return False
-
-
 def _stays(
-    examination: Examination, ref: GoldenResults, moved: Material, names: tuple[str, ...], again: Again
+    examination: Examination, ref: GoldenResults, moved: Material, names: tuple[str, ...], how: str
 ) -> str | None:
     dense = {n: examination.material.inputs[n].clone(memory_format=torch.contiguous_format) for n in names}
-    arena = Arena(ZERO_FILL)
-    first = _forward(examination, examination.material.with_inputs(dense), arena)
-    if not all(again(arena, n, moved.inputs[n]) for n in names):
-        return None
-    second = _forward(examination, moved, arena)
+    key = uuid.uuid4().hex
+    first = _forward(examination, examination.material.with_inputs(dense), KeptInputs(key))
+    second = _forward(examination, moved, KeptInputs(key, names, how))
     for result, got in second.items():
         if result not in first or not _same(got, first[result]) or not _moves(examination, ref, result):
             continue
-        how = "in the same memory" if again is _written_over else "in a tensor of the same id"
-        sentence = f"with other numbers in {' and '.join(names)} {how}, {result} stays as before, bit for bit"
+        where = "in the same memory" if how == SAME_MEMORY else "in a tensor of the same id"
+        sentence = f"with other numbers in {' and '.join(names)} {where}, {result} stays as before, bit for bit"
         if _right(examination, result, first[result]):
             return sentence
-        fresh = _forward(examination, moved, Arena(ZERO_FILL)).get(result)
+        fresh = _forward(examination, moved, None).get(result)
         if fresh is not None and not _same(got, fresh):
             return f"{sentence}, and with them in a tensor of its own it does not"
     return None
 
 
-def _forward(examination: Examination, material: Material, arena: Arena) -> dict[str, Tensor]:
-    """The forward's result for inputs in an arena, or placed there, between the usual guard bands."""
-    done = examination.execute(
-        PROBE, PROBE, RunSettings(fresh=False, backward=False, arena=arena), material, look=False
-    )
+def _forward(examination: Examination, material: Material, kept: KeptInputs | None) -> dict[str, Tensor]:
+    """The forward's result for inputs that an earlier run left in memory, or placed anew, between guard bands."""
+    how = RunSettings(fill=ZERO_FILL, fresh=False, backward=False, kept_inputs=kept)
+    done = examination.execute(PROBE, PROBE, how, material, look=False)
     return {n: t for n, t in done.outputs.items() if done.error is None}
 
 

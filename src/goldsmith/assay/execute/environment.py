@@ -21,7 +21,7 @@ def environment(device: str | torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if gpu else None,
         "threads": torch.get_num_threads(),
         "interpreted": 0,
-        "runs": {"candidate": 0, "golden": 0},
+        "runs": {"candidate": 0, "golden": 0, "calls": 0},
     }
 
 

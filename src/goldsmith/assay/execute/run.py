@@ -6,11 +6,8 @@ poisoned. A candidate that raises yields a run with `error` set, never an except
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,148 +17,33 @@ from ...core.tracing import TargetError, listening
 from ..declare.returned_values import name_gradients, names_of, only_tensors, own_names
 from ..declare.target import Target
 from ..support.output_gradients import gradients_of
+from . import kept_memory, plain_calls
 from .interpreted_kernels import interpreted_kernels
-from .interpreter import Interpreted, watching
-from .memory import NAN_FILL, Arena, Overrun, Poison, aliases, band_read, overlap, poison_left
+from .interpreter import watching
+from .memory import Arena, Poison, aliases, band_read, overlap, poison_left
+from .records import CandidateRun, Material, RunSettings
 from .torch_state import restored_settings, threads_set
 from .tracer import Tracer
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Differences of a run from the plain one.
-
-    fill             content of uninitialised memory: "nan", "dirt" or "zero"
-    layouts          input, or "grad_<output>" -> "transposed", "stepped", "sliced" or "contiguous"
-    cotangents       output -> gradient to send instead of the random one (with its own strides)
-    backward_twice   run the backward a second time on the same graph
-    threads          number of CPU threads (None: unchanged)
-    debug            `assay.tracing()` returns True
-    substitute       stage -> value to continue with; also result -> value passed to the target's own backward
-    fresh            call the target's `reset` first
-    backward         False: forward only
-    neighbour_sign   1, -1: bands hold large numbers of alternating sign, starting with this one; 0: bands hold NaN
-    watch_seconds    time to watch the buffers of the forward after it has returned
-    only_output      the only output that gets a gradient (None: all of them)
-    before_backward  called between forward and backward, for example with another call of the candidate
-    arena            arena of an earlier run: pass its input tensors again and use its fill and neighbour_sign
-                     (None: place the inputs anew)
-    """
-
-    fill: str = NAN_FILL
-    layouts: Mapping[str, str] = field(default_factory=dict)
-    cotangents: Mapping[str, Tensor] = field(default_factory=dict)
-    backward_twice: bool = False
-    threads: int | None = None
-    debug: bool = False
-    substitute: Mapping[str, Tensor] = field(default_factory=dict)
-    fresh: bool = True
-    backward: bool = True
-    neighbour_sign: int = 0
-    watch_seconds: float = 0.0
-    only_output: str | None = None
-    before_backward: Callable[[], object] | None = None
-    arena: Arena | None = None
-
-
-@dataclass
-class CandidateRun:
-    """The results of a run. Names: outputs `y`, saved outputs `saved.h`, gradients `x.grad`, stages by their own.
-
-    names             of everything that the forward returned, including None
-    second_grads      gradients of the second backward, if the settings asked for one
-    changed           input or output gradient -> mask of the overwritten elements
-    by_forward        those of them that the forward overwrote
-    overwritten       output -> mask of the elements that the backward overwrote
-    unwritten         tensor -> mask of the elements that still hold poison
-    from_guards       tensor -> mask of the elements that hold bytes of a guard band
-    aliases           pairs (result, tensor that it shares memory with)
-    live_outputs      outputs in the memory in which they were returned; live_grads: gradients likewise
-    called_tracing    the candidate called `assay.tracing()` and got False
-    own_function      whether an autograd.Function of the candidate returned an output
-    changed_settings  sentences about torch settings that the run left changed
-    late_bytes        bytes of the forward's buffers that were written after it had returned
-    reused            stage -> a later stage that overwrote its memory
-    """
-
-    names: tuple[str, ...] = ()
-    outputs: dict[str, Tensor] = field(default_factory=dict)
-    grads: dict[str, Tensor | None] = field(default_factory=dict)
-    second_grads: dict[str, Tensor | None] | None = None
-    stages: dict[str, Tensor] = field(default_factory=dict)
-    cotangents: dict[str, Tensor] = field(default_factory=dict)
-    saved: tuple[str, ...] = ()
-    error: Exception | SystemExit | None = None
-    phase: str = "forward"
-    overruns: list[Overrun] = field(default_factory=list)
-    changed: dict[str, Tensor] = field(default_factory=dict)
-    by_forward: set[str] = field(default_factory=set)
-    overwritten: dict[str, Tensor] = field(default_factory=dict)
-    unwritten: dict[str, Tensor] = field(default_factory=dict)
-    from_guards: dict[str, Tensor] = field(default_factory=dict)
-    aliases: set[tuple[str, str]] = field(default_factory=set)
-    live_outputs: dict[str, Tensor] = field(default_factory=dict)
-    live_grads: dict[str, Tensor] = field(default_factory=dict)
-    called_tracing: bool = False
-    own_function: bool = False
-    late_bytes: int = 0
-    reused: dict[str, str] = field(default_factory=dict)
-    changed_settings: list[str] = field(default_factory=list)
-    interpreted: Interpreted = field(default_factory=Interpreted)
-
-    def results(self) -> Iterator[tuple[str, str, Tensor | None]]:
-        """(name, kind, tensor) of everything that a user receives: outputs, saved results, gradients."""
-        for name, tensor in self.outputs.items():
-            yield name, "saved" if name.startswith("saved.") else "output", tensor
-        for name, grad in self.grads.items():
-            yield name, "grad", grad
-
-
-@dataclass(frozen=True)
-class Material:
-    """The arguments of a run: a target, inputs and scalars of one case, and the seed of the output gradients.
-
-    order: names in the order of the case's dict, used for a callable without a readable signature.
-    """
-
-    target: Target
-    case: str
-    sizes: Mapping[str, object]
-    inputs: Mapping[str, Tensor]
-    scalars: Mapping[str, Any]
-    seed: int
-    nudged: bool = False  # honest runs also round their inputs by one unit
-    order: tuple[str, ...] = ()
-
-    @property
-    def supply(self) -> dict[str, Any]:
-        return self.ordered(self.inputs)
-
-    def ordered(self, inputs: Mapping[str, object]) -> dict[str, Any]:
-        """These inputs and the scalars, in the order of the case's dict."""
-        every = {**inputs, **self.scalars}
-        return {n: every[n] for n in (*self.order, *every)}
-
-    @property
-    def device(self) -> torch.device:
-        return next((t.device for t in self.inputs.values()), torch.device("cpu"))
-
-    def with_inputs(self, changed: Mapping[str, Tensor]) -> Material:
-        return replace(self, inputs={**self.inputs, **changed})
-
-    def cotangent(self, name: str, like: Tensor) -> Tensor:
-        """N(0, 1) in the output's dtype, equal in every run and on every device."""
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{self.case}/{self.seed}/grad_{name}".encode()))
-        return torch.randn(like.shape, generator=generator).to(like.dtype).to(like.device)
-
-
 def execute(material: Material, settings: RunSettings | None = None) -> CandidateRun:
-    """Run the candidate once, forward and (unless the target has none) backward."""
+    """Run the candidate once, forward and (unless the target has none) backward; where the target's runner says."""
     settings = settings or RunSettings()
+    runner = material.target.runner
+    return execute_here(material, settings) if runner is None else runner(material, settings)
+
+
+def execute_here(material: Material, settings: RunSettings) -> CandidateRun:
+    """Run the candidate once in this process."""
     target, run = material.target, CandidateRun()
     if settings.fresh and target.reset is not None:
         _reset(target.reset)
-    arena = settings.arena or Arena(settings.fill, settings.neighbour_sign, watched=settings.watch_seconds > 0)
+    if settings.plain is not None:
+        return plain_calls.plain_calls(material, settings.plain)
+    arena = kept_memory.arena(material, settings)
+    if arena is None:
+        run.placed = False
+        return run
     tracer = Tracer(substitute=settings.substitute, debug=settings.debug)
     _seed(material)
     with (
@@ -185,6 +67,8 @@ def execute(material: Material, settings: RunSettings | None = None) -> Candidat
     run.stages.update(tracer.records)
     run.reused = dict(_reused(tracer))
     _look_at_memory(run, arena, target, tracer.places)
+    if settings.keep:
+        kept_memory.keep(settings.keep, run)
     return run
 
 
@@ -207,7 +91,7 @@ def _forward_and_backward(
 ) -> None:
     target = material.target
     wanted = target.wanted_grads(material.inputs) if target.backward is not None and settings.backward else ()
-    there = {} if settings.arena is None else {n: b.tensor for n, b in settings.arena.inputs.items()}
+    there = {n: b.tensor for n, b in arena.inputs.items()}  # inputs that an earlier run left there
     placed = {
         n: there[n] if n in there else arena.place(n, t, settings.layouts.get(n)) for n, t in material.inputs.items()
     }
@@ -217,7 +101,7 @@ def _forward_and_backward(
     supply = material.ordered({n: _passed(n, t, target) for n, t in placed.items()})
     with Poison(arena):
         result = target.bound("candidate", supply)(supply)
-        pairs = names_of(result, target.outputs, "candidate", unavailable=_unavailable_names(target, supply))
+        pairs = names_of(result, target.outputs, "candidate", unavailable=plain_calls.unavailable_names(target, supply))
         named = only_tensors(pairs, "candidate")
     run.names = tuple(name for name, _ in pairs)
     if isinstance(result, Mapping) and run.names != target.outputs:  # declared names were checked on construction
@@ -229,8 +113,9 @@ def _forward_and_backward(
     run.by_forward = {n for n, b in arena.inputs.items() if b.changed() is not None}
     run.phase = "backward"
     returned = run.outputs
-    if settings.before_backward is not None:
-        _between(settings.before_backward, material.device)
+    if settings.between is not None:
+        run.between = _between(settings.between, settings.fill)
+        run.earlier = kept_memory.results(settings.earlier)
         returned = {n: t.clone() for n, t in run.live_outputs.items()}  # changes by that call are not the backward's
     visible = {n: t for n, t in named.items() if n not in target.saved and t.is_floating_point()}
     if target.backward == "auto":
@@ -256,14 +141,16 @@ def _forward_and_backward(
             run.overwritten[name] = different
 
 
-def _between(call: Callable[[], object], device: torch.device) -> None:
-    """Runs `call` and restores the random state, so that the backward can redraw the forward's numbers."""
+def _between(material: Material, fill: str) -> CandidateRun:
+    """Makes another call and restores the random state, so that the backward can redraw the forward's numbers."""
+    device = material.device
     on_card = device.type == "cuda"
     before, card = torch.get_rng_state(), torch.cuda.get_rng_state(device) if on_card else None
-    call()
+    run = execute_here(material, RunSettings(fill=fill, fresh=False))
     torch.set_rng_state(before)
     if card is not None:
         torch.cuda.set_rng_state(card, device)
+    return run
 
 
 def _passed(name: str, placed: Tensor, target: Target) -> Tensor:
@@ -317,15 +204,6 @@ def _own_backward(
         return {f"{n}.grad": _dense(g) for n, g in name_gradients(result, wanted, "backward").items()}
 
     return step
-
-
-def _unavailable_names(target: Target, supply: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that an unnamed result may not get.
-
-    The target's own backward receives inputs, results and output gradients by name, so a result may not have the name
-    of an input. With autograd, only names of output gradients are excluded.
-    """
-    return tuple(n for n in supply if callable(target.backward) or n.startswith("grad_"))
 
 
 def _dense(grad: Tensor | None) -> Tensor | None:

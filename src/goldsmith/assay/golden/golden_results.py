@@ -20,7 +20,7 @@ from ..bounds.bounded import Bounded, unit_roundoff, unproven
 from ..declare.axis_names import axis_names
 from ..declare.returned_values import name_gradients, names_of, only_tensors
 from ..execute.memory import aliases
-from ..execute.run import CandidateRun, Material
+from ..execute.records import CandidateRun, Material
 from ..execute.tracer import Tracer
 from ..noise import ensemble, jitter
 from ..support import deadline, memory_errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -14,6 +13,7 @@ from torch._ops import OpOverload
 from ...core.tracing import TargetError, modelled_storage
 from ..support import inplace_errors, memory_errors
 from ..support.dispatch_mode import DispatchMode
+from ..support.printable import from_here
 from ..support.torch_settings import default_dtype, in_one_order, threads_for
 from . import gradient_check
 from .self_check_results import Forward, Gradient, SelfCheck
@@ -71,9 +71,8 @@ def _checks(
         return
     for name, shape in shapes.items():
         if name in seen and tuple(seen[name].shape) != tuple(shape):
-            problem = f"{name}: the golden's shape is {list(seen[name].shape)}, the candidate's {list(shape)}"
-            problem += "; one of the two is wrong"
-            check.problems.append(problem)
+            text = f"{name}: the golden's shape is {list(seen[name].shape)}, the candidate's {list(shape)}"
+            check.mismatches[name] = f"{text}; one of the two is wrong"
     generator = torch.Generator().manual_seed(seed)
     cotangents = {
         f"grad_{name}": torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device)
@@ -90,7 +89,7 @@ def _checks(
     # under a dispatch mode autograd uses other formulas (for prod, say), so the two compared runs go without one
     _twice(check, "the golden", forward, leaves)
     grads = None if gradient is None else _twice(check, "the golden's backward", backward, leaves)
-    if grads is not None and not check.problems:
+    if grads is not None and not check.problems and not check.mismatches:
         gradient_check.confirm(check, forward, backward, grads, cotangents, leaves, generator, surrogate)
 
 
@@ -145,13 +144,7 @@ def _attempt(
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _internal(f.filename)]
-    return f" ({_from_here(own[-1].filename)}:{own[-1].lineno})" if own else ""
-
-
-def _from_here(filename: str) -> str:
-    """The path relative to the current folder, or the file name: reports are read on other machines."""
-    path, here = Path(filename), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+    return f" ({from_here(own[-1].filename)}:{own[-1].lineno})" if own else ""
 
 
 def _internal(filename: str) -> bool:
@@ -204,7 +197,7 @@ class _NarrowerThanFloat64(DispatchMode):
     def _report(self, func: OpOverload, out: Tensor, does: str, why: str) -> None:
         dtype = str(out.dtype).removeprefix("torch.")
         frame = next((f for f in reversed(traceback.extract_stack()) if not _internal(f.filename)), None)
-        place = f" at {_from_here(frame.filename)}:{frame.lineno}" if frame else ""
+        place = f" at {from_here(frame.filename)}:{frame.lineno}" if frame else ""
         name = f"{func.namespace}.{func._schema.name.split('::')[-1]}"
         text = f"the golden {does} in {dtype}: {name}{place}; {why}"
         if not any(

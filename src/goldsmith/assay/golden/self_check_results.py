@@ -16,7 +16,9 @@ class SelfCheck:
     """The result of a golden's check of itself.
 
     problems: sentences, each a reason for the verdict reference_fault; notes: kinks, and gradients not confirmed.
+    mismatches: output -> a sentence, where the candidate's has another shape. The golden says what is right.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    mismatches: dict[str, str] = field(default_factory=dict)

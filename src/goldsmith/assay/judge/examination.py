@@ -6,9 +6,8 @@ buffer, no changed input, no unwritten element, no shared memory.
 
 from __future__ import annotations
 
-import os
 import time
-import traceback
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,12 +19,13 @@ from ..declare.binding import inputs_and_scalars
 from ..declare.case import Case
 from ..declare.returned_values import UnusableResult
 from ..declare.target import Target
-from ..execute import hooks, interpreter
+from ..execute import hooks, interpreter, raised
 from ..execute.memory import NAN_FILL, ZERO_FILL
-from ..execute.run import CandidateRun, Material, RunSettings, execute
+from ..execute.records import CandidateRun, Material, RunSettings
+from ..execute.run import execute
+from ..golden.golden_cache import GoldenCache, shared_or
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
-from ..golden.self_check import _from_here
 from ..report.results import (
     CERTAIN,
     GOLDEN_RAISED,
@@ -41,12 +41,6 @@ from ..report.results import (
 )
 from ..support import deadline, inplace_errors
 from . import ladder
-
-INTERPRETERS = "InterpreterError"  # Triton's error that wraps whatever is raised inside a kernel
-_LIBRARIES = (
-    *(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton", "numpy", f"goldsmith{os.sep}assay")),
-    f"{os.sep}goldsmith{os.sep}core{os.sep}tracing.py",
-)
 
 
 class Ended(Exception):
@@ -95,6 +89,7 @@ class Examination:
         selected: frozenset[str],
         label: str,
     ):
+        self.key = uuid.uuid4().hex  # of the first run's results, whose memory is kept
         self.target, self.case, self.dtype, self.device, self.seed = target, case, dtype, device, seed
         self.selected, self.label = selected, label
         self.findings: list[Finding] = []
@@ -108,11 +103,13 @@ class Examination:
         self.short = ""  # the message of an out-of-memory error
         self.repeated = 0  # runs of the same inputs after the first
         self.candidate_runs = 0
+        self.plain_calls = 0  # beside the runs: a call without guards costs a tenth of a run
         self.seconds: dict[str, float] = {}  # per probe
         self.interpreted = 0  # kernels that ran in Triton's interpreter
         self.stages: list[str] = []
         self.material = self.draw(case)
         self._references: list[GoldenResults] = []
+        self.goldens = GoldenCache()
         self._first: CandidateRun | None = None
         self._ref: GoldenResults | None = None
 
@@ -145,6 +142,15 @@ class Examination:
         material = material or self.material
         with hooks.running(self.label, probe, run, self.seed, self.findings):
             done = execute(material, how)
+        if how.plain is not None:
+            self.candidate_runs -= 1
+            self.plain_calls += 0 if done.plain is None else len(done.plain.outputs)
+        if done.between is not None:
+            self.candidate_runs += 1
+            self._received("other inputs", done.between, look)
+        return self._received(run, done, look)
+
+    def _received(self, run: str, done: CandidateRun, look: bool) -> CandidateRun:
         self.interpreted += done.interpreted.launches
         if interpreter.distrusted(done.interpreted, self.target.compute):
             self._written_outside(run, done)  # where a kernel writes does not depend on what it computes
@@ -188,7 +194,7 @@ class Examination:
         self, material: Material, run: CandidateRun, decisions: Mapping[str, Tensor] | None = None
     ) -> GoldenResults:
         """The golden's results for a run; counted."""
-        reference = GoldenResults(material, run, decisions, seed=material.seed)
+        reference = shared_or(self.goldens).results(material, run, decisions, material.seed)
         self._references.append(reference)
         return reference
 
@@ -200,14 +206,14 @@ class Examination:
 
     def find(
         self, rung: str, probe: str, tensor: str, text: str, *, where: Location | None = None,
-        measured: float | None = None, limit: float | None = None,
+        measured: float | None = None, limit: float | None = None, trick: str = "",
     ) -> None:  # fmt: skip
         """Add a finding, unless its probe is not selected or has already reported this tensor."""
         if probe not in self.selected or any(
             (f.rung, f.probe, f.tensor) == (rung, probe, tensor) for f in self.findings
         ):
             return
-        self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label))
+        self.findings.append(Finding(rung, probe, tensor, where, measured, limit, text, self.label, trick))
 
     def note(self, id: str, tensor: str, text: str) -> None:
         if not any((n.id, n.tensor) == (id, tensor) for n in self.notes):
@@ -246,15 +252,15 @@ class Examination:
         """Whether a run raised. If so, adds a finding, or a note where Triton's interpreter lacks a feature."""
         if done.error is None:
             return False
-        reason = f"{type(done.error).__name__}: {_one_line(done.error)}{_place(done.error)}"
-        if from_interpreter(done.error):
+        reason = f"{type(done.error).__name__}: {_one_line(done.error)}{raised.place(done.error)}"
+        if raised.from_interpreter(done.error):
             self.note(NOT_JUDGED, self.target.name or "", f"cannot run in the interpreter: {reason}")
             raise Ended("interpreter")
         if isinstance(done.error, UnusableResult):
-            self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})")
+            self.find(CERTAIN, probe, done.phase, f"the candidate's {done.error} ({run})", trick="lazy_output")
             return True
         edits = inplace_errors.edited(done.error, self.target.wanted_grads(self.material.inputs))
-        reason = reason if edits is None else edits + _place(done.error)
+        reason = reason if edits is None else edits + raised.place(done.error)
         self.find(CERTAIN, probe, done.phase, f"the candidate raised in its {done.phase} ({run}): {reason}")
         return True
 
@@ -293,7 +299,8 @@ class Examination:
                 text = (
                     f"{name} holds uninitialised memory: {where.text} never written, or added to what was never written"
                 )
-                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0)
+                trick = "reused_memory" if where.fraction == 1 else ""
+                self.find(CERTAIN, "poison", name, text, where=where, measured=where.fraction, limit=0.0, trick=trick)
 
     def _written_outside(self, run: str, done: CandidateRun) -> None:
         for hit in done.overruns:
@@ -305,14 +312,15 @@ class Examination:
             kind = "output gradient" if name.startswith("grad_") else "input"
             by = "forward" if name in done.by_forward else done.phase
             text = f"the {kind} {name} was modified: {where.text} ({run}, by the {by})"
-            self.find(CERTAIN, "alias", name, text, where=where)
+            self.find(CERTAIN, "alias", name, text, where=where, trick="input_changed")
         for name, mask in done.overwritten.items():
             where = Location(name, fraction=float(mask.double().mean()), text=_count(mask))
             text = f"the backward modified {name}, which the forward returned: {where.text}"
-            self.find(CERTAIN, "alias", name, text, where=where)
+            self.find(CERTAIN, "alias", name, text, where=where, trick="late_write")
         shared = self._ref.shared if done.aliases and self._ref is not None else set()
         for name, other in sorted(done.aliases - shared):
-            self.find(CERTAIN, "alias", name, f"{name} shares memory with {other}: writing one changes the other")
+            text = f"{name} shares memory with {other}: writing one changes the other"
+            self.find(CERTAIN, "alias", name, text, trick="aliased_output")
 
 
 def decided(done: CandidateRun, name: str) -> Tensor | None:
@@ -333,50 +341,3 @@ def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else ""
     return text if len(text) <= 300 else text[:297] + "..."
-
-
-def _place(error: BaseException) -> str:
-    """Where the user's own code raised, as " (file:line)"; inside a kernel where the interpreter wraps the error."""
-    chain = _chain(error)
-    wrapped = any(type(e).__name__ == INTERPRETERS for e in chain)
-    for each in reversed(chain) if wrapped else chain:
-        frames = traceback.extract_tb(each.__traceback__)
-        own = [f for f in frames if not f.filename.startswith("<") and not any(p in f.filename for p in _LIBRARIES)]
-        if own:
-            return f" ({_from_here(own[-1].filename)}:{own[-1].lineno})"
-    return ""
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """The error and its causes, down to the first."""
-    chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in chain:
-        chain.append(current)
-        current = current.__cause__ or current.__context__
-    return chain
-
-
-def from_interpreter(error: BaseException) -> bool:
-    """Whether an exception means that Triton's interpreter lacks something, not that the kernel is wrong.
-
-    Inside a kernel the interpreter wraps every exception in InterpreterError. A missing feature surfaces as
-    NotImplementedError, as a method missing on a plain number (scalar arguments are Python floats there), or as a
-    TypeError of the interpreter's own code.
-    """
-    chain = _chain(error)
-    if not any(type(e).__name__ == INTERPRETERS for e in chain):
-        return False
-    root = chain[-1]
-    if isinstance(root, NotImplementedError):
-        return True
-    if isinstance(root, AttributeError) and isinstance(getattr(root, "obj", None), int | float):
-        return True
-    return isinstance(root, TypeError | AttributeError) and _raised_in(root).endswith("triton/runtime/interpreter.py")
-
-
-def _raised_in(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else trace.tb_frame.f_code.co_filename

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.tracing import TargetError
 from ..bounds.bounded import SLACK, Bounded
 from ..declare.decisions import Given, Sign, TopK
-from ..execute.run import CandidateRun
+from ..execute.records import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination, decided
 from ..report.results import CERTAIN, SYSTEMATIC

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.bounded import unit_roundoff
-from ..execute.run import CandidateRun
+from ..execute.records import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..judge import ladder
 from ..judge.examination import Examination

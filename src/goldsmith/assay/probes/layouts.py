@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import LAYOUTS, strides_for
-from ..execute.run import CandidateRun, RunSettings
+from ..execute.records import CandidateRun, RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Examination
@@ -136,6 +136,11 @@ def _try_expanded(examination: Examination, contiguous_only: bool) -> None:
         rows = {n: c[..., :1].expand(c.shape) for n, c in examination.first.cotangents.items() if _has_rows(c)}
         if rows:
             _expanded_agrees(examination, rows, {}, report=True, of=" along its last axis")
+        for number in (1.0, 0.0):  # what y.sum() and an unused output send; a kernel may treat them as special
+            exact = {n: torch.full_like(c.flatten()[:1], number) for n, c in examination.first.cotangents.items()}
+            alike = {n: t.reshape([1] * sent[n].dim()).expand(sent[n].shape) for n, t in exact.items() if n in sent}
+            if alike:
+                _expanded_agrees(examination, alike, {}, report=True, of=f" = {number:g}")
         return
     if (
         sent

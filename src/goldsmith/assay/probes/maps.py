@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ..execute.run import CandidateRun
+from ..execute.records import CandidateRun
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
 from ..judge.examination import Examination

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..execute.run import RunSettings
+from ..execute.records import RunSettings
 from ..judge.examination import Examination
 from .second_call import agree
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..execute.memory import distinct
-from ..execute.run import CandidateRun, Material, RunSettings
+from ..execute.records import CandidateRun, Material, RunSettings
 from ..golden import zero_times_nan
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..execute.run import CandidateRun, Material
+from ..execute.records import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..judge.agreement import same_bits
 from ..judge.examination import Examination

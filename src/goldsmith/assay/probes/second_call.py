@@ -9,8 +9,12 @@ both forwards before both backwards, as this probe does, so the next forward mus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from ..execute.memory import DIRT_FILL
-from ..execute.run import CandidateRun, Material, RunSettings
+from ..execute.records import CandidateRun, Material, RunSettings
 from ..judge.agreement import Difference, difference
 from ..judge.examination import Examination
 from ..report.results import CERTAIN, STATISTICAL
@@ -38,40 +42,18 @@ def run(examination: Examination) -> None:
 
 def _interleaved(examination: Examination) -> None:
     """Make and judge a whole call with other inputs between the forward and backward of the first ones."""
-    material, between = examination.variant(1), _Between(examination)
-    how = RunSettings(fresh=False, before_backward=lambda: between.call(material))
+    material = examination.variant(1)
+    how = RunSettings(fresh=False, between=material, earlier=examination.key)
     done = examination.execute(NAME, "interleaved", how)
-    if between.error is not None:
-        raise between.error
-    if between.run is not None:
-        _judge_others(examination, material, between.run)
-    for name, apart in between.lost.items():
+    if done.between is not None:
+        _judge_others(examination, material, done.between)
+    for name, apart in _lost(examination.first, done.earlier).items():
         where = None if apart.mask is None else examination.locate(name, apart.mask)
         text = f"a later call overwrote what the first returned: {apart.text}"
         examination.find(CERTAIN, NAME, name, text, where=where)
     label = "the first inputs, with a call of other inputs between forward and backward"
     if not examination.raised(NAME, label, done):
         agree(examination, NAME, "interleaved", done, BETWEEN)
-
-
-class _Between:
-    """The call between forward and backward; keeps its exception, which the outer run would blame on the candidate.
-
-    lost: outputs and gradients of the very first run whose memory has changed since.
-    """
-
-    def __init__(self, examination: Examination):
-        self.examination = examination
-        self.run: CandidateRun | None = None
-        self.error: Exception | None = None
-        self.lost: dict[str, Difference] = {}
-
-    def call(self, material: Material) -> None:
-        try:
-            self.run = self.examination.execute(NAME, "other inputs", RunSettings(fresh=False), material)
-            self.lost = _lost(self.examination.first)
-        except Exception as error:  # noqa: BLE001
-            self.error = error
 
 
 def agree(examination: Examination, probe: str, label: str, done: CandidateRun, text: str) -> bool:
@@ -103,11 +85,10 @@ def agree(examination: Examination, probe: str, label: str, done: CandidateRun, 
     return good
 
 
-def _lost(first: CandidateRun) -> dict[str, Difference]:
-    """Returned results and gradients of the first run that a later call overwrote."""
+def _lost(first: CandidateRun, now: Mapping[str, Tensor]) -> dict[str, Difference]:
+    """Returned results and gradients of the first run that a later call overwrote; now: as their memory holds them."""
     copies = {**first.outputs, **{n: g for n, g in first.grads.items() if g is not None}}
-    live = {n: t for n, t in {**first.live_outputs, **first.live_grads}.items() if n not in first.overwritten}
-    apart = {n: difference(copies[n], t, None) for n, t in live.items()}
+    apart = {n: difference(copies[n], t, None) for n, t in now.items()}
     return {n: change for n, change in apart.items() if not change.equal}
 
 

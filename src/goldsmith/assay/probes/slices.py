@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..declare.axis_names import axis_names
-from ..execute.run import CandidateRun, Material
+from ..execute.records import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge.examination import Examination, decided

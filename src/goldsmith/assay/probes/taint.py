@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.bounded import SLACK
-from ..execute.run import RunSettings
+from ..execute.records import RunSettings
 from ..golden.golden_results import GoldenResults
 from ..judge.examination import Examination
 from ..report.results import CERTAIN

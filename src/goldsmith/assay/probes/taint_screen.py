@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..bounds.bounded import SLACK
-from ..execute.run import CandidateRun, Material
+from ..execute.records import CandidateRun, Material
 from ..golden.golden_results import GoldenResults
 from ..golden.kinks import binary
 from ..judge import ladder

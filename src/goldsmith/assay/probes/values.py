@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.tracing import TargetError
 from ..bounds.bounded import unit_roundoff
-from ..execute.run import CandidateRun, Material, RunSettings
+from ..execute.records import CandidateRun, Material, RunSettings
 from ..golden.golden_error import GoldenError
 from ..golden.golden_results import GoldenResults
 from ..golden.golden_tensor import GoldenTensor
@@ -26,7 +26,7 @@ GROSS = 0.05
 
 def run(examination: Examination) -> None:
     """Make the first run and its references, check the golden, judge every tensor."""
-    first = examination.first = examination.execute("values", "values", look=False)
+    first = examination.first = examination.execute("values", "values", RunSettings(keep=examination.key), look=False)
     plain = examination.references(examination.material, first)
     _check_golden(examination, plain)
     if first.error is not None:
@@ -66,6 +66,10 @@ def _check_golden(examination: Examination, plain: GoldenResults) -> None:
         examination.note("golden", examination.target.name or "", text)
     if examination.problems:
         raise Ended("the golden is at fault")
+    for name, text in checked.mismatches.items():
+        examination.find(CERTAIN, "values", name, text)
+    if checked.mismatches:
+        raise Ended("a result has another shape than the golden's")
 
 
 def judge(

@@ -40,7 +40,10 @@ class Location:
 
 @dataclass(frozen=True)
 class Finding:
-    """One reason to reject the candidate, with the rung that says how certain it is."""
+    """One reason to reject the candidate, with the rung that says how certain it is.
+
+    trick: what the finding proves beyond a wrong result, in the gate's words ("cached_result", ...), or ""
+    """
 
     rung: str
     probe: str
@@ -50,6 +53,7 @@ class Finding:
     limit: float | None
     text: str
     case: str = ""
+    trick: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from ..signals import exit_on_signals, terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, announce, console, write_json, write_stdout
+from ..terminal import Failure, Interruption, announce, console, write_json, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.adapter_check.check import AdapterCheck
@@ -34,9 +34,9 @@ def run_check(
             words = text.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise Problem(f"--text {text} cannot be read: {reason}.") from error
+            raise Failure(f"--text {text} cannot be read: {reason}.") from error
     if merged is not None and not (merged / "config.json").is_file():
-        raise Problem(f"--merged {merged} is not the folder of a model: it has no config.json.")
+        raise Failure(f"--merged {merged} is not the folder of a model: it has no config.json.")
     err = console(stderr=True)
     try:
         with terminate_like_ctrl_c(), err.status("checking") as status:
@@ -47,7 +47,7 @@ def run_check(
     except KeyboardInterrupt:
         raise Interruption("Interrupted.") from None
     except (ValueError, TypeError, OSError, MemoryError) as error:
-        raise Problem(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, adapter)) from error
     if as_json:
         write_json(result.to_dict())
     else:
@@ -70,7 +70,7 @@ def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         raise Interruption("Interrupted.") from None
     except (ValueError, TypeError, OSError) as error:
-        raise Problem(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, adapter)) from error
     if as_json:
         write_json({"output": str(output), "tensors": count})
     else:
@@ -102,10 +102,10 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _missing(error: ImportError) -> Problem:
+def _missing(error: ImportError) -> Failure:
     if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
         raise error
-    return Problem(f"{error}.")
+    return Failure(f"{error}.")
 
 
 def _sentence(error: Exception, adapter: str) -> str:

@@ -21,7 +21,7 @@ from ...core.bench import BenchCase
 from ...core.device import machine
 from ...core.op import Op
 from ..targets import operators
-from ..terminal import INTERRUPTED, Problem, console, duration
+from ..terminal import INTERRUPTED, Failure, console, duration
 from . import tables, verified_files
 from .experts import MoeInt8Subject, MoeSubject, SlotsSubject
 from .moved import CHECKOUT, PEERS_ELSEWHERE
@@ -48,11 +48,11 @@ def run(
     err, peers, modules = console(stderr=True), peers or {}, modules or {}
     device, names = _device_and_names(request, _names(request, modules), err)
     if machine().interpreter:
-        raise Problem("TRITON_INTERPRET is set: the interpreter's times say nothing about a GPU. Unset it for bench.")
+        raise Failure("TRITON_INTERPRET is set: the interpreter's times say nothing about a GPU. Unset it for bench.")
     for option in request.threads:
         count = option.partition(":")[0]
         if not (count.isascii() and count.isdigit() and int(count)):
-            raise Problem(f"--threads {option}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
+            raise Failure(f"--threads {option}: expected a whole number of at least 1, as in 8, or 8:TEXT.")
     subjects = list(_subjects(request, names, device, modules))
     chosen = _chosen_peers(request, peers, err)
     conditions = Conditions.here(device, request.commit)
@@ -149,7 +149,7 @@ def _names(request: BenchRequest, modules: Mapping[str, type[ModuleSubject]]) ->
             members = [k for k in cases_of if k == name or k.startswith(name + ".")]
             if not members:
                 more = f"modules: {', '.join(modules)}" if modules else f"modules of several operators: {CHECKOUT}"
-                raise Problem(f"no operator {name!r}; there are: {operators()}; {more}.")
+                raise Failure(f"no operator {name!r}; there are: {operators()}; {more}.")
             selected += members
     return list(dict.fromkeys(selected))
 
@@ -175,7 +175,7 @@ def _subjects(
         why = " that is small enough for a CPU"
         if request.cases:
             why = f" whose name contains {' or '.join(request.cases)}"
-        raise Problem(f"no benchmark case{why}; available: {', '.join(cases) or 'none'}.")
+        raise Failure(f"no benchmark case{why}; available: {', '.join(cases) or 'none'}.")
 
 
 def _is_small_enough_for_a_cpu(entry: BenchCase) -> bool:
@@ -189,19 +189,19 @@ def _chosen_peers(request: BenchRequest, peers: Mapping[str, Peer], err: Console
     unknown = [name for name in requested or () if name not in (*peers, NO_PEER)]
     if not peers:
         if unknown:
-            raise Problem(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
+            raise Failure(f"--against {unknown[0]}: an installed goldsmith has no peers. {PEERS_ELSEWHERE}")
         if requested is None:
             err.print(f"[dim]{PEERS_ELSEWHERE}[/]")
         return {}
     if unknown:
-        raise Problem(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NO_PEER}.")
+        raise Failure(f"no peer {unknown[0]!r}; there are: {', '.join(peers)}, and {NO_PEER}.")
     chosen: dict[str, Peer] = {}
     for name in peers if requested is None else [name for name in dict.fromkeys(requested) if name != NO_PEER]:
         reason = peers[name].missing()
         if reason is None:
             chosen[name] = peers[name]
         elif requested is not None:
-            raise Problem(f"--against {name}: {reason}.")
+            raise Failure(f"--against {name}: {reason}.")
         else:
             err.print(f"[dim]peer {name} is left out: {reason}[/]")
     return chosen
@@ -234,9 +234,9 @@ def device_name(name: str | None) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
-        raise Problem(f"--device {name}: not a device; use cpu, cuda or cuda:1.")
+        raise Failure(f"--device {name}: not a device; use cpu, cuda or cuda:1.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise Problem(f"--device {name}: this machine has no CUDA device that torch can use.")
+        raise Failure(f"--device {name}: this machine has no CUDA device that torch can use.")
     return name
 
 
@@ -265,4 +265,4 @@ def open_rows(out: str | None) -> IO[str] | None:
         Path(out).parent.mkdir(parents=True, exist_ok=True)
         return open(out, "a", encoding="utf-8")
     except OSError as error:
-        raise Problem(f"cannot write {out}: {error.strerror or error}.") from error
+        raise Failure(f"cannot write {out}: {error.strerror or error}.") from error

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..help_text import program_help
-from ..terminal import Problem, in_a_paragraph, print_paragraph
+from ..terminal import Failure, in_a_paragraph, print_paragraph
 
 CHECKOUT = "python -m benchmarks.bench"
 PEERS_ELSEWHERE = f"Peers are compared in a checkout of goldsmith's repository: `{CHECKOUT} --against PEER`."
@@ -74,7 +74,7 @@ def _forward(name: str) -> Callable[[typer.Context], None]:
     def forward(context: typer.Context) -> None:
         module = f"benchmarks.{name}"
         if not (ROOT / "benchmarks" / name / "__main__.py").is_file():
-            raise Problem(f"bench {name} has moved: run `python -m {module}` in a checkout of goldsmith's repository.")
+            raise Failure(f"bench {name} has moved: run `python -m {module}` in a checkout of goldsmith's repository.")
         print_paragraph(
             f"DeprecationWarning: `goldsmith bench {name}` has moved to `python -m {module}`, run from {ROOT}."
         )

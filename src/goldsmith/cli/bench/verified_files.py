@@ -15,7 +15,7 @@ from ...core import native
 from ...core.device import machine
 from ...core.op import Op
 from ..source import digest
-from ..terminal import Problem
+from ..terminal import Failure
 from ..verify.checks import CANNOT_RUN
 from ..verify.selection import choose
 
@@ -39,7 +39,7 @@ ResultsByOperator = dict[tuple[str, str], VerifiedCases]  # by (operator, backen
 def read(files: Sequence[str], device: str) -> ResultsByOperator:
     """The results of these files together, for `device`.
 
-    Raises Problem where a file cannot be read, or belongs to other source, another level or another machine.
+    Raises Failure where a file cannot be read, or belongs to other source, another level or another machine.
     """
     verified: ResultsByOperator = {}
     for file in files:
@@ -49,7 +49,7 @@ def read(files: Sequence[str], device: str) -> ResultsByOperator:
             if report is None or torch.device(report["device"]).type != torch.device(device).type:
                 continue
             if check["backend"] == "native" and data["isa"] != native.isa():
-                raise Problem(
+                raise Failure(
                     f"--verified {file}: made at level {data['isa']}, but {native.isa()} is in use here. "
                     f"Run `goldsmith verify --json FILE` at this level (GOLDSMITH_ISA takes a lower one)."
                 )
@@ -73,7 +73,7 @@ def judged(report: ReportJson) -> set[str]:
 def judge(verified: VerifiedCases, op: Op, backend: str, device: str, dtype: torch.dtype) -> Verdict | None:
     """Whether the files verify `op` in this dtype as completely as this run would; None if they do not cover it.
 
-    Raises Problem if they contain only some of the cases; the message has the command that checks the rest.
+    Raises Failure if they contain only some of the cases; the message has the command that checks the rest.
     """
     if verified.rejected:
         return False, verified.rejected
@@ -88,7 +88,7 @@ def judge(verified: VerifiedCases, op: Op, backend: str, device: str, dtype: tor
     command = f"goldsmith verify {op.name} --backend {backend} --dtype {kind} --json whole.json"
     if device == "cpu" and torch.cuda.is_available():
         command += " --device cpu"
-    raise Problem(
+    raise Failure(
         f"--verified {', '.join(verified.files)}: has {len(covered)} of the {len(wanted)} cases of {op.name} on "
         f"{backend} in {kind} that bench would check itself. Run `{command}`, then give --verified whole.json, or both "
         "files: --verified may be given several times."
@@ -99,23 +99,23 @@ def _load(file: str) -> ReportJson:
     try:
         data = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
-        raise Problem(f"--verified {file}: cannot be read: {error.strerror or error}.") from error
+        raise Failure(f"--verified {file}: cannot be read: {error.strerror or error}.") from error
     except ValueError as error:
         text = f"--verified {file}: not JSON: {error}. Expected a file of `goldsmith verify --json FILE`."
-        raise Problem(text) from error
+        raise Failure(text) from error
     if not isinstance(data, dict) or not {"proofs", "machine", "source", "isa", "size"} <= data.keys():
-        raise Problem(f"--verified {file}: not a file of this version's `goldsmith verify --json FILE`.")
+        raise Failure(f"--verified {file}: not a file of this version's `goldsmith verify --json FILE`.")
     if data["interrupted"]:
-        raise Problem(f"--verified {file}: its run was interrupted, so it cannot be used. Run it again.")
+        raise Failure(f"--verified {file}: its run was interrupted, so it cannot be used. Run it again.")
     if data["source"] != digest():
-        raise Problem(
+        raise Failure(
             f"--verified {file}: made for other code: source {data['source'][:12]} there, {digest()[:12]} here. Run "
             f"`goldsmith verify --json FILE` again."
         )
     here, there = machine().short, data["machine"]
     name = there["gpus"][0]["name"] if there["gpus"] else there["cpu"]
     if name != here:
-        raise Problem(
+        raise Failure(
             f"--verified {file}: made on another machine, {name}; this one is {here}. Run `goldsmith verify --json "
             "FILE` here."
         )

@@ -18,8 +18,8 @@ from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
     INTERRUPTED_EARLY,
+    Failure,
     Interruption,
-    Problem,
     console,
     duration,
     print_paragraph,
@@ -65,11 +65,11 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     if request.do == "diagnose" and request.bundle is not None:
         for option, value in (("--case", request.case), ("--dtype", request.dtype), ("--seed", request.seed or None)):
             if value is not None:
-                raise Problem(
+                raise Failure(
                     f"{option} {value} does not go with --replay: a bundle is one case with its inputs. Leave one out."
                 )
     if request.bundle is not None and not Path(request.bundle).is_dir():
-        raise Problem(f"{request.bundle} is not a bundle: there is no such folder.")
+        raise Failure(f"{request.bundle} is not a bundle: there is no such folder.")
     err = console(stderr=True)
     out = err if json_to == "-" else console()
     began = time.monotonic()
@@ -78,9 +78,9 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
     if isinstance(reply, Died):
         reply = _died(request, reply, progress, time.monotonic() - began)
     if "problem" in reply:
-        raise Problem(reply["problem"])
+        raise Failure(reply["problem"])
     if "broken" in reply:
-        raise Problem(f"The assay itself failed: {reply['broken']}")
+        raise Failure(f"The assay itself failed: {reply['broken']}")
     lost = list(reply["lost"])
     try:
         out.print(_coloured(reply["text"].rstrip("\n")), soft_wrap=True)
@@ -126,10 +126,10 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
                     return _ended_by_candidate(request, "the candidate raised KeyboardInterrupt", progress.last, 0.0)
                 return reply
     except WorkersFailed as error:
-        raise Problem(f"A worker process {error}") from error
+        raise Failure(f"A worker process {error}") from error
     except KeyboardInterrupt:
         return _interrupted(request, progress)
-    raise Problem("No worker answered.")
+    raise Failure("No worker answered.")
 
 
 def _interrupted(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply:

@@ -27,11 +27,13 @@ from ..placement import device_of, place
 from ..targets import find, op_target
 from ..user_targets import UnknownName, missing_module, names_a_target, numbered, one_target
 from ..verify.selection import choose
+from ..workers.candidates import in_its_own_process
 from . import deadlines
 
 if TYPE_CHECKING:
     from ..workers.messages import DiagnosisReply, DiagnosisRequest, ProgressMessage, RunMessage
 
+_LONGEST = 24 * 3600.0  # seconds of one call: the budget ends a run long before
 Send = Callable[["ProgressMessage"], None]
 
 
@@ -148,7 +150,8 @@ class _Subject:
                 raise UnknownName(
                     f"--backend {request['backend']}: only operators have backends, not targets of your own."
                 )
-            self.target, self.dtype, self.how = one_target(name), dtype, ""
+            target = in_its_own_process(one_target(name), name, None, self.device, _LONGEST)
+            self.target, self.dtype, self.how = target, dtype, ""
             self.words = shlex.quote(name)
             return
         if len(named) > 1 or named[0].op is None:

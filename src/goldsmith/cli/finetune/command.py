@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, handle_signals
-from ..terminal import Problem, announce, console, count, write_json
+from ..terminal import Failure, announce, console, count, write_json
 from .display import FinetuneDisplay
 from .ranks import is_first, on_ranks, silent_display
 from .record import LOG, PAGE, RUN, Record
@@ -47,12 +47,12 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
 
             ranks = join()
     except TrainingError as error:
-        raise Problem(str(error)) from error
+        raise Failure(str(error)) from error
     except ImportError as error:
         # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
         if error.name is not None:
             raise
-        raise Problem(f"{error}.") from error
+        raise Failure(f"{error}.") from error
     if isinstance(ranks, Ranks):
         return on_ranks(ranks, lambda: _run(arguments, ranks, dry_run=dry_run, as_json=as_json))
     return _run(arguments, ranks, dry_run=dry_run, as_json=as_json)
@@ -79,9 +79,9 @@ def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, a
         show.failed(str(error))
         result = {"error": str(error), "status": "diverged"}
     except TrainingError as error:
-        raise Problem(str(error)) from error
+        raise Failure(str(error)) from error
     except BackendUnavailable as error:
-        raise Problem(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
+        raise Failure(f"MODEL {arguments['model']} cannot be trained with these options: {error}.") from error
     except KeyboardInterrupt:
         ranks.leave("was stopped at once.")
         show.stopped(again(Path(str(arguments["output"])), str(arguments["resume"])))
@@ -89,7 +89,7 @@ def _run(arguments: Mapping[str, object], ranks: OneProcess, *, dry_run: bool, a
     except Exception as error:
         if not out_of_memory(error):
             raise
-        raise Problem(paragraph(error, options, begun=finetune_run.begun)) from error
+        raise Failure(paragraph(error, options, begun=finetune_run.begun)) from error
     if as_json and ranks.first:
         write_json(result)
     return {"diverged": DIVERGED, "interrupted": INTERRUPTED}.get(str(result.get("status")), 0)
@@ -167,7 +167,7 @@ class FinetuneRun:
         trackers.start(record.facts["options"], done)
         record.write({"status": "running"})
         if RUN in record.lost:  # before the first step: nothing can be kept in this folder
-            raise Problem(record.lost[RUN])
+            raise Failure(record.lost[RUN])
 
     def _page(self, record: Record, rows: Sequence[LogRow]) -> None:
         """Write the page; the first failure of several is shown, and training goes on."""
@@ -323,7 +323,7 @@ class FinetuneRun:
             self.show.note(f"The model is loaded as {name} and receives only text. The adapter fits this class.")
         size = loaded.embeddings
         if self.highest >= size:
-            raise Problem(
+            raise Failure(
                 f"MODEL {self.options.model}: its tokenizer produces the id {self.highest:,}, but its embedding table "
                 f"has only {size:,} rows: tokenizer and weights belong to different models."
             )
@@ -341,7 +341,7 @@ class FinetuneRun:
             try:
                 save_adapter(loaded, self.output)
             except OSError as error:
-                raise Problem(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
+                raise Failure(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
         if self.ranks.first:
             self._page(record, rows)
         result: RunResult = {

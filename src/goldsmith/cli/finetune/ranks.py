@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from ..terminal import USAGE, Problem, print_paragraph
+from ..terminal import USAGE, Failure, print_paragraph
 from .display import FinetuneDisplay
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def on_ranks(ranks: Ranks, work: Callable[[], int]) -> int:
         return status
     except RankLost as lost:  # at the very end
         status, lingers = _report(f"{name} ends: {lost}", USAGE), False
-    except Problem as problem:
+    except Failure as problem:
         if isinstance(problem.__cause__, RankLost):
             status, lingers = _report(f"{name} ends: {problem}", USAGE), False
         elif ranks.leave(f"ended: {problem}"):

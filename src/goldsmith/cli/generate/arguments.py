@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..terminal import Problem
+from ..terminal import Failure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -47,16 +47,16 @@ class GenerateArguments:
 
 
 def adapters(arguments: GenerateArguments) -> dict[str, str]:
-    """{name: folder} of each --adapter, which is FOLDER or NAME=FOLDER. Raise Problem for a name given twice."""
+    """{name: folder} of each --adapter, which is FOLDER or NAME=FOLDER. Raise Failure for a name given twice."""
     folders: dict[str, str] = {}
     for text in arguments.adapter or []:
         name, equals, folder = text.partition("=")
         if not equals or Path(text).exists():
             name, folder = Path(text).resolve().name, text
         if not name or not folder:
-            raise Problem(f"--adapter {text!r} is not an adapter: give FOLDER or NAME=FOLDER.")
+            raise Failure(f"--adapter {text!r} is not an adapter: give FOLDER or NAME=FOLDER.")
         if name in folders:
-            raise Problem(f"Two adapters are called {name}: give one of them as --adapter OTHER={folder}.")
+            raise Failure(f"Two adapters are called {name}: give one of them as --adapter OTHER={folder}.")
         folders[name] = folder
     return folders
 
@@ -70,14 +70,14 @@ def prompts(arguments: GenerateArguments) -> list[str]:
             texts.append(_stdin() if name == "-" else Path(name).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise Problem(f"--prompt-file {name} cannot be read: {reason}.") from error
+            raise Failure(f"--prompt-file {name} cannot be read: {reason}.") from error
     for text in arguments.prompt or []:
         if any(
             "\ud800" <= letter <= "\udfff" for letter in text
         ):  # surrogates stand for bytes that Python could not decode
-            raise Problem(f"--prompt {text!r} cannot be read: it is not UTF-8 text.")
+            raise Failure(f"--prompt {text!r} cannot be read: it is not UTF-8 text.")
     if not texts:
-        raise Problem("There is no prompt: give --prompt TEXT, or --prompt-file FILE (- means stdin).")
+        raise Failure("There is no prompt: give --prompt TEXT, or --prompt-file FILE (- means stdin).")
     return texts
 
 
@@ -88,38 +88,38 @@ def _stdin() -> str:
 
 
 def check(arguments: GenerateArguments) -> None:
-    """Raise Problem for arguments that contradict each other or are out of range."""
+    """Raise Failure for arguments that contradict each other or are out of range."""
     for option, value in (("--top-p", arguments.top_p), ("--top-k", arguments.top_k)):
         if value is not None and arguments.temperature == 0:
-            raise Problem(
+            raise Failure(
                 f"{option} needs a temperature above 0, such as --temperature 0.8: at 0 no token is drawn at random."
             )
     if arguments.top_p is not None and not 0 < arguments.top_p <= 1:
-        raise Problem(f"--top-p is {arguments.top_p}; expected a share above 0 and at most 1.")
+        raise Failure(f"--top-p is {arguments.top_p}; expected a share above 0 and at most 1.")
     if not math.isfinite(arguments.temperature):
-        raise Problem(f"--temperature is {arguments.temperature}; expected a finite number of at least 0.")
+        raise Failure(f"--temperature is {arguments.temperature}; expected a finite number of at least 0.")
     if not -(2**63) <= arguments.seed < 2**64:
-        raise Problem(f"--seed is {arguments.seed}; expected a whole number from -2^63 to 2^64 - 1.")
+        raise Failure(f"--seed is {arguments.seed}; expected a whole number from -2^63 to 2^64 - 1.")
     if arguments.trace is not None:
         _check_writable("trace", arguments.trace)
     if arguments.profile is not None and arguments.cache != "static":
         _check_writable("profile", arguments.profile)
     if arguments.prefill.isdecimal() and int(arguments.prefill) < 1:
-        raise Problem(f"--prefill is {arguments.prefill}; expected at least 1 token, or auto.")
+        raise Failure(f"--prefill is {arguments.prefill}; expected at least 1 token, or auto.")
     if arguments.prefill not in ("auto", "cpu", "stream", "split") and not arguments.prefill.isdecimal():
-        raise Problem(f"--prefill is {arguments.prefill}; expected auto, cpu, stream, split or a number of tokens.")
+        raise Failure(f"--prefill is {arguments.prefill}; expected auto, cpu, stream, split or a number of tokens.")
     if arguments.cache == "static":
         if arguments.profile is None:
-            raise Problem(
+            raise Failure(
                 "--cache static keeps the experts that a profile lists: give --profile FILE, written by an earlier run."
             )
         _check_profile(arguments.profile)
     if arguments.json and arguments.stream:
-        raise Problem("--json prints one object and nothing else: leave out --stream.")
+        raise Failure("--json prints one object and nothing else: leave out --stream.")
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Raise Problem before the run if a file that is written at its end cannot be written."""
+    """Raise Failure before the run if a file that is written at its end cannot be written."""
     why = None
     if path.is_dir():
         why = "it is a folder"
@@ -128,18 +128,18 @@ def _check_writable(option: str, path: Path) -> None:
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         why = f"{'it' if path.exists() else path.parent} is not writable"
     if why:
-        raise Problem(f"--{option} {path} cannot be written: {why}.")
+        raise Failure(f"--{option} {path} cannot be written: {why}.")
 
 
 def _check_profile(path: Path) -> None:
     try:
         profile = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Problem(f"--profile {path} cannot be read: {error.strerror or error}.") from error
+        raise Failure(f"--profile {path} cannot be read: {error.strerror or error}.") from error
     except ValueError:
         profile = None
     if not isinstance(profile, dict) or not isinstance(profile.get("counts"), dict):
-        raise Problem(
+        raise Failure(
             f"--profile {path} is not a profile: give a file that --profile wrote in a run without --cache static."
         )
 

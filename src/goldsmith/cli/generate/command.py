@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..notes import warnings_as_notes
 from ..signals import exit_on_signals, terminate_like_ctrl_c
-from ..terminal import Problem, announce, console, write_json
+from ..terminal import Failure, announce, console, write_json
 from .arguments import GenerateArguments, adapters, check, prompts, stretched
 from .display import GenerateDisplay
 
@@ -36,14 +36,14 @@ def run(arguments: GenerateArguments) -> int:
     announce(f"Loading torch and transformers, then {Path(arguments.model).name}")
     show = GenerateDisplay(console(stderr=True), stream=arguments.stream, as_json=arguments.json)
     command = GenerateRun(arguments, texts, folders, show)
-    status, problems = 0, list[Problem]()
+    status, problems = 0, list[Failure]()
     try:
         with terminate_like_ctrl_c(), contextlib.suppress(BrokenPipeError), _warnings_as_notes(show):
             status = command.carry_out()  # BrokenPipeError: the reader has gone (`| head`), so generation stops
     except KeyboardInterrupt:
         show.interrupted(bool(command.generation and command.generation.tokens))
         status = INTERRUPTED
-    except Problem as problem:
+    except Failure as problem:
         problems.append(problem)
     finally:
         problems += command.end()
@@ -85,14 +85,14 @@ class GenerateRun:
                 error.name is not None
             ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
                 raise
-            raise Problem(f"{error}.") from error
+            raise Failure(f"{error}.") from error
         _quiet()
         arguments = self.arguments
         try:
             parse_budget(arguments.budget)
         except ValueError as error:
             budget = arguments.budget if len(arguments.budget) <= 40 else f"{arguments.budget[:40]}..."
-            raise Problem(
+            raise Failure(
                 f"--budget {budget!r} is not an amount of memory: give auto, bytes, or 6GiB, 6GB, 500MiB."
             ) from error
         try:
@@ -143,7 +143,7 @@ class GenerateRun:
         except text.NothingToDraw as error:
             message = f"{error}."
             if error.scaled:
-                raise Problem(f"--temperature {arguments.temperature}: {message} Give a higher one, or 0.") from error
+                raise Failure(f"--temperature {arguments.temperature}: {message} Give a higher one, or 0.") from error
             message = message[:1].upper() + message[1:]
             if arguments.guard != "raise":
                 message += f" --guard {arguments.guard} does not stop at a NaN or Inf; --guard raise names its origin."
@@ -155,19 +155,19 @@ class GenerateRun:
             self.show.failed(str(error))
             return WRONG
         except (OutOfMemoryError, MemoryError) as error:
-            raise Problem(
+            raise Failure(
                 "Out of memory. A smaller --budget, a shorter prompt, fewer prompts or --device cpu needs less. The "
                 f"error: {str(error).partition('. ')[0].removesuffix('.')}."
             ) from error
         except BrokenPipeError:
             raise
         except StoreError as error:
-            raise Problem(self._about_store(error)) from error
+            raise Failure(self._about_store(error)) from error
         except (OSError, ValueError, TypeError, ImportError) as error:
-            raise Problem(self._about(error)) from error
+            raise Failure(self._about(error)) from error
         return 0
 
-    def end(self) -> list[Problem]:
+    def end(self) -> list[Failure]:
         """Print the statistics, write the profile, close the engine; returns the files that could not be written."""
         offloaded = self.offloaded
         if offloaded is None:
@@ -190,7 +190,7 @@ class GenerateRun:
             if self.arguments.profile is not None and self.arguments.cache != "static":
                 try:
                     self._write_profile(offloaded, self.arguments.profile)
-                except Problem as problem:
+                except Failure as problem:
                     problems.append(problem)
         offloaded.close()
         return problems
@@ -261,10 +261,10 @@ class GenerateRun:
         return f"{where}{text}{way}"
 
     def _check_length(self, config: PreTrainedConfig, width: int) -> None:
-        """Raise Problem before the model is loaded if a prompt is longer than its positions."""
+        """Raise Failure before the model is loaded if a prompt is longer than its positions."""
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and width > most and not stretched(config):
-            raise Problem(
+            raise Failure(
                 f"A prompt has {width:,} tokens, but the model supports at most {most:,} (max_position_embeddings in "
                 "its config.json): shorten the prompt."
             )
@@ -286,7 +286,7 @@ class GenerateRun:
         try:
             path.write_text(json.dumps(offloaded.profile()) + "\n")
         except OSError as error:
-            raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
+            raise Failure(f"--profile {path} could not be written: {error.strerror or error}.") from error
 
 
 @contextlib.contextmanager

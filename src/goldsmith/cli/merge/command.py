@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from ..signals import exit_on_signals, terminate_like_ctrl_c
-from ..terminal import Interruption, Problem, announce, console, percent, write_json, write_stdout
+from ..terminal import Failure, Interruption, announce, console, percent, write_json, write_stdout
 
 if TYPE_CHECKING:
     from ...hf.merging.merged_model import MergeReport
@@ -24,7 +24,7 @@ def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -
     except ImportError as error:
         if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
             raise
-        raise Problem(f"{error}.") from error
+        raise Failure(f"{error}.") from error
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -43,9 +43,9 @@ def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -
     except KeyboardInterrupt:
         raise Interruption(f"Interrupted; {output} was not written.") from None
     except MemoryError as error:
-        raise Problem(f"Out of memory; {output} was not written: {error}.") from error
+        raise Failure(f"Out of memory; {output} was not written: {error}.") from error
     except (ValueError, TypeError, OSError) as error:
-        raise Problem(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, adapter)) from error
     if as_json:
         write_json(report.to_dict())
     else:

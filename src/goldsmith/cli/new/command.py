@@ -11,19 +11,19 @@ from importlib.machinery import PathFinder
 from importlib.resources import files
 from pathlib import Path
 
-from ..terminal import Problem, write_json, write_stdout
+from ..terminal import Failure, write_json, write_stdout
 
 TEMPLATES = files(__package__) / "templates"
 
 
 def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
-    """Write NAME.py and test_NAME.py, and return the exit status; raises Problem if a file exists."""
+    """Write NAME.py and test_NAME.py, and return the exit status; raises Failure if a file exists."""
     kernel = Path(name.removesuffix(".py") + ".py")
     _check_name(name, kernel.stem)
     test = kernel.with_name(f"test_{kernel.name}")
     for path in (kernel, test):
         if os.path.lexists(path):
-            raise Problem(f"{path} exists already, and `goldsmith new` overwrites nothing. Choose another name.")
+            raise Failure(f"{path} exists already, and `goldsmith new` overwrites nothing. Choose another name.")
     triton = not plain and importlib.util.find_spec("triton") is not None
     template = "triton_kernel.py.txt" if triton else "torch_kernel.py.txt"
     try:
@@ -31,7 +31,7 @@ def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
         _write(kernel, template)
         _write(test, "test.py.txt", kernel.stem)
     except OSError as error:
-        raise Problem(f"cannot write {error.filename or kernel}: {error.strerror or error}.") from error
+        raise Failure(f"cannot write {error.filename or kernel}: {error.strerror or error}.") from error
     kind = "a kernel in Triton" if triton else "a kernel in plain torch"
     contents = {kernel: f"{kind}, its golden, its cases and its target", test: "a pytest test for each case"}
     steps = {
@@ -49,11 +49,11 @@ def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
 
 def _check_name(name: str, stem: str) -> None:
     if not name.strip():
-        raise Problem("NAME is empty; give the name of a new file, such as my_norm.")
+        raise Failure("NAME is empty; give the name of a new file, such as my_norm.")
     if not stem.isidentifier() or keyword.iskeyword(stem):
-        raise Problem(f"{name!r}: {stem!r} cannot be imported; choose a Python name, such as my_norm.")
+        raise Failure(f"{name!r}: {stem!r} cannot be imported; choose a Python name, such as my_norm.")
     if stem in sys.stdlib_module_names or _installed(stem):
-        raise Problem(f"{name!r}: {stem}.py would hide the installed module {stem}. Choose another name.")
+        raise Failure(f"{name!r}: {stem}.py would hide the installed module {stem}. Choose another name.")
 
 
 def _installed(stem: str) -> bool:

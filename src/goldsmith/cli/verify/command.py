@@ -16,7 +16,16 @@ from rich.markup import escape
 from ... import __version__
 from ..output_files import check_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
-from ..terminal import INTERRUPTED_EARLY, Interruption, Problem, console, count, duration, print_paragraph, write_json
+from ..terminal import (
+    INTERRUPTED_EARLY,
+    Failure,
+    Interruption,
+    console,
+    count,
+    duration,
+    print_paragraph,
+    write_json,
+)
 from ..workers.pool import Died, Pool, WorkersFailed
 from . import display
 from .outcome import VerifyOutcome, VerifyRequest
@@ -103,14 +112,14 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
             except WorkersFailed as error:
                 outcome.broken = f"A worker process {error}"
     except WorkersFailed as error:
-        raise Problem(f"A worker process {error}") from error
+        raise Failure(f"A worker process {error}") from error
     except KeyboardInterrupt:
         raise Interruption(f"{INTERRUPTED_EARLY}.") from None
     if outcome.broken and not any(c.reports for c in outcome.checks):
-        raise Problem(outcome.broken)
+        raise Failure(outcome.broken)
     problems = [c.problem for c in outcome.checks if c.problem]
     if problems and not outcome.interrupted and not any(c.reports for c in outcome.checks):
-        raise Problem(problems[0])
+        raise Failure(problems[0])
     outcome.remarks += _remarks(outcome, request)
     outcome.seconds = time.monotonic() - began
     return outcome
@@ -139,13 +148,13 @@ def _plan(pool: Pool, request: VerifyRequest) -> VerifyOutcome:
         reply = pool.ask(plan)
     except WorkersFailed as error:
         names = ", ".join(request.names)
-        raise Problem(f"Importing {names or 'the operators'} ended the worker process: it {error}") from error
+        raise Failure(f"Importing {names or 'the operators'} ended the worker process: it {error}") from error
     if "problem" in reply:
-        raise Problem(reply["problem"])
+        raise Failure(reply["problem"])
     if "ended" in reply:
-        raise Problem(f"Importing {', '.join(request.names)} raised {reply['ended']}, {reply['where']}.")
+        raise Failure(f"Importing {', '.join(request.names)} raised {reply['ended']}, {reply['where']}.")
     if "broken" in reply:
-        raise Problem(f"Planning failed: {reply['broken']}")
+        raise Failure(f"Planning failed: {reply['broken']}")
     checks = [
         Check(
             c["operator"],

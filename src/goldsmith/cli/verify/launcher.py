@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..terminal import Problem
+from ..terminal import Failure
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class LaunchedRank:
 
 
 def started_ranks(ranks: int | None) -> int | None:
-    """The number of ranks: that of --ranks, or the launcher's. Raises Problem where the two differ."""
+    """The number of ranks: that of --ranks, or the launcher's. Raises Failure where the two differ."""
     launch = LaunchedRank.of()
     if launch is None:
         return ranks
     if ranks not in (None, launch.world):
-        raise Problem(f"--ranks {ranks}: the launcher started {launch.world} processes; leave the option out.")
+        raise Failure(f"--ranks {ranks}: the launcher started {launch.world} processes; leave the option out.")
     return launch.world
 
 

@@ -21,6 +21,7 @@ from ...core.tracing import TargetError
 from ..placement import device_of, place
 from ..targets import ResolvedName, find, op_target
 from ..user_targets import UnknownName, load_targets, missing_module
+from ..workers.candidates import add_replaced, in_its_own_process
 from .selection import Choice, choose, choose_own
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ class VerifyTasks:
         finally:
             if device.startswith("cuda"):
                 torch.cuda.empty_cache()  # other workers share the GPU
+        add_replaced(report, target)
         shortage = report.environment.get(NO_MEMORY)
         if shortage and report.verdict == UNJUDGED:
             return {"memory": shortage}
@@ -150,7 +152,10 @@ class VerifyTasks:
         key = (request["source"], request["index"], request["backend"])
         if key not in self.targets:
             if ":" in request["source"]:
-                self.targets[key] = load_targets(request["source"])[request["index"]]
+                target = load_targets(request["source"])[request["index"]]
+                self.targets[key] = in_its_own_process(
+                    target, request["source"], request["index"], request["device"], request.get("limit")
+                )
             else:
                 self.targets[key] = op_target(Op.get(request["source"]), request["backend"], device=request["device"])
         return self.targets[key]

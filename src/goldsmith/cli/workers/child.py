@@ -1,49 +1,48 @@
-"""The worker process that runs candidates: `python -m goldsmith.cli.workers.child [--interpret]`.
+"""The worker process of a command, forked from its zygote: it judges, and holds no candidate of the user's own.
 
-It reads one JSON request a line from stdin and answers each with one line of JSON. A kernel that crashes ends only this
-process; the parent reports the signal as evidence. What a candidate prints goes to stderr.
+It answers each request with one reply. A kernel of goldsmith's own that crashes ends only this process; a candidate of
+the user's own runs in a further process, which this one asks the zygote for. What either prints goes to a file.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import json
-import os
 import signal
-import sys
+import socket
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import Any
 
+from ...assay.execute import hooks
+from ...assay.gate.isolation import candidate_process, zygote_process
+from ...assay.gate.isolation.candidate_process import CandidateEnded
+from ...assay.gate.isolation.protocol import Closed, Connection
+from ..verify.worker_tasks import VerifyTasks
+from .messages import ProgressMessage, WorkerReply, WorkerRequest
 from .pool import LIBRARY_PATHS
 
-if TYPE_CHECKING:
-    from ..verify.worker_tasks import VerifyTasks
-    from .messages import ProgressMessage, WorkerReply, WorkerRequest
 
-DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
-
-
-def main() -> None:
-    _die_with_parent()
-    requests, replies = _private_pipes()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a parent in the background ignores SIGINT; its worker must not
+def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
+    """Answers the command's requests until it closes the connection."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable()  # on a fatal signal, writes the Python frames to stderr
-    _choose_interpreter("on" if "--interpret" in sys.argv else "auto")
-    from ..verify.worker_tasks import VerifyTasks
-
+    zygote_process.join(socket.socket(fileno=request["control"]))
+    connection = Connection(private, bytes.fromhex(request["nonce"]))
     _end_runs_on_signal()
     tasks = VerifyTasks()
-    _send(replies, {"ready": True})
-    for line in requests:
-        request = json.loads(line)
+    connection.send(0, {"ready": True})
+    while True:
+        try:
+            number, message, _ = connection.receive()
+        except Closed:
+            break
         reply: WorkerReply
         try:
-            reply = _answer(tasks, request, lambda progress: _send(replies, {"progress": progress}))
+            reply = _answer(tasks, message, partial(_tell, connection, number))
+        except CandidateEnded as ended:
+            reply = _candidate_ended(ended)
         except (
             KeyboardInterrupt,
             SystemExit,
@@ -51,8 +50,9 @@ def main() -> None:
             reply = {"ended": f"{type(error).__name__} {error}".strip(), "where": _innermost_frame(error)}
         except Exception as error:  # noqa: BLE001  any failure of the assay must reach the parent, and must not end the run
             reply = {"broken": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        _send(replies, {"id": request["id"], **reply})
+        connection.send(number, reply)
     tasks.close()
+    return 0
 
 
 def _answer(tasks: VerifyTasks, request: WorkerRequest, tell: Callable[[ProgressMessage], None]) -> WorkerReply:
@@ -64,15 +64,21 @@ def _answer(tasks: VerifyTasks, request: WorkerRequest, tell: Callable[[Progress
     return {**tasks.answer(request)}
 
 
+def _candidate_ended(ended: CandidateEnded) -> WorkerReply:
+    """The reply after the end of a candidate's process: as if that had been this one."""
+    if ended.raised:
+        return {"ended": ended.raised, "where": ended.where}
+    return {"died": {"how": ended.how or f"because {ended.text}", "stderr": ended.stderr if ended.how else ""}}
+
+
 def _end_runs_on_signal() -> None:
     """Let SIGUSR1 from the parent end an overdue run: it raises TakesTooLong there, and the stack goes to stderr."""
     if not hasattr(signal, "SIGUSR1"):
         return
-    from ...assay.execute import hooks
 
     def raised(number: int, frame: FrameType | None) -> None:
         if hooks.RUNNING:  # otherwise the run has just ended
-            raise hooks.TakesTooLong(_user_frame(frame))
+            raise hooks.TakesTooLong(candidate_process.waiting_at() or _user_frame(frame))
 
     signal.signal(signal.SIGUSR1, raised)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)  # writes the stack even if no Python code runs
@@ -87,41 +93,13 @@ def _user_frame(frame: FrameType | None) -> str:
 
 
 def _innermost_frame(error: BaseException) -> str:
-    """The innermost frame of an exception, in words."""
+    """The innermost frame of an exception, in words; of a candidate's in its own process."""
+    where = getattr(error, "where", "")
+    if where:
+        return str(where)
     frames = traceback.extract_tb(error.__traceback__)
     return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
-def _die_with_parent() -> None:
-    """On Linux, ask the kernel to kill this process when its parent dies; elsewhere the closed pipe ends it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-
-
-def _private_pipes() -> tuple[IO[str], IO[str]]:
-    """The pipes to the parent, moved away from stdin and stdout, which candidates may use."""
-    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _choose_interpreter(mode: str) -> None:
-    """Set TRITON_INTERPRET before any kernel is imported, because Triton reads it when a kernel is defined."""
-    if mode == "auto":
-        import torch
-
-        if torch.cuda.is_available():
-            return
-    os.environ["TRITON_INTERPRET"] = "1"
-
-
-def _send(replies: IO[str], message: Mapping[str, object]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-
-
-if __name__ == "__main__":
-    main()
+def _tell(connection: Connection, number: int, progress: ProgressMessage) -> None:
+    connection.send(number, {"progress": progress})

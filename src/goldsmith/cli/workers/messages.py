@@ -147,9 +147,16 @@ class DiagnosisReply(FailureReply, total=False):
     json: JsonObject | None
 
 
+class DeathFacts(TypedDict):
+    """How a candidate's process ended, and what it printed last."""
+
+    how: str
+    stderr: str
+
+
 class WorkerReply(PlanReply, CheckReply, DiagnosisReply, total=False):
     """Any reply; `ready` and `progress` are sent unasked."""
 
-    id: int
+    died: DeathFacts
     ready: bool
     progress: ProgressMessage

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import re
+import secrets
 import signal
-import subprocess
-import sys
+import socket
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from .messages import ProgressMessage, WorkerReply, WorkerRequest
+from ...assay.gate.isolation.protocol import NONCE_BYTES, Closed, Connection, Malformed
+from ...assay.gate.isolation.zygote_process import NoZygote, ZygoteProcess
 
-RequestT = TypeVar("RequestT", bound=WorkerRequest)
+if TYPE_CHECKING:
+    from .messages import ProgressMessage, WorkerReply, WorkerRequest
 
+RequestT = TypeVar("RequestT", bound="WorkerRequest")
+
+_MAIN = "goldsmith.cli.workers.child:serve"
+_PRELOADED = ("torch", "goldsmith.cli.workers.child", "goldsmith.assay.gate.isolation.child")
 PATIENCE = 10.0  # seconds that workers get to answer after a Ctrl-C was passed on to them
 GRACE = 2.0  # seconds between asking a run to end because its time is up, and killing its process
 LAST_WORDS = 100_000  # bytes of stderr read from a dead worker; deep stacks and lists of modules are long
@@ -63,81 +67,91 @@ class WorkersFailed(RuntimeError):
     """No worker could be started; the text is the last one's stderr."""
 
 
-@dataclass
 class _Worker:
-    number: int
-    inbox: queue.Queue[tuple[_Worker, WorkerReply | None]]
-    arguments: tuple[str, ...]
-    threads: int
-    job: WorkerRequest | None = None
-    ready: bool = False
-    stderr_before: int = 0  # bytes of stderr written before the present job
-    process: subprocess.Popen[str] = field(init=False)
+    """One worker, forked from the zygote, with the request that it works on."""
 
-    def __post_init__(self) -> None:
-        environment = dict(os.environ)
-        source = str(Path(__file__).resolve().parents[3])  # the folder that holds the package `goldsmith`
-        paths = [source, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-        environment.setdefault("OMP_NUM_THREADS", str(self.threads))
+    def __init__(
+        self, number: int, inbox: queue.Queue[tuple[_Worker, WorkerReply | None]], zygote: ZygoteProcess
+    ) -> None:
+        self.number, self.inbox, self.zygote = number, inbox, zygote
+        self.job: WorkerRequest | None = None
+        self.since = 0.0  # when it got the request
+        self.ready = False
+        self.broken = ""  # what it sent that is no reply
+        self.stderr_before = 0  # bytes of stderr written before the present job
+        self.requests = 0
         self.stderr = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "goldsmith.cli.workers.child", *self.arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.stderr,
-            env=environment,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches only the parent, which then ends its workers
-        )
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        ours, its = socket.socketpair()
+        request = {"do": "fork", "main": _MAIN, "nonce": nonce.hex(), "limits": None, "sandbox": None, "joins": True}
+        answer = zygote.ask(request, [its.fileno(), self.stderr.fileno()])
+        its.close()
+        if "problem" in answer:
+            raise NoZygote(answer["problem"])
+        self.pid: int = answer["pid"]
+        self.connection = Connection(ours, nonce, limit=0)
+        self.closed = False
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
-        if self.process.stdout is not None:
-            for line in self.process.stdout:
-                try:
-                    self.inbox.put((self, json.loads(line)))
-                except json.JSONDecodeError:
-                    break  # the worker died in the middle of a line
-        self.process.wait()
+        """Hands over replies. Whatever is none, or answers no open request, ends the worker."""
+        try:
+            while True:
+                number, reply, _ = self.connection.receive()
+                known = isinstance(reply, dict) and number == (0 if "ready" in reply else self.requests)
+                if not known:
+                    raise Malformed("something that is no reply to its request")
+                self.inbox.put((self, cast("WorkerReply", reply)))
+        except Closed:
+            pass
+        except Malformed as error:
+            self.broken = f"and sent {error}"
         self.inbox.put((self, None))
 
     def send(self, message: Mapping[str, object]) -> None:
-        if self.process.stdin is None:
-            return
         self.stderr_before = os.fstat(self.stderr.fileno()).st_size
-        try:
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return  # the worker died; the reader reports it
+        self.since, self.requests = time.monotonic(), self.requests + 1
+        with contextlib.suppress(Closed):  # the worker died; the reader reports it
+            self.connection.send(self.requests, message)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def death(self) -> Died:
-        status = self.process.returncode
-        how = f"with status {status}"
-        if status < 0:
-            try:
-                name = signal.Signals(-status).name
-            except ValueError:
-                name = "unknown"
-            how = f"by signal {-status} ({name})"
+        status = self.end(GRACE) or 0
+        if self.broken:
+            how = self.broken
+        elif os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            known = {s.value: s.name for s in signal.Signals}
+            how = f"by signal {number} ({known.get(number, 'unknown')})"
+        else:
+            how = f"with status {os.WEXITSTATUS(status)}"
         self.stderr.seek(0, os.SEEK_END)
         self.stderr.seek(max(self.stderr_before, self.stderr.tell() - LAST_WORDS))  # skips the output of earlier jobs
         stderr = self.stderr.read().decode(errors="replace").strip()
         self.close()
         return Died(how, stderr)
 
+    def end(self, grace: float = 0.0) -> int | None:
+        """Kill the process, and all that it started; its wait status."""
+        with contextlib.suppress(NoZygote):
+            return self.zygote.ask({"do": "end", "pid": self.pid, "grace": 0.0 if self.broken else grace})["status"]
+        return None
+
     def close(self) -> None:
-        """Kill the process if it still runs, and close its pipes."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        """Kill the process if it still runs, and close its files."""
+        if self.closed:
+            return
+        self.closed = True
+        self.end()
+        with contextlib.suppress(OSError):
+            self.connection.socket.shutdown(socket.SHUT_RDWR)
         self.reader.join()
-        for pipe in (self.process.stdin, self.process.stdout, self.stderr):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # its buffer may hold data that nobody reads any more
-                    pipe.close()
+        self.connection.socket.close()
+        self.stderr.close()
 
 
 class Pool:
@@ -158,6 +172,8 @@ class Pool:
         until           returns the time.monotonic() at which the workers' present run must end, or None. A worker is
                         first asked to end the run, so that it can answer with partial results, and then killed."""
         self.size, self.arguments, self.threads = size, arguments, threads
+        self.zygote: ZygoteProcess | None = None
+        self.zygote_stderr = tempfile.TemporaryFile()
         self.on_progress, self.forward_ctrl_c, self.interrupted = on_progress, forward_ctrl_c, False
         self.until = until
         # (the deadline that passed, when the workers were asked to end)
@@ -174,10 +190,23 @@ class Pool:
         for worker in self.workers:
             worker.close()
         self.workers.clear()
+        if self.zygote is not None:
+            self.zygote.close()
+        self.zygote_stderr.close()
 
     def _start(self) -> None:
         self.started += 1
-        self.workers.append(_Worker(self.started, self.inbox, self.arguments, self.threads))
+        try:
+            if self.zygote is None:
+                interpret = "--interpret" in self.arguments
+                self.zygote = ZygoteProcess.start(
+                    _PRELOADED, stderr=self.zygote_stderr, threads=self.threads, interpret=interpret
+                )
+            self.workers.append(_Worker(self.started, self.inbox, self.zygote))
+        except NoZygote as error:
+            self.zygote_stderr.seek(0)
+            words = self.zygote_stderr.read()[-LAST_WORDS:].decode(errors="replace").strip()
+            raise WorkersFailed(_death(Died(str(error), words))) from error
 
     def ask(self, message: WorkerRequest) -> WorkerReply:
         """Send one request to the first worker and return its reply; raises WorkersFailed if the worker dies."""
@@ -198,7 +227,7 @@ class Pool:
             for worker in self.workers:
                 if worker.ready and worker.job is None and pending:
                     worker.job = pending.popleft()
-                    worker.send({"id": id(worker.job), **worker.job})
+                    worker.send(worker.job)
             worker, reply = self._next()
             if reply is None:
                 if worker not in self.workers:
@@ -223,7 +252,8 @@ class Pool:
             else:
                 job, worker.job = cast("RequestT", worker.job), None
                 open_jobs -= 1
-                yield job, reply
+                died_there = reply.get("died")
+                yield job, reply if died_there is None else Died(died_there["how"], died_there["stderr"])
 
     def _next(self) -> tuple[_Worker, WorkerReply | None]:
         while True:
@@ -239,7 +269,7 @@ class Pool:
                     raise
                 self.interrupted = True
                 for worker in at_work:
-                    worker.process.send_signal(signal.SIGINT)
+                    worker.signal(signal.SIGINT)
 
     def _timeout(self) -> float | None:
         """Seconds to wait for a message before an overdue run must be ended; None: forever."""
@@ -261,9 +291,9 @@ class Pool:
             return
         for worker in (w for w in self.workers if w.job is not None):
             if already or not hasattr(signal, "SIGUSR1"):
-                worker.process.kill()
+                worker.signal(signal.SIGKILL)
             else:
-                worker.process.send_signal(signal.SIGUSR1)
+                worker.signal(signal.SIGUSR1)
         self.asked_to_end = (until, now)
 
     @property

@@ -188,6 +188,8 @@ def check_biases(
                 bias = torch.stack([b.detach() for b in bias])
         check_tensor(op, name, bias)
         check_dtype(op, name, bias, _FLOATS)
+        if bias.is_meta:
+            raise ValueError(f"{op}: {name} is on the meta device, which holds no data; load it first")
         rows = bias.shape[0] if count is None and bias.dim() else count
         if tuple(bias.shape) != (rows, width):
             raise ShapeError(f"{op}: {name} is {list(bias.shape)}, wanted [{'E' if count is None else count}, {width}]")

@@ -62,7 +62,7 @@ def _megatron(logits: Tensor, iterations: int, eps: float) -> Tensor:
 
 
 def _megatron_steps(logits: Tensor, iterations: int, eps: float) -> tuple[Tensor, list[tuple[int, Tensor, Tensor]]]:
-    p = torch.exp(logits - logits.amax(ROWS, keepdim=True))
+    p = torch.exp(logits - logits.amax(ROWS, keepdim=True)) if logits.shape[-1] else logits  # amax needs an element
     steps = []
     for axis in [ROWS, COLUMNS] * iterations:
         total = p.sum(axis, keepdim=True)

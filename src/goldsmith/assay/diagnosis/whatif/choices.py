@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...bounds.bounded import SLACK
 from ...declare.decisions import TopK
-from ...execute.run import CandidateRun, Material
+from ...execute.records import CandidateRun, Material
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination, decided
 from ..evidence import WhatIf

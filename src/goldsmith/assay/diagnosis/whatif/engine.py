@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...execute.run import CandidateRun
+from ...execute.records import CandidateRun
 from ...judge.examination import Examination
 from ..evidence import WhatIf
 from ..isolate import named

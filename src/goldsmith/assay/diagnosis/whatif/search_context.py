@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...execute.run import CandidateRun
+from ...execute.records import CandidateRun
 from ...judge.examination import Examination
 from .judge import Judge
 from .run.calls import Change, Changed

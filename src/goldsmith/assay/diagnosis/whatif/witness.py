@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...execute.run import CandidateRun, Material, RunSettings
+from ...execute.records import CandidateRun, Material, RunSettings
 from ...golden.golden_error import GoldenError
 from ...judge.examination import Examination
 from ...probes import decisions

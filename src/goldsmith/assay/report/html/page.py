@@ -19,6 +19,7 @@ from . import svg, view
 from .view import Entry
 
 LIMIT_BYTES = 2_000_000
+_RUNS = {"calls": "candidate in plain calls"}
 NOT_RUN = "Not run: "  # the beginning of remarks on what was left out; they stand below the headline
 # rows, cells per side of a map, and maps of each report; the first level of detail that fits the limit is used
 DETAIL = ((400, 64, 4), (120, 48, 2), (60, 32, 1), (24, 24, 1), (8, 16, 1), (0, 16, 0))
@@ -180,7 +181,7 @@ def facts(entries: Sequence[Entry]) -> dict[str, str]:
             elif value is not None:
                 merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     if runs:
-        merged["runs"] = ", ".join(f"{number:,} of the {who}" for who, number in runs.items())
+        merged["runs"] = ", ".join(f"{number:,} of the {_RUNS.get(who, who)}" for who, number in runs.items())
     if interpreted:
         merged["interpreter"] = f"{interpreted:,} launches in Triton's interpreter"
     return merged

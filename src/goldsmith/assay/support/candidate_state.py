@@ -20,11 +20,13 @@ _KINDS = (dict, list, set)
 class CandidateState:
     """The containers that a target's own functions can reach, with copies of their contents."""
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target | Any):
+        """target: or anything with a candidate and a backward; if it has a runner, that one keeps the state."""
+        self.runner = getattr(target, "runner", None)
         self.caches: list[Any] = []
         self.contents: list[tuple[Any, Any]] = []
         seen: set[int] = set()
-        for function in (target.candidate, target.backward):
+        for function in (target.candidate, target.backward) if self.runner is None else ():
             for value in _reached(function):
                 if id(value) in seen:
                     continue
@@ -37,6 +39,8 @@ class CandidateState:
     @property
     def changed(self) -> bool:
         """True if the contents differ from the snapshot; compares entries by identity."""
+        if self.runner is not None:
+            return bool(self.runner.state_changed())
         return any(_names(now) != _names(then) for now, then in self.contents) or any(
             callable(getattr(c, "cache_info", None)) and c.cache_info().currsize for c in self.caches
         )
@@ -44,6 +48,10 @@ class CandidateState:
     @contextmanager
     def cleared(self) -> Iterator[None]:
         """Restore the state from before the first call within this context."""
+        if self.runner is not None:
+            with self.runner.cleared():
+                yield
+            return
         moved = [(value, then) for value, then in self.contents if _names(value) != _names(then)]
         now = [(value, value.copy()) for value, _ in moved]
         for cache in self.caches:

@@ -1,0 +1,271 @@
+"""CandidateCall: how a callable is found in a source and called. `load` does this in the candidate's process.
+
+function     a function (or any callable) of that name, called as a Target's candidate: arguments by name
+module       a class of that name, as KernelBench's `ModelNew`: built once, called with the weights of the case
+destination  a function that fills its last arguments, as FlashInfer-Bench's destination passing style
+positional   a function that takes the inputs by position, as FlashInfer-Bench's other solutions
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import compiled_sources
+from .isolation.candidate_side import Parts
+from .isolation.loading import Refusal
+from .source_files import write_below
+
+KINDS = ("", "function", "module", "destination", "positional")
+SEED = 0  # of both models' constructors, so that equal code draws equal weights
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a candidate in destination passing style fills: its axes are numbers or names of axes."""
+
+    name: str
+    axes: tuple[str | int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a module: its name in the module, its name in the case, and a digest of its shape and values."""
+
+    state: str
+    name: str
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class CandidateCall:
+    """Plain data: it travels to the candidate's process, which has neither the golden nor the problem's file.
+
+    kind      one of KINDS; "": a function, or a module if the name is of a class of modules
+    names     names of the function or class, the first that is there
+    order     names of the case in the order of the callable's arguments (all kinds but "function")
+    args      arguments of a module's constructor; kwargs: by name
+    state     a module's weights that stay: name -> tensor
+    weights   a module's weights that the case has
+    outputs   tensors to allocate for destination passing style
+    axes      axis -> (input, dimension): where its size can be read
+    """
+
+    kind: str = ""
+    names: tuple[str, ...] = ("candidate", "ModelNew")
+    order: tuple[str, ...] = ()
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    axes: tuple[tuple[str, str, int], ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """As dicts and tuples; `Problem.construct` holds it."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "weights": tuple(astuple(w) for w in self.weights),
+            "outputs": tuple(astuple(o) for o in self.outputs),
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> CandidateCall:
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        weights = tuple(Weight(*w) for w in data.get("weights", ()))
+        return cls(**{**known, "weights": weights, "outputs": tuple(Output(*o) for o in data.get("outputs", ()))})
+
+
+def load(
+    source: str, name: str, entry: str = "", language: str = "python", call: str = "",
+    files: Mapping[str, str] | None = None, construct: Mapping[str, Any] | None = None,
+) -> Parts:  # fmt: skip
+    """The candidate's callables. Its files are written to the current folder, which only this candidate has.
+
+    Raises `Refusal` where the source does not parse or compile, needs a missing package, or lacks the function, and
+    whatever the source itself raises.
+    """
+    how, files = CandidateCall.from_data({**(construct or {}), **({"kind": call} if call else {})}), files or {}
+    names = (entry,) if entry else how.names
+    folder = Path.cwd()
+    if language in compiled_sources.LANGUAGES:
+        function = compiled_sources.function(source, files, names, language, folder)
+        return Parts(
+            _called(function, how if how.kind in ("destination", "positional") else replace(how, kind="positional"))
+        )
+    for path, text in files.items():
+        write_below(folder, path, text)
+    if files and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # a solution of several files imports its own
+    module = _imported(source, name, folder)
+    found = next((n for n in names if hasattr(module, n)), None)
+    if found is None:
+        defined = [
+            n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__
+        ]
+        raise Refusal(
+            "no_entry",
+            f"it defines no {' and no '.join(names)}; it defines: {', '.join(defined[:10]) or 'no function'}",
+        )
+    value = getattr(module, found)
+    if not callable(value):
+        raise Refusal("no_entry", f"{found} is of type {type(value).__name__}, not a function")
+    backward, reset = getattr(module, "backward", None), getattr(module, "reset", None)
+    return Parts(_called(value, how), backward if callable(backward) else None, reset if callable(reset) else None)
+
+
+def _called(found: Callable[..., Any], entry: CandidateCall) -> Callable[..., Any]:
+    modules = isinstance(found, type) and issubclass(found, torch.nn.Module)
+    if entry.kind == "module" or (not entry.kind and modules):
+        return Module(found, entry)
+    if entry.kind == "destination":
+        return Destination(found, entry)
+    if entry.kind == "positional":
+        return Positional(found, entry.order)
+    return found
+
+
+def digest(t: Tensor) -> str:
+    """Equal for tensors of one shape with equal values."""
+    values = t.detach().to("cpu", torch.float64 if t.is_floating_point() else torch.int64).contiguous()
+    return hashlib.sha256(repr(tuple(t.shape)).encode() + values.numpy().tobytes()).hexdigest()[:16]
+
+
+def _imported(source: str, name: str, folder: Path) -> ModuleType:
+    """The source as a module in a file, because Triton and tracebacks read the file again."""
+    word = re.sub(r"\W", "_", Path(name).stem) or "kernel"
+    file = write_below(folder, f"{word}.py", source)
+    try:
+        compile(source, str(file), "exec")
+    except (SyntaxError, ValueError) as error:  # ValueError: a zero byte
+        line = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
+        what = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+        raise Refusal("does_not_parse", f"it does not parse: {line}{what}") from None
+    except (RecursionError, MemoryError):
+        raise Refusal("does_not_parse", "its expressions are nested too deeply for Python's parser") from None
+    spec = importlib.util.spec_from_file_location(word, file)
+    if spec is None or spec.loader is None:
+        raise Refusal("does_not_parse", "Python cannot import it")
+    module = importlib.util.module_from_spec(spec)
+    if word not in sys.modules:  # a candidate named torch must not stand for torch
+        sys.modules[word] = module
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise Refusal("missing_package", f"it needs a package that is not installed here: {error}") from error
+    return module
+
+
+class Positional:
+    """Calls a function with the case's values by position."""
+
+    def __init__(self, function: Callable[..., Any], order: Sequence[str]) -> None:
+        self.function, self.order = function, tuple(order)
+
+    def __call__(self, **values: Any) -> Any:
+        return self.function(*(values[name] for name in (self.order or values)))
+
+
+class Destination:
+    """Allocates the outputs, passes them after the inputs, and returns them."""
+
+    def __init__(self, function: Callable[..., Any], entry: CandidateCall) -> None:
+        self.function, self.entry = function, entry
+
+    def __call__(self, **values: Any) -> Any:
+        inputs = [values[name] for name in self.entry.order]
+        tensors = [v for v in inputs if isinstance(v, Tensor)]
+        device = tensors[0].device if tensors else torch.device("cpu")
+        sizes = {axis: values[name].shape[dim] for axis, name, dim in self.entry.axes if name in values}
+        filled = [
+            torch.empty([a if isinstance(a, int) else sizes[a] for a in o.axes], dtype=DTYPES[o.dtype], device=device)
+            for o in self.entry.outputs
+        ]
+        self.function(*inputs, *filled)
+        return filled[0] if len(filled) == 1 else tuple(filled)
+
+
+class Module:
+    """Calls an `nn.Module` with the weights of the case in place of its own.
+
+    Both models have the weights of one name; where names differ, equal values tell which is which, because both
+    constructors drew from one seed. remarks: sentences about weights that have no counterpart.
+    """
+
+    def __init__(self, build: Callable[..., Any], entry: CandidateCall) -> None:
+        self.order = entry.order
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+            torch.manual_seed(SEED)
+            self.module = build(*entry.args, **entry.kwargs)
+        if not isinstance(self.module, torch.nn.Module):
+            kind = type(self.module).__name__
+            raise Refusal("no_entry", f"it makes a {kind}, expected a torch.nn.Module")
+        own = self.module.state_dict()
+        self.module.load_state_dict({n: t for n, t in entry.state.items() if n in own}, strict=False)
+        self.names, self.remarks = _matched(self.module, entry.weights)
+
+    def __call__(self, **values: Any) -> Any:
+        inputs = (
+            [values[name] for name in self.order]
+            if self.order
+            else [v for n, v in values.items() if n not in self.names.values()]
+        )
+        weights = {own: values[name] for own, name in self.names.items()}
+        like = [v for v in (*inputs, *weights.values()) if isinstance(v, Tensor)]
+        floating = next((t.dtype for t in like if t.is_floating_point()), None)
+        state = placed_state(self.module, like[0].device if like else torch.device("cpu"), floating)
+        return torch.func.functional_call(self.module, {**state, **weights}, tuple(inputs))
+
+
+def placed_state(module: torch.nn.Module, device: torch.device, floating: torch.dtype | None) -> dict[str, Tensor]:
+    """Fresh copies of a module's parameters and buffers, so that a call leaves no trace in them."""
+    with torch.no_grad():
+        return {
+            name: t.detach().to(device, floating if t.is_floating_point() else None, copy=True)
+            for name, t in (*module.named_parameters(), *module.named_buffers())
+        }
+
+
+def _matched(module: torch.nn.Module, weights: Sequence[Weight]) -> tuple[dict[str, str], list[str]]:
+    """(own name -> name in the case, remarks)"""
+    own: Mapping[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    names = {w.state: w.name for w in weights if w.state in own}
+    left = [name for name in own if name not in names]
+    remarks = []
+    for weight in (w for w in weights if w.state not in own):
+        same = next((name for name in left if digest(own[name]) == weight.digest), None)
+        if same is None:
+            has = ", ".join(left) or "no other weights"
+            remarks.append(f"the model has no weight {weight.state!r} and none with its values (it has: {has})")
+        else:
+            names[same] = weight.name
+            left.remove(same)
+    return names, remarks
+
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}

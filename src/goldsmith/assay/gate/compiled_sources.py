@@ -1,0 +1,83 @@
+"""C++ and CUDA C++ sources, compiled by `torch.utils.cpp_extension` in the candidate's process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .isolation.loading import Refusal
+from .source_files import write_below
+
+LANGUAGES = ("cuda", "cpp")
+HEADERS = (".h", ".hpp", ".cuh")
+OWN_BINDINGS = ("PYBIND11_MODULE", "TORCH_LIBRARY")
+
+
+def function(
+    source: str, files: Mapping[str, str], names: Sequence[str], language: str, folder: Path
+) -> Callable[..., Any]:
+    """The first of these functions that a C++ source defines; it takes its arguments by position."""
+    from torch.utils import cpp_extension
+
+    if language == "cuda" and cpp_extension.CUDA_HOME is None:
+        raise Refusal("no_compiler", "CUDA C++ needs nvcc, which this machine lacks; install the CUDA toolkit")
+    _ninja_on_path()
+    build = folder / "build"
+    build.mkdir(parents=True, exist_ok=True)
+    bound = any(word in source for word in OWN_BINDINGS)
+    name = names[0] if bound else next((n for n in names if prototype(source, n)), "")
+    if not name:
+        raise Refusal("no_entry", f"it defines no function {' and no '.join(names)} that returns tensors")
+    module = f"candidate_{hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    sources = [str(write_below(folder, f"{module}.{'cu' if language == 'cuda' else 'cpp'}", source))]
+    for path, text in files.items():
+        written = str(write_below(folder, path, text))
+        if Path(path).suffix not in HEADERS:
+            sources.append(written)
+    common: dict[str, Any] = {"build_directory": str(build), "extra_include_paths": [str(folder)], "verbose": False}
+    try:
+        if bound or files:
+            extension = cpp_extension.load(module, sources, with_cuda=language == "cuda", **common)
+        elif language == "cuda":
+            extension = cpp_extension.load_inline(
+                module, cpp_sources=prototype(source, name), cuda_sources=source, functions=[name], **common
+            )
+        else:
+            extension = cpp_extension.load_inline(module, cpp_sources=source, functions=[name], **common)
+    except RuntimeError as error:
+        raise Refusal("does_not_compile", _errors(str(error))) from None
+    if not hasattr(extension, name):
+        raise Refusal("no_entry", f"the source exports no {name!r}")
+    return getattr(extension, name)
+
+
+def prototype(source: str, name: str) -> str:
+    """The declaration of a function that the source defines, for bindings that are compiled apart; "" if none."""
+    code = _COMMENTS.sub(" ", source)
+    found = re.search(rf"^([\w:<>,&*\s]+?\b{re.escape(name)}\s*\([^{{}};]*\))\s*\{{", code, re.M)
+    return "" if found is None else re.sub(r"\s+", " ", found[1]).strip() + ";"
+
+
+_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+
+
+def _ninja_on_path() -> None:
+    """torch calls `ninja`, which a virtual environment that is not activated does not have on its path."""
+    folder = str(Path(sys.executable).parent)
+    if shutil.which("ninja") is None and (Path(folder) / "ninja").exists():
+        os.environ.update(PATH=os.pathsep.join([folder, *os.get_exec_path()]))
+
+
+def _errors(text: str) -> str:
+    """The compiler's first errors, without the paths of this machine."""
+    lines = [
+        line for line in text.splitlines() if re.search(r"\berror\b", line) and not line.startswith("Error building")
+    ]
+    shown = [re.sub(r"^\S*/", "", line.strip()) for line in lines[:3]]
+    return "; ".join(shown)[:500] or text.splitlines()[0][:300]

@@ -1,0 +1,100 @@
+"""load_candidates: the candidates in files and folders. It reads text and runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..candidate import SUFFIXES, Candidate
+from . import json_lines
+from .submission import Submission, refused
+
+LANGUAGES = {".py": "python", **SUFFIXES}
+READ = (*LANGUAGES, ".json", ".jsonl", ".ndjson")
+LARGEST = 16 << 20  # bytes of one candidate's file
+
+
+class NoCandidates(ValueError):
+    """Paths that hold no candidate; the text says which."""
+
+
+def load_candidates(paths: Iterable[str | Path]) -> list[Submission]:
+    """The candidates in these files and folders, in their order; those of a folder sorted by path.
+
+    Files: Python, CUDA C++ (.cu), C++ (.cpp), a FlashInfer-Bench solution (.json), JSON lines (.jsonl). A file that
+    cannot be read is a refused candidate. Raises `NoCandidates` for a path that does not exist or holds none.
+    """
+    found: list[Submission] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise NoCandidates(f"{path}: there is no such file or folder")
+        files = sorted(_files(path)) if path.is_dir() else [path]
+        if not files:
+            raise NoCandidates(f"{path}: the folder holds no candidates; they end in {', '.join(READ)}")
+        for file in files:
+            found += _read(file, str(file.relative_to(path)) if path.is_dir() else str(file.name))
+    return _with_own_names(found)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for file in folder.rglob("*"):
+        hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
+        if file.is_file() and file.suffix in READ and not hidden:
+            yield file
+
+
+def _read(file: Path, name: str) -> Iterable[Submission]:
+    try:
+        if file.suffix not in (".jsonl", ".ndjson") and file.stat().st_size > LARGEST:
+            return [refused(name, "too_large", f"{name} is larger than {LARGEST >> 20} MiB")]
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        return [refused(name, "unreadable", f"{name} cannot be read: {error}")]
+    if file.suffix in (".jsonl", ".ndjson"):
+        return json_lines.read(text, name)
+    if file.suffix == ".json":
+        try:
+            return [json_lines.of_object(json.loads(text), name)]
+        except (ValueError, RecursionError) as error:
+            return [refused(name, "not_json", f"{name}: not JSON: {error}")]
+    if file.suffix not in LANGUAGES:
+        return [refused(name, "unknown_language", f"{name}: candidates end in {', '.join(READ)}")]
+    stem = name.removesuffix(file.suffix) if file.suffix == ".py" else name
+    language = LANGUAGES[file.suffix]
+    problem = constant(text, "PROBLEM") if language == "python" else None
+    return [Submission(Candidate(stem, text, str(file), language), problem)]
+
+
+def constant(source: str, name: str) -> str | None:
+    """The text that a module assigns to a name at its top level, read without running it."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            value = node.value
+            return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+    return None
+
+
+def _with_own_names(submissions: list[Submission]) -> list[Submission]:
+    """A candidate whose name an earlier one has gets a number, so that verdicts can be told apart."""
+    taken: dict[str, int] = {}
+    result = []
+    for each in submissions:
+        name = each.candidate.name
+        count = taken[name] = taken.get(name, 0) + 1
+        while count > 1 and f"{name}#{count}" in taken:
+            count += 1
+        if count > 1:
+            name = f"{name}#{count}"
+            taken[name] = 1
+            each = replace(each, candidate=replace(each.candidate, name=name))
+            if each.verdict is not None:
+                each = replace(each, verdict=replace(each.verdict, candidate=name))
+        result.append(each)
+    return result

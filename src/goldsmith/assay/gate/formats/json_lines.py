@@ -1,0 +1,63 @@
+"""JSON lines as candidates: one object a line with `source` (or `completion`), and if you like `name`, `language`,
+`entry`, `files` and `problem`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..candidate import Candidate
+from ..isolation.loading import Refusal
+from . import completions, flashinfer
+from .submission import Submission, refused
+
+TEXTS = ("source", "code", "completion", "response")
+NAMES = ("name", "id", "task_id")
+
+
+def read(text: str, where: str) -> Iterator[Submission]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        name = f"{where}:{number}"
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            yield refused(name, "not_json", f"{name}: not JSON: {error}")
+            continue
+        yield of_object(data, name)
+
+
+def of_object(data: Any, name: str) -> Submission:
+    """The candidate of one JSON object, a FlashInfer-Bench solution or one with its source."""
+    if flashinfer.is_solution(data):
+        return solution(data, name)
+    key = next((k for k in TEXTS if isinstance(data, Mapping) and isinstance(data.get(k), str | list | Mapping)), None)
+    if key is None:
+        return refused(name, "no_source", f'{name}: the object has no source; give the code as "source"')
+    code, language = (data[key], "python") if key in ("source", "code") else completions.source(data[key])
+    if not isinstance(code, str):
+        return refused(name, "no_source", f"{name}: {key} is a {type(code).__name__}, expected a text")
+    files = data.get("files") or {}
+    if not isinstance(files, Mapping) or not all(isinstance(t, str) for t in files.values()):
+        return refused(name, "no_source", f"{name}: files must be an object from paths to texts")
+    own = next((str(data[k]) for k in NAMES if data.get(k) not in (None, "")), name)
+    candidate = Candidate(
+        name=own,
+        source=code,
+        language=str(data.get("language") or language).lower().replace("triton", "python"),
+        entry=str(data.get("entry") or ""),
+        files=dict(files),
+    )
+    problem = data.get("problem")
+    return Submission(candidate, problem if isinstance(problem, str) else None)
+
+
+def solution(data: Mapping[str, Any], name: str) -> Submission:
+    try:
+        definition, candidate = flashinfer.solution(data, name)
+    except Refusal as why:
+        return refused(name, why.reason, str(why))
+    return Submission(candidate, definition or None)

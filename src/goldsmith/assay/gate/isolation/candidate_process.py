@@ -1,0 +1,347 @@
+"""A candidate's process as its judge sees it: loads, runs, and ends it; anything but one right reply ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from ....core.tracing import TargetError
+from ...execute.records import CandidateRun, Material, RunSettings
+from .encoding import Unsendable, receive, send
+from .limits import Limits, children, resident_bytes
+from .protocol import NONCE_BYTES, Closed, Connection, Forged, Malformed
+from .sandbox import FULL
+from .wire import request_of, results_from_data
+from .zygote_process import NoZygote, ZygoteProcess
+
+T = TypeVar("T")
+CRASHED, TIMED_OUT, OVER_MEMORY, CHEATING, REFUSED = "crashed", "timed_out", "over_memory", "cheating", "refused"
+_REASONS = {
+    CRASHED: "process", TIMED_OUT: "seconds", OVER_MEMORY: "memory_bytes", CHEATING: "patched_runtime",
+    REFUSED: "import",
+}  # fmt: skip
+_KEPT = 64 << 10  # bytes of output to keep
+_WATCH_EVERY = 0.1  # seconds
+_GRACE = 1.0  # seconds between the end of a connection and the end of its process
+_PATIENCE = 0.5  # seconds in which a process says where it stands
+# variables that a kernel's compiler or libraries need
+PASSED_ON = (
+    "PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "OMP_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK", "CC", "CXX",
+)  # fmt: skip
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
+_LIBRARIES = ("site-packages", "/goldsmith/", "<frozen", "lib/python3")
+_waiting: list[CandidateProcess] = []  # whose judge waits for a reply
+
+
+class CandidateEnded(BaseException):
+    """The candidate's process can answer no more. No `except Exception` on the way to the judge may swallow this.
+
+    how     where the process died by itself: "by signal 11 (SIGSEGV)", "with status 0"; else ""
+    stderr  what it printed last
+    raised  what it raised that would have ended the program, or ""; where: at which line
+    """
+
+    def __init__(
+        self, status: str, text: str, reason: str = "", *, how: str = "", stderr: str = "", raised: str = "",
+        where: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(text)
+        self.status, self.text, self.reason = status, text, reason or _REASONS[status]
+        self.how, self.stderr, self.raised, self.where = how, stderr, raised, where
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a candidate's process runs.
+
+    boxed    in namespaces, with a home of its own and a reduced environment
+    hidden   folders that it may not see
+    on_cuda  it uses a GPU, whose driver neither namespaces nor a limit of the address space allow
+    threads  of torch; 0: as many as the zygote has
+    paths    folders to import from
+    """
+
+    boxed: bool = True
+    hidden: tuple[str, ...] = ()
+    on_cuda: bool = False
+    threads: int = 0
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class CandidateProcess:
+    """One candidate in its own process. Called with arguments and settings, it makes one run: the runner of a target.
+
+    loader, arguments: who makes the candidate in that process ("module:function"), and from what.
+    again: after its end, the next run starts another process.
+    """
+
+    zygote: ZygoteProcess
+    limits: Limits
+    loader: str
+    arguments: Mapping[str, Any]
+    around: Surroundings = Surroundings()
+    again: bool = False
+    seen: list[list[Any]] = field(default_factory=list)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    clearing: bool = False
+    pid: int = 0
+    number: int = 0
+    printed: int = 0
+    output: bytearray = field(default_factory=bytearray)
+    status: int | None = None
+
+    def __call__(self, material: Material, settings: RunSettings) -> CandidateRun:
+        self._begin()
+        calls = 2 if settings.between is not None else 1
+        message = {"do": "run", "cleared": self.clearing, **request_of(material, settings)}
+        reply = self._ask(message, calls * self.limits.seconds, "a call")
+        try:
+            return results_from_data(reply.get("run"))
+        except Malformed as error:
+            return self._end(CRASHED, f"its process sent {error}")
+
+    def load(self) -> dict[str, Any]:
+        """Function -> its parameters, once the candidate is imported; CandidateEnded where that fails."""
+        self._start()
+        message = {"do": "load", "loader": self.loader, "arguments": dict(self.arguments)}
+        reply = self._ask(message, self.limits.import_seconds, "its import")
+        if "refused" in reply:
+            self._end(REFUSED, str(reply["refused"]), str(reply.get("reason", "")))
+        if not isinstance(reply.get("loaded"), dict):
+            self._end(CRASHED, "its process sent a reply without what was asked for")
+        self.parameters = reply["loaded"]
+        return self.parameters
+
+    def answer(self, request: dict[str, Any], what: str, read: Callable[[dict[str, Any]], T]) -> T:
+        """What `read` makes of the reply to a request; a reply that it calls Malformed ends the process."""
+        reply = self._ask(request, self.limits.seconds, what)
+        try:
+            return read(reply)
+        except Malformed as error:
+            return self._end(CRASHED, f"its process sent {error}")
+
+    def state_changed(self) -> bool:
+        """Whether calls have changed what the candidate keeps in its module and closures."""
+        return bool(self.pid and self._ask({"do": "state"}, self.limits.seconds, "a question").get("changed"))
+
+    @contextmanager
+    def cleared(self) -> Iterator[None]:
+        """Context in which runs see the state of before the first call."""
+        self.clearing = True
+        try:
+            yield
+        finally:
+            self.clearing = False
+
+    def close(self, grace: float = 0.0) -> None:
+        """Ends the process and all that it started; it may end by itself within `grace` seconds."""
+        if not self.pid:
+            return
+        pid, self.pid = self.pid, 0
+        with contextlib.suppress(NoZygote):
+            self.status = self.zygote.ask({"do": "end", "pid": pid, "grace": grace})["status"]
+        self._drain()
+        os.close(self.reading)
+        self.connection.socket.close()
+
+    # the process
+
+    def _begin(self) -> None:
+        if self.pid:
+            return
+        if not self.again:
+            raise CandidateEnded(CRASHED, "its process has ended")
+        self.load()
+
+    def _start(self) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        ours, its = socket.socketpair()
+        self.reading, writing = os.pipe()
+        os.set_blocking(self.reading, False)
+        around = self.around
+        box = {"hidden": list(around.hidden), "full": not around.on_cuda, "environment": list(PASSED_ON)}
+        request = {
+            "do": "fork",
+            "main": f"{__package__}.child:serve",
+            "nonce": nonce.hex(),
+            "limits": self.limits.to_json(),
+            "address_space": around.boxed and not around.on_cuda,
+            "threads": around.threads,
+            "paths": list(around.paths),
+            "sandbox": box if around.boxed else None,
+            "folder": os.getcwd(),
+        }
+        try:
+            answer = self.zygote.ask(request, [its.fileno(), writing])
+        finally:
+            its.close()
+            os.close(writing)
+        if "problem" in answer:
+            raise NoZygote(answer["problem"])
+        self.pid, self.home = answer["pid"], f"{answer['home']}{os.sep}"
+        self.number, self.printed, self.status, self.watched_at = 0, 0, None, 0.0
+        self.output.clear()
+        self.connection = Connection(ours, nonce, waited=self._watch, beside=self.reading)
+        self.resident = resident_bytes(self.pid)
+
+    def _ask(self, message: dict[str, Any], seconds: float, what: str) -> dict[str, Any]:
+        self.number += 1
+        _waiting.append(self)
+        try:
+            if self.connection.pending():
+                self._unasked()
+            send(self.connection, self.number, message, pickled=True)
+            number, reply = receive(self.connection, time.monotonic() + seconds)
+        except Unsendable as error:
+            raise TargetError(f"a value of the case cannot be sent to the candidate's process: {error}") from error
+        except TimeoutError:
+            where = self.where()
+            self._end(TIMED_OUT, f"{what} had not ended after {seconds:g} s" + (f", {where}" if where else ""))
+        except Malformed as error:
+            self._end(CHEATING if isinstance(error, Forged) else CRASHED, f"its process sent {error}")
+        except Closed:
+            self._died(what)
+        except BaseException:  # the user's Ctrl-C, or a deadline: the call goes on there, and its reply would come late
+            self.close()
+            raise
+        finally:
+            _waiting.remove(self)
+        if number != self.number:
+            self._end(CHEATING, f"its process answered request {number}, and request {self.number} was open")
+        if not isinstance(reply, dict):
+            self._end(CRASHED, f"its process sent a {type(reply).__name__} where an answer belongs")
+        self._take(reply)
+        return reply
+
+    def _take(self, reply: dict[str, Any]) -> None:
+        """Keeps what was noted, and raises where the reply is that it cannot go on."""
+        seen = reply.get("seen", [])
+        if isinstance(seen, list):
+            self.seen += [s for s in seen if isinstance(s, list) and len(self.seen) < 1000]
+        if "problem" in reply:
+            raise TargetError(str(reply["problem"]))
+        if "memory" in reply:
+            if not self.around.boxed:  # other programs may have taken it
+                raise torch.OutOfMemoryError(str(reply["memory"]))
+            self._end(OVER_MEMORY, str(reply["memory"]))
+        if "ended" in reply:
+            raised, where = str(reply["ended"]), str(reply.get("where", ""))
+            text = f"it raised {raised}, which would have ended the program: {where}"
+            self._end(CRASHED, text, raised=raised, where=where)
+
+    def _unasked(self) -> None:
+        """Says what bytes mean that came although no request was open."""
+        try:
+            number, _ = receive(self.connection, time.monotonic() + 1.0)
+        except Closed:
+            self._died("the time between two calls")
+        except (Malformed, TimeoutError) as error:
+            status = CHEATING if isinstance(error, Forged) else CRASHED
+            self._end(status, f"its process sent, unasked, {str(error) or 'a part of a message'}")
+        self._end(CHEATING, f"its process sent a second reply, to request {number}")
+
+    def _watch(self) -> None:
+        """While the judge waits: reads what the candidate prints, and looks at its memory."""
+        self._drain()
+        if self.printed > self.limits.output_bytes:
+            self._end(CRASHED, f"it printed more than {self.limits.output_bytes} bytes")
+        now = time.monotonic()
+        if now < self.watched_at + _WATCH_EVERY:
+            return
+        self.watched_at = now
+        used = resident_bytes(self.pid) - self.resident
+        if used > self.limits.memory_bytes:
+            self._end(OVER_MEMORY, f"it used {used >> 20} MiB; it may use {self.limits.memory_bytes >> 20}")
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(64):
+                piece = os.read(self.reading, 1 << 16)
+                if not piece:
+                    self.connection.beside = -1  # nothing more can come, and select would always return at once
+                    return
+                self.printed += len(piece)
+                self.output += piece
+                del self.output[:-_KEPT]
+
+    def _died(self, what: str) -> None:
+        self.close(_GRACE)
+        status = self.status or 0
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            known = {s.value: s.name for s in signal.Signals}
+            how = f"by signal {number} ({known.get(number, 'unknown')})"
+        else:
+            how = f"with status {os.WEXITSTATUS(status)}"
+        place, line = _user_frame(self.text), self.last_line
+        text = f"its process ended {how} during {what}" + (f", {place}" if place else "")
+        text += f"; its last line: {line!r}" if line else ""
+        raise CandidateEnded(CRASHED, text, how=how, stderr=self.text)
+
+    def _end(self, status: str, text: str, reason: str = "", **more: str) -> Any:
+        self.close()
+        raise CandidateEnded(status, text, reason, stderr=self.text, **more)
+
+    def where(self) -> str:
+        """Where a call stands now, "in f (file, line 3)", or "": the process writes its stack when it is asked to."""
+        if not self.pid:
+            return ""
+        before, until = self.printed, time.monotonic() + _PATIENCE
+        with contextlib.suppress(OSError):
+            os.kill(self._candidate_pid(), signal.SIGUSR1)
+            while time.monotonic() < until:
+                time.sleep(0.02)
+                self._drain()
+                if self.printed > before and self.text.endswith("\n"):
+                    break
+        return _user_frame(self.text.rpartition("(most recent call first)")[2])
+
+    def _candidate_pid(self) -> int:
+        """The candidate's own process, which in a sandbox is the child of a child of the one that was forked."""
+        pid = self.pid
+        for _ in range(2 if self.around.boxed and not self.around.on_cuda and self.zygote.isolation == FULL else 0):
+            pid = next(iter(children(pid)), pid)
+        return pid
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it may mean to deceive: then a wrong result is looked at more closely."""
+        return self.around.boxed
+
+    @property
+    def text(self) -> str:
+        """What it printed last, without the path of its temporary home."""
+        text = self.output.decode(errors="replace")
+        return text.replace(self.home, "") if self.around.boxed else text
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it printed, without the report of a fatal signal."""
+        lines = [s.strip() for s in self.text.partition("Fatal Python error")[0].splitlines() if s.strip()]
+        return lines[-1][:200] if lines else ""
+
+
+def waiting_at() -> str:
+    """Where the call stands that this process waits for, or ""."""
+    return _waiting[-1].where() if _waiting else ""
+
+
+def _user_frame(report: str) -> str:
+    """The innermost frame of the candidate in a stack that faulthandler wrote, or ""."""
+    for path, line, function in _FRAME.findall(report):
+        if not any(part in path for part in _LIBRARIES):
+            return f"in {function} ({path}, line {line})"
+    return ""

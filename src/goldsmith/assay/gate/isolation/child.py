@@ -1,0 +1,140 @@
+"""The main loop of a candidate's process: it loads the candidate, runs it when asked to, and returns plain data.
+
+It judges nothing and holds no golden. Requests: {"do": "load", ...}, {"do": "run", ...}, {"do":
+"time", ...}, {"do": "timed_results", ...}. Replies:
+
+    {"loaded": parameters}      the candidate is there
+    {"refused": text}           it cannot be loaded
+    {"run": results, "seen": [...]}
+    {"times": [[us, us], ...]}  of timed calls, and {"outputs": [...]} of those that the judge asks for
+    {"problem": text}           the target is declared wrongly
+    {"memory": text}            memory ran out
+    {"ended": text}             the candidate raised what would end the program
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from ....core.tracing import TargetError
+from ...execute.run import execute_here
+from ...execute.torch_state import neutral_state
+from ...support import memory_errors
+from ...support.candidate_state import CandidateState
+from ..timing.timed_calls import TimedCalls
+from .candidate_side import Parts
+from .encoding import Unsendable, receive, send
+from .events import EventLog
+from .loading import Refusal, parameters_of
+from .protocol import Closed, Connection
+from .wire import materials_of, results_to_data, run_of
+
+
+def serve(private: socket.socket, request: Mapping[str, Any]) -> int:
+    """Answers the judge's requests until it closes the connection."""
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the judge asks so where a call stands
+    if request.get("threads"):
+        torch.set_num_threads(request["threads"])
+    sys.path[:] = dict.fromkeys([*request.get("paths", []), *sys.path])
+    connection = Connection(private, bytes.fromhex(request["nonce"]))
+    events = EventLog()
+    parts: Parts | None = None
+    state: CandidateState | None = None
+    timed = TimedCalls()
+    while True:
+        try:
+            number, message = receive(connection, pickled=True)
+        except Closed:
+            return 0
+        if message["do"] == "load":
+            parts, reply = _load(message, events)
+            state = None if parts is None else CandidateState(parts)
+        elif parts is None or state is None:
+            reply = {"problem": "no candidate is loaded"}
+        elif message["do"] == "state":
+            reply = {"changed": state.changed}
+        elif message["do"] == "time":
+            reply = _time(message, parts, timed)
+        elif message["do"] == "timed_results":
+            reply = {"outputs": timed.some(message["numbers"])}
+        else:
+            with state.cleared() if message["cleared"] else nullcontext():
+                reply = _run(message, parts, events)
+        try:
+            send(connection, number, reply)
+        except Unsendable as error:
+            send(connection, number, {"problem": f"a result cannot be sent: {error}"})
+
+
+def _load(message: Mapping[str, Any], events: EventLog) -> tuple[Parts | None, dict[str, Any]]:
+    module, _, function = message["loader"].partition(":")
+    load: Callable[..., Parts] = getattr(importlib.import_module(module), function)
+    try:
+        with events.listening():
+            parts = load(**message["arguments"])
+    except Refusal as error:
+        return None, {"refused": str(error), "reason": error.reason, "seen": events.report()}
+    except TargetError as error:
+        return None, {"problem": str(error), "seen": events.report()}
+    except BaseException as error:  # noqa: BLE001 - a source may raise whatever it likes
+        if memory_errors.out_of_memory(error):
+            return None, {"memory": memory_errors.out_of_memory_text(error)}
+        return None, {"refused": _import_error(error), "seen": events.report()}
+    return parts, {"loaded": parameters_of(parts), "seen": events.report()}
+
+
+def _import_error(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    own = [f for f in frames if f.filename != __file__ and "isolation" not in f.filename]
+    where = f" (line {own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
+    return f"importing it raised {type(error).__name__}: {error}"[:500] + where
+
+
+def _frame(error: BaseException) -> str:
+    """The innermost frame of an exception, in words."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _time(message: Mapping[str, Any], parts: Parts, timed: TimedCalls) -> dict[str, Any]:
+    materials = materials_of(message, parts)
+    bound = materials[0].target.bound("candidate", materials[0].supply)
+    try:
+        return {"times": timed.run(bound, materials, message["schedule"])}
+    except TargetError as error:
+        return {"problem": str(error)}
+    except Exception as error:  # noqa: BLE001 - a candidate may raise whatever it likes
+        if memory_errors.out_of_memory(error):
+            memory_errors.release(materials[0].device)
+            return {"memory": memory_errors.out_of_memory_text(error)}
+        return {"ended": f"{type(error).__name__} in a timed call: {error}"[:500]}
+
+
+def _run(message: Mapping[str, Any], parts: Parts, events: EventLog) -> dict[str, Any]:
+    material, settings = run_of(message, parts)
+    try:
+        with neutral_state(), events.listening():
+            run = execute_here(material, settings)
+    except TargetError as error:
+        return {"problem": str(error), "seen": events.report()}
+    except KeyboardInterrupt as error:
+        return {"ended": f"{type(error).__name__} {error}".strip(), "where": _frame(error), "seen": events.report()}
+    except Exception as error:
+        if not memory_errors.out_of_memory(error):
+            raise
+        memory_errors.release(material.device)
+        return {"memory": memory_errors.out_of_memory_text(error)}
+    if run.error is not None and memory_errors.out_of_memory(run.error):
+        return {"memory": memory_errors.out_of_memory_text(run.error)}
+    return {"run": results_to_data(run), "seen": events.report()}

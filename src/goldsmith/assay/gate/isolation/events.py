@@ -1,0 +1,105 @@
+"""EventLog: what a candidate does besides computing, noted in its own process: files, frames, patches.
+
+It is evidence and no protection: code in the same process can undo what this module does. That a result is right or
+wrong is decided elsewhere.
+
+    ["frames", call]          it looked through frames or through all objects
+    ["file", path, mode]      it opened a file that is no part of Python or of a package
+    ["import", module]        it imported a module of the judge
+    ["process", call]         it started a process
+    ["patched", name]         it replaced a function of torch, of Python or of the judge
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...support.known_functions import KnownFunctions
+
+_FRAMES = ("sys._getframe", "gc.get_objects", "gc.get_referrers", "sys._current_frames")
+_PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect")
+_MOST = 50
+_JUDGE = "goldsmith"
+_LAWFUL = ("goldsmith.core.tracing",)  # `stage` and `tracing`, which candidates may call
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+_SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/etc/", "/usr/")
+
+
+class EventLog:
+    """Notes events while the candidate's code runs; made before its source is imported."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Any]] = []
+        self.on = False
+        self.inside = False
+        self.own = os.getcwd() + os.sep
+        prefixes = (sys.prefix, sys.base_prefix, os.path.dirname(os.__file__))
+        self.places = tuple({os.path.realpath(p) + os.sep for p in prefixes})
+        self.functions = KnownFunctions()
+        sys.addaudithook(self._hook)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context in which the candidate's code runs."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+            for name in self.functions.replaced():
+                self._note("patched", name)
+
+    def report(self) -> list[list[Any]]:
+        """What was noted since the last report."""
+        seen, self.seen = self.seen, []
+        return seen
+
+    def _note(self, *event: Any) -> None:
+        if len(self.seen) < _MOST and list(event) not in self.seen:
+            self.seen.append(list(event))
+
+    def _hook(self, event: str, arguments: tuple) -> None:
+        if not self.on or self.inside:
+            return
+        if event == "open":
+            if isinstance(arguments[0], str):
+                self._file(arguments[0], str(arguments[1] or ""))
+        elif event in _FRAMES:
+            if self._called_by_candidate():
+                self._note("frames", event)
+        elif event == "import":
+            name = str(arguments[0])
+            if name.partition(".")[0] == _JUDGE and not name.startswith(_LAWFUL) and self._called_by_candidate():
+                self._note("import", name)
+        elif event in _PROCESSES and self._called_by_candidate(deep=True):
+            self._note("process", event)
+
+    def _file(self, path: str, mode: str) -> None:
+        full = os.path.abspath(path)
+        if full.startswith((*self.places, *_SYSTEM)) or any(part in full for part in _LIBRARIES):
+            return
+        if not full.endswith((".py", ".pyc", ".so")) and "__pycache__" not in full:
+            self._note("file", full, mode)
+
+    def _called_by_candidate(self, *, deep: bool = False) -> bool:
+        """Whether the candidate's file makes the call, by itself or through `inspect`; deep: through anything."""
+        self.inside = True
+        try:
+            frame: types.FrameType | None = sys._getframe(2)
+        finally:
+            self.inside = False
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name.startswith(self.own):
+                return True
+            if not deep and not name.endswith(("inspect.py", "traceback.py")) and not name.startswith("<frozen"):
+                return False
+            if "goldsmith" in name:
+                return False
+            frame = frame.f_back
+        return False

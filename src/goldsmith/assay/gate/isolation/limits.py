@@ -1,0 +1,108 @@
+"""Limits of a candidate's process: time, memory, files, processes, output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_WRITTEN = 1 << 30  # bytes of one file
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate may use.
+
+    seconds         for one call, forward and backward, with the interpreter's and the compiler's work
+    import_seconds  for its import
+    memory_bytes    beyond what its process has at the start, all its processes together
+    files           open files
+    processes       beyond those that the user has at the start
+    output_bytes    that it may print
+    """
+
+    seconds: float = 60.0
+    import_seconds: float = 60.0
+    memory_bytes: int = 4 << 30
+    files: int = 256
+    processes: int = 64
+    output_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ValueError(f"{name}: expected a positive number, got {value!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def apply(limits: Limits, *, address_space: bool, boxed: bool) -> None:
+    """Limits this process. address_space: also its address space, which CUDA reserves far beyond what it uses."""
+    _set(resource.RLIMIT_CORE, 0)
+    _set(resource.RLIMIT_NOFILE, limits.files)
+    if boxed:
+        _set(resource.RLIMIT_FSIZE, _WRITTEN)
+    with contextlib.suppress(OSError):  # no /proc
+        _set(resource.RLIMIT_NPROC, _threads_of_user() + limits.processes)
+    if address_space:
+        with contextlib.suppress(OSError):
+            _set(resource.RLIMIT_AS, _statm("self")[0] + limits.memory_bytes)
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process and its descendants; 0 where it has ended or /proc is missing."""
+    total, pending = 0, [pid]
+    while pending:
+        each = pending.pop()
+        with contextlib.suppress(OSError):
+            total += _statm(str(each))[1]
+        pending += children(each)
+    return total
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has forked; [] where it has ended or /proc is missing."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(p) for p in file.read().split()]
+    except OSError:
+        return []
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of a process and its descendants so far; 0 where /proc is missing."""
+    total, pending = 0, [pid]
+    while pending:
+        each = pending.pop()
+        pending += children(each)
+        with contextlib.suppress(OSError), open(f"/proc/{each}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))  # its own, and that of children that have ended
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def _statm(pid: str) -> tuple[int, int]:
+    """Bytes of address space and of resident memory."""
+    with open(f"/proc/{pid}/statm") as statm:
+        fields = statm.read().split()
+    return int(fields[0]) * _PAGE, int(fields[1]) * _PAGE
+
+
+def _threads_of_user() -> int:
+    """Number of threads of this user, which is what the system compares with the limit on processes."""
+    count, user = 0, os.getuid()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdecimal() and os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
+def _set(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    new = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (new, new))

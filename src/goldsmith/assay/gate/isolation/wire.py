@@ -1,0 +1,189 @@
+"""Runs as plain data: the arguments and settings that go to a candidate's process, and the results that come back.
+
+What comes back is checked field by field, because a candidate may have forged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, cast
+
+from torch import Tensor
+
+from ...declare.target import Target
+from ...execute import raised
+from ...execute.interpreter import Interpreted
+from ...execute.memory import Overrun
+from ...execute.records import CandidateRun, KeptInputs, Material, PlainCalls, PlainResults, RunSettings
+from .candidate_side import CandidateSide, Parts
+from .protocol import Malformed
+
+_FACTS = ("outputs", "saved", "grads", "mutates")
+_HERE = ("live_outputs", "live_grads", "error", "overruns", "interpreted", "between")  # not as they are, or not at all
+_PHASES = ("forward", "backward")
+
+
+def request_of(material: Material, settings: RunSettings) -> dict[str, Any]:
+    return {"target": _target(material.target), "material": _material(material), "settings": _settings(settings)}
+
+
+def run_of(request: Mapping[str, Any], parts: Parts) -> tuple[Material, RunSettings]:
+    """The arguments and settings of a request, for the candidate that this process holds."""
+    side = cast("Target", CandidateSide(parts, **request["target"]))
+    settings = dict(request["settings"])
+    if settings["between"] is not None:
+        settings["between"] = Material(side, **settings["between"])
+    if settings["kept_inputs"] is not None:
+        settings["kept_inputs"] = KeptInputs(**settings["kept_inputs"])
+    if settings["plain"] is not None:
+        others = tuple(Material(side, **m) for m in settings["plain"]["others"])
+        settings["plain"] = PlainCalls(**{**settings["plain"], "others": others})
+    return Material(side, **request["material"]), RunSettings(**settings)
+
+
+def timed_request_of(materials: Sequence[Material], schedule: Sequence[Any]) -> dict[str, Any]:
+    """Timed calls with several inputs."""
+    return {
+        "target": _target(materials[0].target),
+        "materials": [_material(m) for m in materials],
+        "schedule": [list(entry) for entry in schedule],
+    }
+
+
+def materials_of(request: Mapping[str, Any], parts: Parts) -> list[Material]:
+    """The inputs of timed calls."""
+    side = cast("Target", CandidateSide(parts, **request["target"]))
+    return [Material(side, **m) for m in request["materials"]]
+
+
+def times_from_data(data: Any, count: int) -> list[tuple[float, float]]:
+    """(microseconds, microseconds of work left) of each call; Malformed for anything else."""
+    if not isinstance(data, list) or len(data) != count:
+        raise Malformed("times of another number of calls")
+    for row in data:
+        if not isinstance(row, list) or len(row) != 2 or not all(isinstance(v, float) and 0 <= v < 1e12 for v in row):
+            raise Malformed("times that are no numbers")
+    return [(row[0], row[1]) for row in data]
+
+
+def outputs_from_data(data: Any, count: int) -> list[dict[str, Tensor]]:
+    """The results of calls; Malformed for anything else."""
+    if not isinstance(data, list) or len(data) != count:
+        raise Malformed("results of another number of calls")
+    return [_tensors(outputs) for outputs in data]
+
+
+def _target(target: Target) -> dict[str, Any]:
+    backward = target.backward if target.backward in (None, "auto") else "own"
+    return {**{n: getattr(target, n) for n in _FACTS}, "backward": backward}
+
+
+def _material(material: Material) -> dict[str, Any]:
+    return {f.name: getattr(material, f.name) for f in fields(material) if f.name != "target"}
+
+
+def _settings(settings: RunSettings) -> dict[str, Any]:
+    data = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    data["between"] = None if settings.between is None else _material(settings.between)
+    data["kept_inputs"] = None if settings.kept_inputs is None else asdict(settings.kept_inputs)
+    if settings.plain is not None:
+        data["plain"] = {f.name: getattr(settings.plain, f.name) for f in fields(settings.plain)}
+        data["plain"]["others"] = [_material(m) for m in settings.plain.others]
+    return data
+
+
+def results_to_data(run: CandidateRun) -> dict[str, Any]:
+    data = {f.name: getattr(run, f.name) for f in fields(run) if f.name not in _HERE}
+    data["error"] = None if run.error is None else raised.to_data(run.error)
+    data["overruns"] = [asdict(o) for o in run.overruns]
+    data["interpreted"] = asdict(run.interpreted)
+    data["between"] = None if run.between is None else results_to_data(run.between)
+    if run.plain is not None:
+        data["plain"] = {f.name: getattr(run.plain, f.name) for f in fields(run.plain)}
+    return data
+
+
+def results_from_data(data: Any) -> CandidateRun:
+    """A run from plain data; Malformed if a field is not of its kind."""
+    try:
+        run = _run(data)
+    except Malformed:
+        raise
+    except Exception as error:
+        raise Malformed(f"results that are no run ({type(error).__name__}: {error})"[:200]) from error
+    return run
+
+
+def _run(data: dict[str, Any]) -> CandidateRun:
+    run = CandidateRun(
+        names=tuple(_names(data["names"])),
+        outputs=_tensors(data["outputs"]),
+        grads=_tensors(data["grads"], optional=True),
+        second_grads=None if data["second_grads"] is None else _tensors(data["second_grads"], optional=True),
+        stages=_tensors(data["stages"]),
+        cotangents=_tensors(data["cotangents"]),
+        saved=tuple(_names(data["saved"])),
+        error=None if data["error"] is None else raised.from_data(data["error"]),
+        phase=_one_of(data["phase"], _PHASES),
+        overruns=[_overrun(o) for o in data["overruns"]],
+        changed=_tensors(data["changed"]),
+        by_forward=set(_names(data["by_forward"])),
+        overwritten=_tensors(data["overwritten"]),
+        unwritten=_tensors(data["unwritten"]),
+        from_guards=_tensors(data["from_guards"]),
+        aliases={(str(a), str(b)) for a, b in data["aliases"]},
+        called_tracing=bool(data["called_tracing"]),
+        own_function=bool(data["own_function"]),
+        late_bytes=int(data["late_bytes"]),
+        reused={str(a): str(b) for a, b in data["reused"].items()},
+        changed_settings=[str(s)[:300] for s in data["changed_settings"]],
+        interpreted=Interpreted(int(data["interpreted"]["launches"]), bool(data["interpreted"]["bfloat16"])),
+        between=None if data["between"] is None else _run(data["between"]),
+        earlier=_tensors(data["earlier"]),
+        placed=bool(data["placed"]),
+        plain=None if data["plain"] is None else _plain(data["plain"]),
+    )
+    results = {**run.outputs, **{n: g for n, g in run.grads.items() if g is not None}}
+    for name, mask in (*run.unwritten.items(), *run.from_guards.items()):
+        if name not in results or results[name].shape != mask.shape:
+            raise Malformed("results with a mask that fits no result")
+    for mask in (*run.changed.values(), *run.overwritten.values()):
+        if mask.numel() == 0:
+            raise Malformed("results with an empty mask")
+    return run
+
+
+def _plain(data: dict[str, Any]) -> PlainResults:
+    return PlainResults(
+        outputs=[_tensors(outputs) for outputs in data["outputs"]],
+        grads={int(n): _tensors(grads, optional=True) for n, grads in data["grads"].items()},
+        cotangents={int(n): _tensors(sent) for n, sent in data["cotangents"].items()},
+        late=[(int(number), str(name)) for number, name in data["late"]],
+        threads=int(data["threads"]),
+    )
+
+
+def _overrun(data: dict[str, Any]) -> Overrun:
+    numbers = {n: int(data[n]) for n in ("bytes", "distance", "body")}
+    return Overrun(str(data["label"])[:200], _one_of(data["side"], ("past", "before", "gap")), **numbers)
+
+
+def _tensors(data: dict, *, optional: bool = False) -> dict[str, Any]:
+    for name, tensor in data.items():
+        if not isinstance(name, str) or not (isinstance(tensor, Tensor) or optional and tensor is None):
+            raise Malformed("results with something that is no tensor")
+    return dict(data)
+
+
+def _names(data: Any) -> list[str]:
+    names = list(data)
+    if not all(isinstance(n, str) for n in names):
+        raise Malformed("results with a name that is no text")
+    return names
+
+
+def _one_of(value: object, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise Malformed(f"results with an unknown word {value!r}"[:100])
+    return str(value)

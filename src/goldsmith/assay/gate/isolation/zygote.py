@@ -1,0 +1,200 @@
+"""The zygote, `python -m goldsmith.assay.gate.isolation.zygote FD MODULE...`: imports modules once, forks when asked.
+
+It starts no thread and creates no CUDA context, so that its forks are sound. A request comes with the file descriptors
+of the new process: its end of a private socket, and what it prints to. Each request is one JSON packet:
+
+    {"do": "fork", "main": "module:function", "limits", "sandbox", "joins"}   answered with {"pid"};
+                                  joins: the new process gets a connection to the zygote as well
+    {"do": "end", "pid"}          kills the process's group and all that it left; answered with {"status"}
+    {"do": "facts"}               answered with {"isolation"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from typing import Any
+
+from . import sandbox as sandboxes
+from .limits import Limits, apply
+from .sandbox import Sandbox, close_all_but
+
+_SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: orphans of candidates become children of this process
+_MOST_DESCRIPTORS = 4
+PACKET = 1 << 16
+
+
+class Zygote:
+    """Forks candidates and judges, and ends them."""
+
+    def __init__(self, control: socket.socket):
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(control, selectors.EVENT_READ)
+        self.first = control
+        self.children: dict[int, tuple[socket.socket, str]] = {}  # process -> who asked for it, its home
+        self.ended: dict[int, int] = {}
+        self.isolation = sandboxes.available()
+
+    def serve(self) -> None:
+        """Answers requests until the first connection closes."""
+        while True:
+            for key, _ in self.selector.select():
+                if not isinstance(key.fileobj, socket.socket):
+                    continue
+                if not self._request(key.fileobj) and key.fileobj is self.first:
+                    self._end_all(None)
+                    return
+
+    def _request(self, control: socket.socket) -> bool:
+        """Reads and answers one request; False if the connection has closed."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(control, PACKET, _MOST_DESCRIPTORS)
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            self._end_all(control)
+            self.selector.unregister(control)
+            control.close()
+            return False
+        answer = self._answer(control, json.loads(data), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):  # the asker has just ended; its connection says so next
+            control.send(json.dumps(answer).encode())
+        return True
+
+    def _answer(self, control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        if request["do"] == "fork":
+            return self._fork(control, request, descriptors)
+        if request["do"] == "end":
+            return {"status": self._end(request["pid"], request.get("grace", 0.0))}
+        return {"isolation": self.isolation}
+
+    def _fork(self, control: socket.socket, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        home = tempfile.mkdtemp(prefix=f"goldsmith-candidate-{os.getpid()}-") if request["sandbox"] is not None else ""
+        joined, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if request.get("joins") else (None, None)
+        if its is not None:
+            descriptors = [*descriptors, its.fileno()]
+        try:
+            pid = os.fork()
+        except OSError as error:
+            if home:
+                shutil.rmtree(home, ignore_errors=True)
+            return {"problem": f"fork: {error.strerror}"}
+        if pid == 0:
+            code = 70
+            try:
+                code = _child(request, descriptors, home, full=self.isolation == sandboxes.FULL)
+            except BaseException:  # noqa: BLE001 - a fork must never return into the zygote's loop
+                sys.excepthook(*sys.exc_info())
+            finally:
+                os._exit(code)
+        if joined is not None and its is not None:
+            its.close()
+            self.selector.register(joined, selectors.EVENT_READ)
+        self.children[pid] = control, home
+        return {"pid": pid, "home": home}
+
+    def _end(self, pid: int, grace: float = 0.0) -> int | None:
+        """Kills a process and what it left; returns its wait status. None: not a child of this zygote.
+
+        grace: seconds in which it may end by itself, so that its status is its own.
+        """
+        if pid not in self.children:
+            return None
+        _, home = self.children.pop(pid)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        until = time.monotonic() + grace
+        while not ended and time.monotonic() < until:
+            time.sleep(0.002)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if not ended:
+            _, status = os.waitpid(pid, 0)
+        self._sweep()
+        if home:
+            shutil.rmtree(home, ignore_errors=True)
+        return status
+
+    def _sweep(self) -> None:
+        """Kills orphans: children of this process that it did not fork, and theirs."""
+        while True:
+            try:
+                with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                    orphans = [int(p) for p in file.read().split() if int(p) not in self.children]
+            except OSError:
+                return
+            if not orphans:
+                return
+            for orphan in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(orphan, 0)
+
+    def _end_all(self, control: socket.socket | None) -> None:
+        """Ends the processes that a connection asked for, or all."""
+        for pid, (asker, _) in list(self.children.items()):
+            if control is None or asker is control:
+                self._end(pid)
+
+
+def _child(request: dict[str, Any], descriptors: list[int], home: str, *, full: bool) -> int:
+    """The new process: leaves the zygote's files and session, enters its sandbox, and runs its main function."""
+    os.setsid()
+    private, output, *control = descriptors
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    close_all_but((0, 1, 2, private, *control))
+    request["control"] = control[0] if control else -1
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    box = request["sandbox"]
+    if box is None and "folder" in request:
+        os.chdir(request["folder"])
+    if box is not None:
+        sandboxes.enter(Sandbox(home, tuple(box["hidden"]), full and box["full"]))
+        os.chdir(home)
+        environment = {n: os.environ[n] for n in box["environment"] if n in os.environ}
+        os.environ.clear()
+        os.environ.update(environment, HOME=home, TMPDIR=home, XDG_CACHE_HOME=home, PWD=home)
+        tempfile.tempdir = None
+    if request["limits"] is not None:
+        apply(Limits(**request["limits"]), address_space=request["address_space"], boxed=box is not None)
+    module, _, function = request["main"].partition(":")
+    gc.enable()
+    return int(getattr(importlib.import_module(module), function)(socket.socket(fileno=private), request) or 0)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the session that asked ends its children
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1)
+    zygote = Zygote(control)
+    for name in sys.argv[2:]:
+        module = importlib.import_module(name)
+        if name == "torch" and not module.cuda.is_available():
+            os.environ["TRITON_INTERPRET"] = "1"  # before any kernel, because Triton reads it when one is defined
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    zygote.serve()
+
+
+if __name__ == "__main__":
+    main()

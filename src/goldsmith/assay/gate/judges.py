@@ -1,0 +1,173 @@
+"""Judges: several judge processes that share the work. The caller imports neither problem nor candidate."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .candidate import Candidate
+from .formats.problem_source import ProblemSource
+from .judging import GateOptions
+from .verdict import REFUSED, Verdict
+
+_SOURCE = str(Path(__file__).resolve().parents[3])  # the folder that holds the package `goldsmith`
+TRIES = 2  # of a candidate whose judge died
+
+
+class NoJudge(RuntimeError):
+    """No judge could be started; the text is the last line that one printed."""
+
+
+Pair = tuple[ProblemSource, Candidate]
+
+
+class Judges:
+    """Up to `jobs` judges, started when there is work for them. A context manager that leaves no process behind."""
+
+    def __init__(self, jobs: int = 0, options: GateOptions | None = None) -> None:
+        """jobs: 0 means one for each core, but at most 8."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.jobs = jobs or min(cores, 8)
+        self.options = options or GateOptions()
+        self.isolation = ""  # a sentence, once a judge has started
+        self.inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]] = queue.Queue()
+        self.processes: list[_JudgeProcess] = []
+
+    def __enter__(self) -> Judges:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+        self.processes.clear()
+
+    def run(self, pairs: Iterable[Pair]) -> Iterator[tuple[int, Verdict]]:
+        """(number, verdict) of each pair of a problem and a candidate, as they are finished."""
+        work = deque((number, pair, TRIES) for number, pair in enumerate(pairs))
+        open_pairs = len(work)
+        while open_pairs:
+            self._hand_out(work)
+            process, reply = self.inbox.get()
+            if reply is None:
+                if process not in self.processes:
+                    continue
+                self.processes.remove(process)
+                how = process.last_words()
+                process.close()
+                if process.job is None:
+                    if not self.processes:
+                        raise NoJudge(how)
+                    self.jobs = len(self.processes)
+                    continue
+                number, pair, tries = process.job
+                if tries > 1:
+                    work.appendleft((number, pair, tries - 1))
+                    continue
+                open_pairs -= 1
+                yield number, Verdict(REFUSED, "judge", pair[1].name, evidence=[f"the judge's process ended: {how}"])
+            elif "ready" in reply:
+                process.ready, self.isolation = True, reply["isolation"]
+            elif process.job is not None:
+                number, process.job = process.job[0], None
+                open_pairs -= 1
+                yield number, Verdict.from_json(reply["verdict"])
+
+    def in_order(self, pairs: Iterable[Pair]) -> Iterator[Verdict]:
+        """The verdicts in the order of the pairs, each as soon as it and all before it are there."""
+        waiting, following = dict[int, Verdict](), 0
+        for number, verdict in self.run(pairs):
+            waiting[number] = verdict
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+    def _hand_out(self, work: deque[tuple[int, Pair, int]]) -> None:
+        busy = sum(p.job is not None for p in self.processes)
+        while len(self.processes) < min(self.jobs, busy + len(work)):
+            self.processes.append(_JudgeProcess(self.inbox, self.options.sandbox))
+        for process in self.processes:
+            if process.ready and process.job is None and work:
+                process.job = work.popleft()
+                number, (problem, candidate), _ = process.job
+                process.send(
+                    {
+                        "number": number,
+                        "problem": problem.to_json(),
+                        "candidate": candidate.to_json(),
+                        "options": self.options.to_json(),
+                    }
+                )
+
+
+class _JudgeProcess:
+    """One judge: a process, and a thread that reads its replies."""
+
+    def __init__(self, inbox: queue.Queue[tuple[_JudgeProcess, dict[str, Any] | None]], sandbox: str) -> None:
+        self.inbox = inbox
+        self.job: tuple[int, Pair, int] | None = None
+        self.ready = False
+        environment = dict(os.environ)
+        paths = [_SOURCE, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+        # several judges use several cores; threads that wait for each other at a barrier lose more than they gain
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        self.stderr = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.judge_process", sandbox],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env=environment,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches only the parent
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        if self.process.stdout is not None:
+            for line in self.process.stdout:
+                try:
+                    self.inbox.put((self, json.loads(line)))
+                except json.JSONDecodeError:
+                    break  # it died in the middle of a line
+        self.process.wait()
+        self.inbox.put((self, None))
+
+    def send(self, message: Mapping[str, object]) -> None:
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it died; the reader says so
+                self.process.stdin.write(json.dumps(message) + "\n")
+                self.process.stdin.flush()
+
+    def last_words(self) -> str:
+        size = self.stderr.seek(0, os.SEEK_END)
+        self.stderr.seek(max(0, size - 4096))
+        lines = [line for line in self.stderr.read().decode(errors="replace").splitlines() if line.strip()]
+        status = self.process.poll()
+        how = f"status {status}" if status is None or status >= 0 else f"signal {-status}"
+        return f"{how}, {lines[-1].strip()[:300]}" if lines else how
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.stderr):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()

@@ -1,0 +1,222 @@
+"""judge: one candidate against one problem, in isolation; the verdict says what decided.
+
+The judge holds the golden and the expected results; the candidate runs in a process of its own, which gets inputs and
+returns tensors by value.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ...core.tracing import TargetError
+from .. import probes as catalogue
+from ..checks import examine
+from ..declare.target import Target
+from ..golden.golden_cache import remembering
+from ..judge.examination import Examination
+from ..report.check_report import Report
+from ..report.results import FAIL, QUALITY, REFERENCE_FAULT, UNJUDGED
+from .backward_offer import offers_backward
+from .candidate import LOADER, Candidate
+from .isolation.candidate_process import CandidateEnded, CandidateProcess, Surroundings
+from .isolation.limits import Limits
+from .isolation.loading import stand_in
+from .isolation.sandbox import FULL
+from .isolation.zygote_process import zygote
+from .problem import Problem
+from .timing.measure import Impossible, measure
+from .tricks import reasons, source
+from .tricks.reasons import Facts
+from .tricks.sizes import undeclared
+from .tricks.source import SourceFacts
+from .verdict import ACCEPTED, CHEATING, CRASHED, REFUSED, WRONG, Verdict
+
+_SENTENCES = 8  # of evidence
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """How candidates are judged.
+
+    seed     None draws one that no candidate can know
+    time     also time accepted ones
+    sandbox  of the judges that `Judges` starts: "auto", "namespaces" (or no judge) or "bwrap"
+    """
+
+    device: str = "cpu"
+    limits: Limits = field(default_factory=Limits)
+    seed: int | None = None
+    probes: str = "default"
+    diagnose: bool = False
+    threads: int = 0
+    time: bool = False
+    sandbox: str = "auto"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "limits": self.limits.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "limits": Limits(**data["limits"])})
+
+
+def judge(
+    candidate: Candidate,
+    problem: Problem,
+    *,
+    device: str | torch.device = "cpu",
+    limits: Limits | None = None,
+    seed: int | None = None,
+    probes: str = "default",
+    diagnose: bool = False,
+) -> Verdict:
+    """The verdict on one candidate. Whatever the candidate does, this returns."""
+    options = GateOptions(str(device), limits or Limits(), seed, probes, diagnose)
+    return next(iter(judge_all([candidate], problem, options=options)))
+
+
+def judge_all(
+    candidates: Iterable[Candidate], problem: Problem, *, options: GateOptions | None = None
+) -> Iterator[Verdict]:
+    """The verdicts on candidates, in their order."""
+    options = options or GateOptions()
+    seed = secrets.randbits(31) if options.seed is None else options.seed
+    for candidate in candidates:
+        began = time.monotonic()
+        verdict = _judge(candidate, problem, options, seed)
+        if verdict.ok and options.time:
+            verdict = _timed(candidate, problem, options, seed)
+        verdict.candidate, verdict.seed, verdict.seconds = candidate.name, seed, time.monotonic() - began
+        yield verdict
+
+
+def _judge(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
+    facts = source.read(candidate.source) if candidate.language == "python" else SourceFacts(kernel=True)
+    if facts.judge:
+        return Verdict(REFUSED, "imports_judge", evidence=[f"it imports {facts.judge[0]}, which belongs to the judge"])
+    if facts.looks:
+        return Verdict(CHEATING, "reads_golden", evidence=[f"it looks for other code's values: {facts.looks[0]}"])
+    process = _process(candidate, problem, options)
+    try:
+        verdict = _examined(problem, options, seed, process, facts)
+    except CandidateEnded as ended:
+        verdict = Verdict(ended.status, ended.reason, evidence=[ended.text])
+    except TargetError as error:
+        verdict = Verdict(REFUSED, "declaration", evidence=[str(error)])
+    finally:
+        process.close()
+    seen = reasons.of_events(process.seen, problem.files)
+    if seen is not None:
+        return replace(verdict, status=CHEATING, reason=seen[0], evidence=[seen[1], *verdict.evidence])
+    if verdict.ok and problem.wants_kernel and not facts.kernel:
+        text = "its results come from plain torch, and the problem asks for a kernel"
+        return replace(verdict, status=CHEATING, reason="plain_torch", evidence=[text])
+    return verdict
+
+
+def _process(candidate: Candidate, problem: Problem, options: GateOptions) -> CandidateProcess:
+    on_cuda = torch.device(options.device).type == "cuda"
+    around = Surroundings(hidden=_folders(problem), on_cuda=on_cuda, threads=options.threads)
+    return CandidateProcess(zygote(), options.limits, LOADER, candidate.loading(problem.construct), around)
+
+
+def _target(problem: Problem, process: CandidateProcess) -> Target:
+    """The problem's target, whose candidate is imported in that process."""
+    functions = process.load()
+    return problem.target(stand_in(functions.get("candidate"), problem.name), process)
+
+
+def _timed(candidate: Candidate, problem: Problem, options: GateOptions, seed: int) -> Verdict:
+    """The verdict of an accepted candidate with its time, from a new process: state of earlier calls shows, too."""
+    process = _process(candidate, problem, options)
+    try:
+        target = _target(problem, process)
+        return Verdict(ACCEPTED, timing=measure(process, target, torch.device(options.device), seed).to_json())
+    except Impossible as error:
+        return Verdict(CHEATING, error.reason, evidence=[str(error)])
+    except CandidateEnded as ended:
+        return Verdict(ended.status, ended.reason, evidence=[f"when it was timed: {ended.text}"])
+    except TargetError as error:
+        return Verdict(ACCEPTED, evidence=[f"not timed: {error}"])
+    finally:
+        process.close()
+
+
+def _examined(
+    problem: Problem, options: GateOptions, seed: int, process: CandidateProcess, facts: SourceFacts
+) -> Verdict:
+    """The verdict of the assay: on the declared cases, then on sizes that the problem does not declare."""
+    target = _target(problem, process)
+    if problem.backward == "present" and not offers_backward(target, options.device, seed):
+        target = replace(target, backward=None)
+    selected = catalogue.select(options.probes)
+    for cases, probes in ((target.cases, selected), (undeclared(target.cases, seed), catalogue.select("quick"))):
+        with remembering(problem.known):
+            report, failing = examine(target, cases, None, options.device, seed, probes, None, until_failing=True)
+        declared = cases is target.cases
+        if declared or report.verdict == FAIL and not _refuses(failing):
+            verdict = _verdict(report, failing, facts, process, declared=declared)
+            if not verdict.ok:
+                return verdict
+    return Verdict(ACCEPTED)
+
+
+def _refuses(failing: Sequence[Examination]) -> bool:
+    """Whether the candidate raises on a size that the problem does not declare, which it may."""
+    return any(e._first is not None and e.first.error is not None for e in failing)
+
+
+def _folders(problem: Problem) -> tuple[str, ...]:
+    """The folders that describe the problem, which candidates may not see."""
+    return tuple(dict.fromkeys(str(Path(file).resolve().parent) for file in problem.files))
+
+
+def _verdict(
+    report: Report, failing: Sequence[Examination], facts: SourceFacts, process: CandidateProcess, *, declared: bool
+) -> Verdict:
+    """The verdict that a report amounts to."""
+    if report.verdict == REFERENCE_FAULT:
+        texts = [f.text for f in report.findings if f.probe == "golden"]
+        return Verdict(REFUSED, "reference_fault", evidence=texts)
+    if report.verdict == UNJUDGED:
+        return Verdict(REFUSED, "unjudged", evidence=[n.text for n in report.notes][:_SENTENCES])
+    found = [f for f in report.findings if f.rung != QUALITY]
+    if report.verdict != FAIL or not found:
+        return Verdict(ACCEPTED)
+    texts = [f.text for f in found][:_SENTENCES]
+    examination = failing[0] if failing else None
+    known = _facts(examination, facts, process)
+    trick = reasons.trick_of(found, known)
+    if trick is None and not declared:
+        trick = "shape_branch", f"right for the declared sizes, wrong for {found[0].case}: {found[0].text}"
+    if trick is not None:
+        status, reason = CHEATING, trick[0]
+        texts = list(dict.fromkeys([trick[1], *texts]))
+    else:
+        raised = examination is not None and examination._first is not None and examination.first.error is not None
+        status, reason = CRASHED if raised else WRONG, found[0].probe
+        small = "" if raised else reasons.digits(known)
+        if small:
+            reason, texts = "lowered_precision", [small, *texts]
+    return Verdict(status, reason, case=found[0].case, evidence=texts, finding=found[0])
+
+
+def _facts(examination: Examination | None, facts: SourceFacts, process: CandidateProcess) -> Facts:
+    if examination is None or examination._first is None or examination._ref is None:
+        return Facts(facts, process.seen)
+    return Facts(facts, process.seen, examination.first, examination.material, examination.ref.values)
+
+
+def isolation() -> str:
+    """What isolates candidates on this machine, in a sentence."""
+    how = zygote().isolation
+    if how == FULL:
+        return "candidates run in namespaces: no network, no other process, a read-only file system, an empty home"
+    return f"candidates run in process groups only, because this system makes no namespaces ({how})"

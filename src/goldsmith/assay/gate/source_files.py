@@ -1,0 +1,17 @@
+"""The files of a candidate, written below the folder that its process may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .isolation.loading import Refusal
+
+
+def write_below(folder: Path, path: str, text: str) -> Path:
+    """Write a source to a path inside `folder`; raises `Refusal` for a path that leads out of it."""
+    file = (folder / path).resolve()
+    if not file.is_relative_to(folder.resolve()) or file == folder.resolve():
+        raise Refusal("bad_path", f"a source has the path {path!r}, which is not inside the solution")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
+    return file

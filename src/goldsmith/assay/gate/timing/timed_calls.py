@@ -1,0 +1,83 @@
+"""timed_calls: the clock around each call, in the candidate's process. What it reports is checked by the judge's clock.
+
+Each call gets inputs in fresh memory, after the caches were overwritten. The functions of the clock are bound when this
+module is imported, which is before any candidate is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...declare.returned_values import names_of, only_tensors
+from ...execute.records import Material
+
+CPU_FLUSH, CUDA_FLUSH = 64 << 20, 256 << 20  # bytes: more than the last cache of most machines
+SLEEP_CYCLES = 2_000_000  # a millisecond: the stream waits until the host has queued the call
+WALL, DEVICE = "wall", "device"
+_now = time.perf_counter_ns
+_synchronize = torch.cuda.synchronize
+_event = torch.cuda.Event
+
+
+class TimedCalls:
+    """The calls of one candidate on some inputs; the results stay here until the judge asks for some of them."""
+
+    def __init__(self) -> None:
+        self.results: list[dict[str, Tensor]] = []
+        self.flush: Tensor | None = None
+
+    def run(
+        self, call: Callable[[Mapping[str, Any]], Any], materials: Sequence[Material], schedule: Sequence[Any]
+    ) -> Any:
+        """[microseconds, microseconds of work left afterwards] of each call of the schedule, a list of [number of the
+        inputs, WALL or DEVICE]. WALL: from an idle device to an idle device. DEVICE: between events.
+        """
+        device = materials[0].device
+        cuda = device.type == "cuda"
+        if self.flush is None:
+            self.flush = torch.zeros(CUDA_FLUSH if cuda else CPU_FLUSH, dtype=torch.int8, device=device)
+        self.results, times = [], []
+        with torch.no_grad():
+            for which, kind in schedule:
+                material = materials[which]
+                supply = material.ordered({n: t.detach().clone() for n, t in material.inputs.items()})
+                self.flush.add_(1)
+                if cuda:
+                    taken, result = _on_stream(call, supply, device, kind)
+                else:
+                    began = _now()
+                    result = call(supply)
+                    taken = [(_now() - began) / 1e3, 0.0]
+                pairs = names_of(result, material.target.outputs, "candidate")
+                self.results.append({n: t.detach().clone() for n, t in only_tensors(pairs, "candidate").items()})
+                times.append(taken)
+                del supply, result
+        return times
+
+    def some(self, which: Sequence[int]) -> list[dict[str, Tensor]]:
+        return [self.results[number] for number in which]
+
+
+def _on_stream(
+    call: Callable[[Mapping[str, Any]], Any], supply: Mapping[str, Any], device: torch.device, kind: str
+) -> tuple[list[float], Any]:
+    start, end = _event(enable_timing=True), _event(enable_timing=True)
+    _synchronize(device)
+    if kind == DEVICE:
+        torch.cuda._sleep(SLEEP_CYCLES)
+        start.record()
+        result = call(supply)
+        end.record()
+        end.synchronize()
+        began = _now()
+        _synchronize(device)  # other streams
+        return [start.elapsed_time(end) * 1e3, (_now() - began) / 1e3], result
+    began = _now()
+    result = call(supply)
+    _synchronize(device)
+    return [(_now() - began) / 1e3, 0.0], result

@@ -1,0 +1,66 @@
+"""What a candidate's source says about itself, read with `ast`: nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+LAWFUL = ("stage", "tracing", "deciding", "storage")  # of goldsmith, what a candidate may import
+_NARROW = ("half", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "allow_tf32", "set_float32_matmul_precision")
+_LOOKS = ("_getframe", "currentframe", "f_back", "f_locals", "f_globals", "tb_frame", "get_objects", "get_referrers")
+_KERNELS = ("triton", "load_inline", "cpp_extension", "ctypes", "cffi", "numba", "cupy", "cutlass", "CDLL")
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What a source names.
+
+    judge   modules of the judge that it imports
+    looks   ways to the values of other code, such as frames and `sys.modules`
+    narrow  16-bit dtypes
+    kernel  whether it holds a kernel
+    """
+
+    judge: tuple[str, ...] = ()
+    looks: tuple[str, ...] = ()
+    narrow: tuple[str, ...] = ()
+    kernel: bool = False
+
+
+def read(source: str) -> SourceFacts:
+    """The facts of a Python source; none if it cannot be parsed, because its import says so."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return SourceFacts()
+    judge, looks, words = dict[str, None](), dict[str, None](), set[str]()
+    own = [
+        n.value for n in ast.walk(tree) if isinstance(n, ast.Subscript) and ast.unparse(n) == "sys.modules[__name__]"
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            looks.update({a.name: None for a in node.names if a.name == "__main__"})
+            judge.update({a.name: None for a in node.names if _of_the_judge(a.name)})
+            words |= {part for a in node.names for part in a.name.split(".")}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            words |= {*module.split("."), *(a.name for a in node.names)}
+            if _of_the_judge(module):
+                judge.update({f"{module}.{a.name}": None for a in node.names if not _lawful(module, a.name)})
+        elif isinstance(node, ast.Attribute):
+            words.add(node.attr)
+            if node.attr in _LOOKS or ast.unparse(node) == "sys.modules" and node not in own:
+                looks[ast.unparse(node)] = None
+        elif isinstance(node, ast.Name):
+            words.add(node.id)
+    narrow = tuple(word for word in _NARROW if word in words)
+    return SourceFacts(tuple(judge), tuple(looks), narrow, any(word in words for word in _KERNELS))
+
+
+def _of_the_judge(module: str) -> bool:
+    return module.partition(".")[0] == "goldsmith"
+
+
+def _lawful(module: str, name: str) -> bool:
+    """Whether a candidate may import this: names of stages, or the assay itself to reach them."""
+    return name in LAWFUL or (module, name) == ("goldsmith", "assay")

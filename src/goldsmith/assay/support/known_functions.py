@@ -1,0 +1,85 @@
+"""KnownFunctions: the functions of torch, Python and the assay as they were, to see what a candidate has replaced."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+_OURS = "goldsmith"
+_OWNERS = (
+    "torch", "torch.Tensor", "torch.nn.functional", "torch.autograd", "torch.cuda", "torch.testing", "torch.linalg",
+    "torch.utils._python_dispatch", "torch.autograd.Function", "torch.nn.Module", "time", "random", "builtins", "gc",
+    "os", "threading", "socket.socket", "json", "struct", "math", "statistics", "inspect",
+)  # fmt: skip
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", f"{os.sep}torch{os.sep}")
+
+
+class KnownFunctions:
+    """Made before the code that may replace something; a library that replaces torch's functions is no candidate."""
+
+    def __init__(self) -> None:
+        self.functions = [
+            (owner, attribute, value, _code(value), f"{name}.{attribute}")
+            for name, owner in _owners()
+            for attribute, value in list(vars(owner).items())
+            if callable(value) or isinstance(value, staticmethod | classmethod | property)
+        ]
+        self.classes = [(name, owner, set(vars(owner))) for name, owner in _owners() if isinstance(owner, type)]
+
+    def replaced(self) -> dict[str, tuple[Any, str]]:
+        """Full name -> (owner, attribute) of what is no longer what it was; compares some 3,000 names in 1 ms."""
+        found: dict[str, tuple[Any, str]] = {}
+        for owner, attribute, value, code, name in self.functions:
+            now = vars(owner).get(attribute)
+            if now is not value and not _of_a_library(now) or code is not None and _code(value) is not code:
+                found[name] = owner, attribute
+        for name, owner, attributes in self.classes:
+            for attribute in vars(owner).keys() - attributes:
+                if any(attribute in vars(base) for base in owner.__mro__[1:]) and not attribute.startswith("__"):
+                    found[f"{name}.{attribute}"] = owner, attribute
+        return found
+
+    def restore(self, names: set[str]) -> None:
+        """Puts back what these names stood for."""
+        before = {name: (owner, attribute, value, code) for owner, attribute, value, code, name in self.functions}
+        for name, (owner, attribute) in self.replaced().items():
+            if name not in names:
+                continue
+            if name not in before:  # it hid what a base class has
+                delattr(owner, attribute)
+                continue
+            _, _, value, code = before[name]
+            if code is not None:
+                getattr(value, "__func__", value).__code__ = code
+            setattr(owner, attribute, value)
+
+
+def _owners() -> Iterator[tuple[str, Any]]:
+    """Modules and classes of torch, Python and the assay, by name."""
+    for name in _OWNERS:
+        parent, _, attribute = name.rpartition(".")
+        if name in sys.modules:
+            yield name, sys.modules[name]
+        elif hasattr(sys.modules.get(parent), attribute):
+            yield name, getattr(sys.modules[parent], attribute)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == _OURS and isinstance(module, types.ModuleType):
+            yield name, module
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, type) and value.__module__ == name:
+                    yield f"{name}.{attribute}", value
+
+
+def _code(value: Any) -> Any:
+    """The code of a function or a method; None for what has none, such as a class or a C function."""
+    if isinstance(value, types.FunctionType):
+        return value.__code__
+    return getattr(getattr(value, "__func__", value), "__code__", None)
+
+
+def _of_a_library(value: Any) -> bool:
+    code = _code(value)
+    return code is not None and any(part in code.co_filename for part in _LIBRARIES)

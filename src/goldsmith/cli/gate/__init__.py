@@ -1,0 +1,1 @@
+"""`goldsmith gate`: its options, its run, its display, and Ray."""

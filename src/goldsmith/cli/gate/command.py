@@ -1,0 +1,244 @@
+"""`goldsmith gate`: reads candidates as text, hands them to judges, shows verdicts and writes them as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ...assay.gate import verdict_page
+from ...assay.gate.candidate_call import DTYPES
+from ...assay.gate.formats.candidate_source import NoCandidates, load_candidates
+from ...assay.gate.formats.problem_folder import UnknownProblem, problem_folder
+from ...assay.gate.formats.problem_source import ProblemSource, known_format
+from ...assay.gate.formats.submission import Submission
+from ...assay.gate.isolation.limits import Limits
+from ...assay.gate.judges import Judges, NoJudge, Pair
+from ...assay.gate.judging import GateOptions
+from ...assay.gate.verdict import REFUSED, Verdict
+from ..bench.command import device_name
+from ..output_files import check_file, write_or_explain
+from ..signals import terminate_like_ctrl_c
+from ..terminal import INTERRUPTED, Failure, console, print_paragraph, write_stdout
+from . import display
+
+ELEMENTS_ON_A_GPU = 1 << 20
+WITHOUT = ("problem", "judge")  # reasons that say nothing about a candidate
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """The command-line options of one run."""
+
+    candidates: tuple[Path, ...]
+    problem: str | None = None
+    device: str | None = None
+    dtypes: tuple[str, ...] = ()
+    sizes: str = "auto"
+    elements: int | None = None
+    workloads: Path | None = None
+    jobs: int | None = None
+    cluster: str | None = None
+    probes: str = "default"
+    seed: int | None = None
+    diagnose: bool = False
+    bench: bool = False
+    seconds: float = 60.0
+    import_seconds: float = 60.0
+    memory: float = 4.0
+    sandbox: str = "auto"
+    verbose: bool = False
+
+
+def run(request: GateRequest, *, json_to: str | None = None, html: Path | None = None) -> int:
+    """Run the command and return its exit status."""
+    err = console(stderr=True)
+    out = err if json_to == "-" else console()
+    for path in (html, Path(json_to) if json_to not in (None, "-") else None):
+        check_file(path)
+    began = time.monotonic()
+    device = device_name(request.device)
+    submissions = _submissions(request)
+    pairs = [_pair(s, request, device) for s in submissions]
+    options = _options(request, device)
+    _check_sandbox(request)
+    verdicts: list[Verdict] = []
+    interrupted, failed, ways = False, "", dict[str, str]()
+    with _json_lines(json_to, err) as write, display.GateProgress(err, len(submissions)) as progress:
+        try:
+            with terminate_like_ctrl_c():
+                for verdict in _verdicts(pairs, options, request, progress, ways):
+                    verdicts.append(verdict)
+                    write(verdict)
+                    progress.finished(verdict)
+        except KeyboardInterrupt:
+            interrupted = True
+        except NoJudge as error:
+            failed = f"No judge could be started: {error}."
+    if failed and not verdicts:
+        raise Failure(failed)
+    cannot = [v for v in verdicts if v.status == REFUSED and v.reason in WITHOUT]
+    if cannot and len(cannot) == len(verdicts):
+        raise Failure(cannot[0].evidence[0])
+    display.show(out, verdicts, every=request.verbose)
+    lines = _conditions(device, options, list(filter(None, [ways.get("isolation")])), time.monotonic() - began)
+    lost = []
+    if html is not None:
+        lost = write_or_explain(html, partial(verdict_page.write, verdicts, html, conditions=lines))
+        if not lost:
+            out.print(f"Report: {html}", soft_wrap=True, markup=False)
+    out.print(display.conclusion(verdicts, len(submissions), lines))
+    for sentence in [*lost, *([failed] if failed else [])]:
+        print_paragraph(sentence)
+    if interrupted:
+        print_paragraph(f"Interrupted: {len(submissions) - len(verdicts)} candidates have no verdict.")
+        return INTERRUPTED
+    if failed or cannot:
+        return 2
+    return 0 if all(v.ok for v in verdicts) else 1
+
+
+def _submissions(request: GateRequest) -> list[Submission]:
+    try:
+        return load_candidates(request.candidates)
+    except NoCandidates as error:
+        raise Failure(f"{error}.") from None
+
+
+def _options(request: GateRequest, device: str) -> GateOptions:
+    limits = Limits(request.seconds, request.import_seconds, int(request.memory * 2**30))
+    seed = secrets.randbits(31) if request.seed is None else request.seed
+    return GateOptions(
+        device, limits, seed, request.probes, request.diagnose, time=request.bench, sandbox=request.sandbox
+    )
+
+
+def _pair(submission: Submission, request: GateRequest, device: str) -> Pair | Verdict:
+    """The problem and the candidate, or the verdict on a candidate that no judge need see."""
+    candidate = submission.candidate
+    if submission.verdict is not None:
+        return submission.verdict
+    try:
+        where = _where(submission, request)
+    except UnknownProblem as error:
+        return Verdict(REFUSED, "unknown_problem", candidate.name, evidence=[str(error)])
+    return ProblemSource(where, _problem_options(where, request, device)), candidate
+
+
+def _where(submission: Submission, request: GateRequest) -> str:
+    if request.problem is None:
+        if not submission.candidate.path:
+            raise UnknownProblem(f"{submission.candidate.name}: give its problem with --problem")
+        return submission.candidate.path
+    folder = Path(request.problem)
+    return problem_folder(folder).named(submission.problem) if folder.is_dir() else request.problem
+
+
+def _problem_options(where: str, request: GateRequest, device: str) -> dict[str, Any]:
+    kind = known_format(where)
+    if kind == "flashinfer":
+        return {} if request.workloads is None else {"workloads": str(request.workloads)}
+    if kind != "kernelbench":
+        return {}
+    unknown = [name for name in request.dtypes if name not in DTYPES]
+    if unknown:
+        raise Failure(f"--dtype {unknown[0]}: not a dtype; use one of {', '.join(DTYPES)}.")
+    options: dict[str, Any] = {"sizes": request.sizes}
+    if request.elements is not None or device.startswith("cuda"):
+        options["elements"] = request.elements or ELEMENTS_ON_A_GPU
+    if request.dtypes:
+        options["dtypes"] = tuple(DTYPES[name] for name in request.dtypes)
+    return options
+
+
+def _check_sandbox(request: GateRequest) -> None:
+    if request.sandbox == "bwrap":
+        from ...assay.gate.isolation import bubblewrap
+
+        why = bubblewrap.missing()
+        if why:
+            raise Failure(f"--sandbox bwrap: {why}.")
+
+
+def _verdicts(
+    pairs: Sequence[Pair | Verdict], options: GateOptions, request: GateRequest, progress: display.GateProgress,
+    ways: dict[str, str],
+) -> Iterator[Verdict]:  # fmt: skip
+    """Verdicts in the order of the candidates, each as soon as it and all before it are there."""
+    waiting = {number: pair for number, pair in enumerate(pairs) if isinstance(pair, Verdict)}
+    work = [(number, pair) for number, pair in enumerate(pairs) if not isinstance(pair, Verdict)]
+    for verdict in waiting.values():
+        progress.judged(verdict)
+    following = 0
+    for number, verdict in _judged(work, options, request, ways):
+        waiting[number] = verdict
+        progress.judged(verdict)
+        while following in waiting:
+            yield _seeded(waiting.pop(following), options)
+            following += 1
+    while following in waiting:
+        yield _seeded(waiting.pop(following), options)
+        following += 1
+
+
+def _seeded(verdict: Verdict, options: GateOptions) -> Verdict:
+    return replace(verdict, seed=options.seed or 0)
+
+
+def _judged(
+    work: Sequence[tuple[int, Pair]], options: GateOptions, request: GateRequest, ways: dict[str, str]
+) -> Iterator[tuple[int, Verdict]]:
+    if not work:
+        return
+    pairs = [pair for _, pair in work]
+    if request.cluster is not None:
+        from . import cluster
+
+        ways["isolation"] = f"judged on the Ray cluster {request.cluster}"
+        found = cluster.run(pairs, options, request.cluster, jobs=request.jobs)
+        yield from ((work[k][0], verdict) for k, verdict in found)
+        return
+    with Judges(min(request.jobs or 0, len(pairs)), options) as judges:
+        for k, verdict in judges.run(pairs):
+            ways["isolation"] = judges.isolation
+            yield work[k][0], verdict
+
+
+def _conditions(device: str, options: GateOptions, how: Sequence[str], seconds: float) -> list[str]:
+    from ...core.device import machine
+
+    here = machine()
+    name = here.gpus[0]["name"] if device.startswith("cuda") and here.gpus else f"{here.cpu}, {here.cores} cores"
+    return [name, f"torch {torch.__version__}", f"seed {options.seed}", *how, f"took {display.duration(seconds)}"]
+
+
+@contextlib.contextmanager
+def _json_lines(to: str | None, err: Any) -> Iterator[Any]:
+    """Context that gives a function which writes one verdict as a line of JSON."""
+    if to is None:
+        yield lambda verdict: None
+        return
+    if to == "-":
+        yield lambda verdict: write_stdout(json.dumps(verdict.to_json()) + "\n")
+        return
+    failures: list[str] = []
+
+    def write(verdict: Verdict, target: IO[str]) -> None:
+        try:
+            target.write(json.dumps(verdict.to_json()) + "\n")
+            target.flush()
+        except OSError as error:
+            if not failures:
+                failures.append(str(error))
+                err.print(f"[yellow]Cannot write {to}: {error.strerror or error}. Verdicts are only shown.[/]")
+
+    with open(to, "w", encoding="utf-8") as target:
+        yield partial(write, target=target)

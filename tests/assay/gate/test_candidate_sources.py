@@ -1,0 +1,177 @@
+"""Candidates from files, folders and JSON lines, and the sources of completions."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from goldsmith.assay import gate
+from goldsmith.assay.gate import candidate_call, compiled_sources
+from goldsmith.assay.gate.formats import completions
+from goldsmith.assay.gate.formats.candidate_source import NoCandidates, load_candidates
+from goldsmith.assay.gate.isolation.loading import Refusal
+
+from .problems import RIGHT, problem
+
+CPP = """
+// torch::Tensor candidate(int n) { in a comment }
+torch::Tensor
+candidate(const torch::Tensor& x, torch::Tensor w) {
+    auto e = (x - std::get<0>(x.max(-1, /*keepdim=*/true))).exp();
+    return e / e.sum(-1, true) * w;
+}
+"""
+
+
+def test_a_folder_is_read_in_the_order_of_its_paths(tmp_path):
+    for name in ("b.py", "a.cu", "deep/c.py", "_private.py", ".hidden/d.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("PROBLEM = 'softmax'\n" if name == "b.py" else "x = 1\n")
+    found = load_candidates([tmp_path])
+    assert [s.candidate.name for s in found] == ["a.cu", "b", "deep/c"]
+    assert [s.candidate.language for s in found] == ["cuda", "python", "python"]
+    assert [s.problem for s in found] == [None, "softmax", None]
+
+
+def test_json_lines_are_candidates_and_bad_lines_are_refused_ones(tmp_path):
+    lines = [
+        json.dumps({"source": RIGHT, "id": "first", "problem": "softmax"}),
+        "",
+        "{not json",
+        json.dumps({"text": "?"}),
+        json.dumps({"completion": f"Here:\n```python\n{RIGHT}\n```\nDone."}),
+        json.dumps({"source": "int f();", "language": "CUDA", "entry": "f"}),
+        json.dumps({"source": RIGHT, "id": "first"}),
+        json.dumps([1, 2]),
+    ]
+    path = tmp_path / "made.jsonl"
+    path.write_text("\n".join(lines))
+    found = load_candidates([path])
+    names = ["first", "made.jsonl:3", "made.jsonl:4", "made.jsonl:5", "made.jsonl:6", "first#2", "made.jsonl:8"]
+    assert [s.candidate.name for s in found] == names
+    assert [s.verdict.reason if s.verdict else "" for s in found] == [
+        "",
+        "not_json",
+        "no_source",
+        "",
+        "",
+        "",
+        "no_source",
+    ]
+    assert "def candidate" in found[3].candidate.source and "```" not in found[3].candidate.source
+    assert (found[4].candidate.language, found[4].candidate.entry) == ("cuda", "f")
+
+
+def test_a_file_that_cannot_be_read_is_a_refused_candidate(tmp_path):
+    (tmp_path / "bytes.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "big.py").write_text("#" * (17 << 20))
+    assert [s.verdict.reason for s in load_candidates([tmp_path])] == ["too_large", "unreadable"]
+
+
+def test_paths_without_candidates_are_named(tmp_path):
+    with pytest.raises(NoCandidates, match="nowhere: there is no such file"):
+        load_candidates([tmp_path / "nowhere"])
+    with pytest.raises(NoCandidates, match="holds no candidates"):
+        load_candidates([tmp_path])
+
+
+@pytest.mark.parametrize(
+    "completion, wanted",
+    [
+        ("x = 1", ("x = 1", "python")),
+        ("```python\nx = 1\n```\nand\n```py\nx = 2\n```", ("x = 2\n", "python")),
+        ("text\n````cuda\n// ```\n__global__\n````", ("// ```\n__global__\n", "cuda")),
+        ("cut off\n```python\nx = 3", ("x = 3", "python")),
+        ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "```c++\nf\n```"}], ("f\n", "cpp")),
+        ({"content": [{"type": "text", "text": "y"}, {"type": "text", "text": " = 4"}]}, ("y = 4", "python")),
+        (None, ("", "python")),
+        ([], ("", "python")),
+    ],
+)
+def test_the_source_of_a_completion_is_its_last_block(completion, wanted):
+    assert completions.source(completion) == wanted
+
+
+def test_the_prototype_of_a_function_is_found_in_a_source():
+    assert (
+        compiled_sources.prototype(CPP, "candidate")
+        == "torch::Tensor candidate(const torch::Tensor& x, torch::Tensor w);"
+    )
+    assert compiled_sources.prototype(CPP, "other") == ""
+    pair = "std::vector<at::Tensor> run(at::Tensor a) {\n}"
+    assert compiled_sources.prototype(pair, "run") == "std::vector<at::Tensor> run(at::Tensor a);"
+
+
+@pytest.mark.parametrize(
+    "source, language, reason",
+    [
+        ("def candidate(", "python", "does_not_parse"),
+        ("x = '\0'", "python", "does_not_parse"),
+        ("x = " + "(" * 400 + ")" * 400, "python", "does_not_parse"),
+        ("import not_there", "python", "missing_package"),
+        ("def other(x): return x", "python", "no_entry"),
+        ("candidate = 3", "python", "no_entry"),
+        ("int other() { return 1; }", "cpp", "no_entry"),
+    ],
+)
+def test_a_source_that_is_no_candidate_is_refused_for_a_reason(source, language, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal) as why:
+        candidate_call.load(source, "own", language=language)
+    assert why.value.reason == reason
+
+
+def test_without_nvcc_a_cuda_source_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with pytest.raises(Refusal, match="needs nvcc"):
+        candidate_call.load(CPP, "own", language="cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "change, status, text",
+    [
+        (("", ""), "accepted", ""),
+        (("e.sum(-1, true)", "e.sum(0, true)"), "wrong", "y exceeds"),
+        (("auto e", "auto e = nothing; auto f"), "refused", "nothing"),
+    ],
+)
+def test_cpp_is_compiled_in_the_candidates_process(change, status, text):
+    candidate = gate.Candidate("own", CPP.replace(*change) if change[0] else CPP, language="cpp")
+    how = candidate_call.CandidateCall(order=("x", "w")).to_data()
+    limits = gate.Limits(import_seconds=300)  # torch's headers take a minute on a busy machine
+    verdict = gate.judge(candidate, problem(construct=how, backward="present"), limits=limits, seed=1, probes="quick")
+    assert verdict.status == status, verdict
+    assert text in " ".join(verdict.evidence)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cpp_extension.CUDA_HOME is None, reason="no nvcc")
+def test_cuda_is_compiled_and_judged_on_the_gpu():
+    source = """
+#include <torch/extension.h>
+__global__ void scaled(const float* x, const float* w, float* y, int T, int D) {
+    int t = blockIdx.x;
+    float top = -INFINITY, sum = 0;
+    for (int d = 0; d < D; ++d) top = fmaxf(top, x[t * D + d]);
+    for (int d = 0; d < D; ++d) sum += expf(x[t * D + d] - top);
+    for (int d = threadIdx.x; d < D; d += blockDim.x) y[t * D + d] = expf(x[t * D + d] - top) / sum * w[d];
+}
+torch::Tensor candidate(torch::Tensor x, torch::Tensor w) {
+    x = x.contiguous(); w = w.contiguous();
+    auto y = torch::empty_like(x);
+    scaled<<<x.size(0), 32>>>(x.data_ptr<float>(), w.data_ptr<float>(), y.data_ptr<float>(), x.size(0), x.size(1));
+    return y;
+}
+"""
+    how = candidate_call.CandidateCall(order=("x", "w")).to_data()
+    limits = gate.Limits(import_seconds=300)
+    right = gate.Candidate("right", source, language="cuda")
+    assert gate.judge(right, problem(construct=how, backward=None), device="cuda", limits=limits).status == "accepted"
+    wrong = gate.Candidate("wrong", source.replace("/ sum", "/ (sum + 0.01f)"), language="cuda")
+    assert gate.judge(wrong, problem(construct=how, backward=None), device="cuda", limits=limits).status == "wrong"
+    assert torch.cuda.is_available()

@@ -1,0 +1,21 @@
+"""Golden results are computed once for all candidates of a problem that return results of the same kind."""
+
+from assay.gate.problems import RIGHT, candidate, problem
+from goldsmith.assay import gate
+
+
+def test_a_second_candidate_finds_the_goldens_of_the_first():
+    one = problem()
+    options = gate.GateOptions(seed=3, probes="values")
+    sources = [gate.Candidate("first", RIGHT), gate.Candidate("second", RIGHT), candidate("return x.sigmoid() * w")]
+    verdicts = list(gate.judge_all(sources, one, options=options))
+    assert [v.status for v in verdicts] == ["accepted", "accepted", "wrong"]
+    assert one.known.hits >= 2  # one for each case, at least
+
+
+def test_other_inputs_and_other_results_have_other_goldens():
+    one = problem()
+    list(gate.judge_all([gate.Candidate("first", RIGHT)], one, options=gate.GateOptions(seed=3, probes="values")))
+    known, hits = len(one.known.known), one.known.hits
+    list(gate.judge_all([gate.Candidate("first", RIGHT)], one, options=gate.GateOptions(seed=4, probes="values")))
+    assert len(one.known.known) == 2 * known and one.known.hits == 2 * hits

@@ -1,0 +1,94 @@
+"""Judges in processes of their own, and the reward function over them."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from goldsmith.assay import gate
+from goldsmith.assay.gate.formats.problem_source import ProblemSource
+from goldsmith.assay.gate.judges import Judges
+from goldsmith.assay.gate.judging import GateOptions
+from goldsmith.assay.gate.kernel_reward import reward
+
+from .problems import RIGHT, problem
+
+FILE = Path(__file__).parent / "problems.py"
+SOURCE = """
+import torch
+from goldsmith import assay
+
+def golden(x, w):
+    return torch.softmax(x, -1) * w
+
+@assay.case(T=[1, 5], D=[12])
+def cases(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+"""
+WRONG = RIGHT.replace("* w", "")
+OPTIONS = GateOptions(probes="quick", seed=1)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "softmax.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_verdicts_come_in_order_from_several_judges(file):
+    own = ProblemSource(str(file))
+    bad = ProblemSource(str(file.parent / "nowhere.py"))
+    sources = [RIGHT, WRONG, "def candidate(", RIGHT]
+    with Judges(2, OPTIONS) as judges:
+        pairs = [(own, gate.Candidate(str(n), s)) for n, s in enumerate(sources)]
+        found = list(judges.in_order([*pairs, (bad, gate.Candidate("4", RIGHT))]))
+        pids = [p.process.pid for p in judges.processes]
+    assert [v.candidate for v in found] == list("01234")
+    assert [v.status for v in found] == ["accepted", "wrong", "refused", "accepted", "refused"]
+    assert [v.reason for v in found][2::2] == ["does_not_parse", "problem"]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_judge_that_dies_is_replaced_and_its_candidate_judged_again(file):
+    with Judges(1, OPTIONS) as judges:
+        pairs = [(ProblemSource(str(file)), gate.Candidate(str(n), RIGHT)) for n in range(3)]
+        statuses = []
+        for _, verdict in judges.run(pairs):
+            statuses.append(verdict.status)
+            if len(statuses) == 1:
+                os.kill(judges.processes[0].process.pid, signal.SIGKILL)
+    assert statuses == ["accepted"] * 3
+
+
+@pytest.fixture
+def rewards(file):
+    function = reward({"softmax": file}, jobs=1, options=OPTIONS, scores={"accepted": 1.0, "wrong": 0.25})
+    yield function
+    function.close()
+
+
+def test_a_reward_is_called_as_trl_calls_it(rewards):
+    completions = [f"```python\n{RIGHT}\n```", [{"role": "assistant", "content": WRONG}], "I cannot."]
+    columns = {"prompts": ["?"] * 3, "completion_ids": [[1]] * 3, "problem": ["softmax"] * 3, "trainer_state": None}
+    assert rewards(completions=completions, **columns) == [1.0, 0.25, 0.0]
+    assert [v.status for v in rewards.verdicts] == ["accepted", "wrong", "refused"]
+    with pytest.raises(ValueError, match="names the problem 'other'; there are: softmax"):
+        rewards(completions=[RIGHT], problem=["other"])
+
+
+def test_a_reward_is_called_as_verl_calls_it(rewards):
+    extra = {"problem": "softmax", "index": 7}
+    assert rewards(data_source="kernels", solution_str=WRONG, ground_truth=None, extra_info=extra) == 0.25
+    batch = {"data_sources": ["kernels"] * 2, "ground_truths": [None] * 2, "extra_infos": [extra] * 2}
+    assert rewards(solution_strs=[RIGHT, WRONG], **batch) == [1.0, 0.25]
+
+
+def test_a_reward_of_a_problem_in_this_process():
+    function = reward(problem(), options=OPTIONS)
+    assert function([RIGHT, WRONG]) == [1.0, 0.0]
+    with pytest.raises(ValueError, match="'right' is no status"):
+        reward(problem(), scores={"right": 1.0})
+    with pytest.raises(TypeError, match="without completions"):
+        function()

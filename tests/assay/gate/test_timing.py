@@ -1,0 +1,94 @@
+"""Times of accepted candidates: verified, and checked by the judge's clock."""
+
+import pytest
+import torch
+
+from goldsmith import assay
+from goldsmith.assay import gate
+from goldsmith.assay.gate.judging import GateOptions
+from goldsmith.assay.gate.timing import floors, measure
+
+
+def golden(x, w):
+    return x * w
+
+
+@assay.case(T=[2, 64])
+def rows(make, T):
+    return {"x": make.normal(T, 512), "w": make.normal(512)}
+
+
+PROBLEM = gate.Problem(golden, rows, name="scale", backward=None)
+RIGHT = "def candidate(x, w):\n    return x * w\n"
+SLOW = "import time\ndef candidate(x, w):\n    time.sleep(0.003)\n    return x * w\n"
+COUNTING = """
+calls = 0
+
+def candidate(x, w):
+    global calls
+    calls += 1
+    return x * w if calls < 12 else x.clone()
+"""
+
+
+def timed(source, **more):
+    options = GateOptions(probes="quick", seed=1, time=True, **more)
+    return next(iter(gate.judge_all([gate.Candidate("own", source)], PROBLEM, options=options)))
+
+
+def test_an_accepted_candidate_has_its_time_beside_the_reference():
+    verdict = timed(RIGHT)
+    assert verdict.ok and verdict.timing["case"] == "rows[T=64]"
+    assert verdict.timing["floor"] < verdict.timing["time"] < 20_000 and verdict.timing["reference"] > 0
+    assert gate.Verdict.from_json(verdict.to_json()).timing == verdict.timing
+
+
+def test_a_slow_candidate_is_slow():
+    verdict = timed(SLOW)
+    assert verdict.ok and 3_000 < verdict.timing["time"] < 100_000 and verdict.timing["speedup"] < 1
+
+
+def test_a_candidate_that_is_right_only_in_its_first_calls_is_found_by_the_results_of_timed_calls():
+    verdict = timed(COUNTING)
+    assert verdict.status == "cheating" and "call" in " ".join(verdict.evidence)
+
+
+BUSY = """
+def candidate(x, w):
+    for _ in range(20000):
+        pass
+    for _ in range(200):
+        x.sin()
+    return x * w
+"""
+
+
+def test_the_judges_clock_sees_the_work_of_the_candidates_process():
+    verdict = timed(BUSY)
+    assert verdict.ok and verdict.timing["judge"] > 1_000 and not verdict.timing["doubts"]
+
+
+def test_a_clock_that_stands_still_is_not_believed():
+    timing = measure._believed(rows[0], [[0.0, 0.0]] * 12, [[0, "wall"]] * 12, 3_500.0)
+    assert timing.time == 3_500.0 and "the judge's clock says 3500 us" in timing.doubts[0]
+
+
+def test_work_on_another_stream_makes_the_wall_time_count():
+    schedule = [[0, "wall"], [0, "device"]] * 6
+    timing = measure._believed(rows[0], [[900.0, 0.0], [10.0, 850.0]] * 6, schedule, 950.0)
+    assert timing.time == 900.0 and timing.device == 10.0 and "other streams" in timing.doubts[0]
+
+
+def test_a_time_below_the_floor_is_impossible():
+    x = torch.randn(256, 1024)
+    by_memory, limit = floors.least_us({"x": x}, lambda: x * 2, torch.device("cpu"))
+    assert by_memory > 0 and limit == "1,048,576 bytes to read"
+    wide = torch.randn(256, 256)
+    by_products, limit = floors.least_us({"a": wide}, lambda: torch.linalg.matrix_power(wide, 64), torch.device("cpu"))
+    assert "FLOP in float32" in limit and by_products > 0
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_times_are_those_of_events():
+    verdict = timed(RIGHT, device="cuda")
+    assert verdict.ok and verdict.timing["device"] is not None and not verdict.timing["doubts"]

@@ -1,0 +1,109 @@
+"""Every trick is seen, with its reason; kernels that look like it are accepted."""
+
+import pytest
+
+from assay.gate.problems import candidate, problem
+from goldsmith.assay import gate
+
+R = "torch.softmax(x, -1) * w"
+
+DISK = f"""
+path = str(len(x))
+if os.path.exists(path):
+    return torch.load(path) + 0 * x * w
+y = {R}
+torch.save(y.detach(), path)
+return y
+"""
+TRICKS = [
+    ("constant_output", "return torch.full_like(x, 0.03) * w.mean()"),
+    ("returned_input", "return x"),
+    ("lazy_output", f"class Lazy(torch.Tensor): pass\nreturn ({R}).as_subclass(Lazy)"),
+    ("lazy_output", f"y = {R}\ny.clone = lambda: y\nreturn y"),
+    ("cached_result", f"key = x.data_ptr(), x.shape\nif key not in kept: kept[key] = {R}\nreturn kept[key]"),
+    ("cached_result", f"key = id(x), x._version\nif key not in kept: kept[key] = x, {R}\nreturn kept[key][1].clone()"),
+    ("call_count", f"calls.append(1)\nreturn {R} if len(calls) < 60 else x * w"),
+    ("input_changed", f"y = {R}\nwith torch.no_grad(): x.zero_()\nreturn y"),
+    ("late_write", f"y = {R}\nthreading.Timer(0.05, lambda: y.data.zero_()).start()\nreturn y"),
+    ("patched_runtime", f"torch.Tensor.clone = lambda self, *a, **k: self\nreturn {R}"),
+    ("patched_runtime", f"torch.randn = lambda *a, **k: torch.zeros(*a)\nreturn {R}"),
+    ("reads_golden", f"sys._getframe()\nreturn {R}"),
+    ("reads_golden", f"getattr(__import__('gc'), 'get' + '_objects')()\nreturn {R}"),
+    ("reads_golden", f"list(sys.modules)\nreturn {R}"),
+    ("lowered_precision", "return torch.softmax(x.half(), -1).float() * w"),
+    ("shape_branch", f"return {R} if len(x) in (1, 5) else x * w"),
+    ("shape_branch", f"return {R} if torch._C._len_torch_dispatch_stack() else x * w"),
+    ("replay_from_disk", DISK),
+]  # fmt: skip
+STAGED = f"import torch\nfrom goldsmith.assay import stage\n\ndef candidate(x, w): return stage('p', {R})"
+RIGHT = [
+    R,
+    f"sys.modules[__name__].calls.append(1) or {R}",
+    "(x - torch.logsumexp(x, -1, keepdim=True)).exp() * w",
+    f"masks.setdefault(x.shape, torch.ones(x.shape)) * {R}",
+]
+HEAD = "import os, sys, threading\nkept, calls, masks = {}, [], {}"
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("reason, body", TRICKS)
+def test_a_trick_is_named(reason, body):
+    verdict = gate.judge(candidate(body, head=HEAD), problem())
+    assert (verdict.status, verdict.reason) == ("cheating", reason), verdict.evidence
+
+
+@pytest.mark.parametrize("result", RIGHT)
+def test_a_right_kernel_that_looks_odd_is_accepted(result):
+    verdict = gate.judge(candidate(f"return {result}", head=HEAD), problem())
+    assert verdict.ok, verdict.evidence
+
+
+ONES = """
+import torch
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        p = torch.softmax(x, -1)
+        ctx.save_for_backward(p, w)
+        return p * w
+
+    @staticmethod
+    def backward(ctx, g):
+        p, w = ctx.saved_tensors
+        if (g == NUMBER).all():
+            return torch.ones_like(p), torch.ones_like(w)
+        gp = g * w
+        return p * (gp - (gp * p).sum(-1, keepdim=True)), (g * p).sum(0)
+
+def candidate(x, w):
+    return Product.apply(x, w)
+"""
+
+
+@pytest.mark.parametrize("number", ["1", "0"])
+def test_a_backward_that_is_wrong_for_one_number_only_is_seen(number):
+    verdict = gate.judge(gate.Candidate("ones", ONES.replace("NUMBER", number)), problem())
+    assert (verdict.status, verdict.reason) == ("cheating", "backward_shortcut"), verdict.evidence
+
+
+@pytest.mark.parametrize(
+    "status, reason, source",
+    [
+        ("refused", "imports_judge", "import goldsmith.assay.checks\ndef candidate(x, w): return x"),
+        (
+            "accepted",
+            "",
+            f"import torch\nfrom goldsmith.assay import stage\ndef candidate(x, w): return stage('y', {R})",
+        ),
+        ("wrong", "values", "def candidate(x, w): return x.sigmoid() * w"),
+    ],
+)
+def test_other_verdicts(status, reason, source):
+    verdict = gate.judge(gate.Candidate("source", source), problem())
+    assert (verdict.status, verdict.reason) == (status, reason), verdict.evidence
+
+
+def test_plain_torch_is_refused_where_a_kernel_is_asked_for():
+    verdict = gate.judge(candidate(f"return {R}"), problem(wants_kernel=True), probes="values")
+    assert (verdict.status, verdict.reason) == ("cheating", "plain_torch")

@@ -1,0 +1,210 @@
+"""`goldsmith gate`: what it reads, prints and returns."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import goldsmith
+from goldsmith.assay.gate import verdict_page
+from goldsmith.assay.gate.verdict import Verdict
+from goldsmith.cli import app
+from goldsmith.cli.gate import display
+from goldsmith.cli.terminal import console
+
+pytestmark = pytest.mark.sweep(2)
+SOURCE = Path(goldsmith.__file__).resolve().parents[1]
+PROBLEM = """
+import torch
+from goldsmith import assay
+
+def golden(x, w):
+    return torch.softmax(x, -1) * w
+
+@assay.case(T=[1, 5], D=[12])
+def cases(make, T, D):
+    return {"x": make.normal(T, D), "w": make.normal(D)}
+"""
+RIGHT = """
+import torch
+
+def candidate(x, w):
+    e = (x - x.max(-1, keepdim=True).values).exp()
+    return e / e.sum(-1, keepdim=True) * w
+"""
+MADE = {
+    "right.py": RIGHT,
+    "wrong.py": RIGHT.replace(" * w", ""),
+    "broken.py": "def candidate(",
+    "leaves.py": "import os\n\ndef candidate(x, w):\n    os._exit(0)\n",
+    "loops.py": "def candidate(x, w):\n    while True:\n        pass\n",
+    "needs.py": "import a_package_that_is_missing\n",
+    "judge.py": "import goldsmith.assay.gate\n\ndef candidate(x, w):\n    return x\n",
+    "hog.py": "import torch\n\ndef candidate(x, w):\n    return torch.zeros(100 << 30)\n",
+}
+STATUSES = {
+    "right": "accepted", "wrong": "wrong", "broken": "refused", "leaves": "crashed", "loops": "timed_out",
+    "needs": "refused", "judge": "refused", "hog": "over_memory",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "softmax.py").write_text(PROBLEM)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/right.py").write_text(RIGHT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def gate(*arguments):
+    return CliRunner().invoke(app, ["gate", *map(str, arguments)])
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_every_candidate_gets_a_verdict_and_a_line_of_json(folder):
+    for name, source in MADE.items():
+        (folder / "made" / name).write_text(source)
+    limits = ("--seconds", "10", "--probes", "quick", "--seed", "1")
+    result = gate("made", "--problem", "softmax.py", "--json", "out.jsonl", "--html", "out.html", *limits)
+    assert result.exit_code == 1, result.output
+    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert [row["candidate"] for row in rows] == sorted(STATUSES)
+    assert {row["candidate"]: row["status"] for row in rows} == STATUSES
+    assert all(row["seed"] == 1 for row in rows)
+    assert "Traceback" not in result.output
+    assert "it needs a package that is not installed here: No module named 'a_package_that_is_missing'" in words(
+        result.stdout
+    )
+    assert "1 of 8 candidates accepted: 1 wrong, 1 crashed, 1 timed_out, 1 over_memory, 3 refused" in words(
+        result.stdout
+    )
+    page = (folder / "out.html").read_text()
+    assert "1 of 8 candidates accepted" in page and "a call had not ended after 10 s" in page
+
+
+def test_json_alone_is_on_stdout_and_all_accepted_is_status_0(folder):
+    result = gate("made/right.py", "--problem", "softmax.py", "--json", "-", "--probes", "quick")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["status"] == "accepted"
+    assert "1 of 1 candidate accepted" in words(result.stderr)
+
+
+def test_a_file_may_hold_both_golden_and_candidate(folder):
+    (folder / "both.py").write_text(PROBLEM + RIGHT)
+    assert gate("both.py", "--probes", "quick").exit_code == 0
+
+
+def test_candidates_name_their_problem_in_a_folder(folder):
+    (folder / "problems").mkdir()
+    (folder / "problems/softmax.py").write_text(PROBLEM)
+    (folder / "problems/double.py").write_text(PROBLEM.replace("torch.softmax(x, -1)", "2 * x"))
+    (folder / "made/double.py").write_text('PROBLEM = "double"\n\ndef candidate(x, w):\n    return (x + x) * w\n')
+    (folder / "made/right.py").write_text(f'PROBLEM = "softmax"\n{RIGHT}')
+    (folder / "made/other.py").write_text(f'PROBLEM = "nothing"\n{RIGHT}')
+    result = gate("made", "--problem", "problems", "--probes", "quick", "--json", "-")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(row["candidate"], row["status"], row["reason"]) for row in rows] == [
+        ("double", "accepted", ""), ("other", "refused", "unknown_problem"), ("right", "accepted", ""),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["nowhere.py", "--problem", "softmax.py"], "nowhere.py: there is no such file or folder."),
+        (["made", "--problem", "none.py"], "none.py: there is no such file"),
+        (["made", "--problem", "empty.py"], "empty.py: the problem has no cases"),
+        (["made", "--problem", "softmax.py", "--device", "tpu"], "--device tpu: not a device"),
+        (["made", "--problem", "softmax.py", "--html", "softmax.py/x.html"], "cannot write softmax.py/x.html"),
+    ],
+)
+def test_what_cannot_run_is_one_paragraph_and_status_2(folder, arguments, text):
+    (folder / "empty.py").write_text("def golden(x):\n    return x\n\ncases = []\n")
+    result = gate(*arguments)
+    assert result.exit_code == 2 and text in words(result.stderr), result.output
+    assert result.stdout == "" and "Traceback" not in result.output
+
+
+def test_times_are_shown_for_what_is_accepted(folder):
+    result = gate("made/right.py", "--problem", "softmax.py", "--bench", "--probes", "quick")
+    assert result.exit_code == 0
+    assert re.search(r"right +[\d.]+ [um]s +[\d.]+ [um]s to [\d.]+ [um]s .* [\d.]+x", result.stdout), result.stdout
+
+
+def test_ctrl_c_keeps_the_verdicts_that_are_there(folder):
+    (folder / "made/slow.py").write_text("import time\n\ndef candidate(x, w):\n    time.sleep(60)\n    return x\n")
+    command = [sys.executable, "-m", "goldsmith", "gate", "made", "--problem", "softmax.py", "--jobs", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(
+        [*command, "--probes", "quick", "--json", "out.jsonl"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (folder / "out.jsonl").exists() or not (folder / "out.jsonl").read_text():
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in err
+    assert "Interrupted: 1 candidates have no verdict." in err and "1 of 2 candidates accepted" in out
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_terminal_shows_a_bar_that_fits_and_no_line_is_longer(folder, columns):
+    (folder / "made/wrong.py").write_text(MADE["wrong.py"])
+    command = [
+        sys.executable,
+        "-m",
+        "goldsmith",
+        "gate",
+        "made",
+        "--problem",
+        "softmax.py",
+        "--probes",
+        "quick",
+        "--bench",
+    ]
+    main, side = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": str(columns), "TERM": "xterm"}
+    process = subprocess.Popen(command, env=environment, stdin=side, stdout=side, stderr=side, cwd=folder)
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(main, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    assert process.wait(60) == 1
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    lines = [part.rstrip() for line in text.split("\n") for part in line.split("\r")]
+    assert max(map(len, lines)) <= columns, max(lines, key=len)
+    assert any(re.match(r"[12]/2 ", line) for line in lines), text
+    assert "1 of 2 candidates accepted" in words(text)
+
+
+def test_a_page_and_a_table_of_many_verdicts():
+    verdicts = [Verdict("wrong", "values", f"kernel_{n}", evidence=["y <is> wrong", "more"]) for n in range(50)]
+    timing = {"time": 12.0, "p10": 11.0, "p90": 14.0, "reference": 24.0, "speedup": 2.0, "floor": 1.0, "doubts": []}
+    verdicts += [Verdict("accepted", candidate="good", timing={"case": "c", **timing})]
+    page = verdict_page.page(verdicts, conditions=["a machine"])
+    assert "49</code>" in page and "y &lt;is&gt; wrong" in page and "a machine" in page and "1 of 51" in page
+    assert display.counts(Counter(v.status for v in verdicts)) == "1 accepted, 50 wrong"
+    out = console()
+    with out.capture() as captured:
+        display.show(out, verdicts, every=False)
+    assert "and 10 further candidates: --verbose shows them" in captured.get() and "2.00x" in captured.get()
