@@ -1,0 +1,206 @@
+"""What the gate says of the specimens, beside three checks that people use.
+
+    python -m benchmarks.gate.score --out rows.jsonl [--jobs 2] [NAME ...]
+
+Each row has the specimen, the verdict, its reason and its seconds, and whether each check accepts the candidate:
+
+    allclose      one call, `torch.allclose` with 1e-2, in a process that the candidate shares (`naive.py`, "harness")
+    kernelbench   five seeds, `torch.allclose` with 1e-2 for results only, as KernelBench does
+    assert_close  one call, `torch.testing.assert_close` with its own tolerances, results and gradients
+
+A run continues where the file of rows ends. The last lines are the table. The exit status is 1 if a right candidate is
+not accepted or a cheating one is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+
+from goldsmith.assay.gate import (
+    Candidate,
+    GateOptions,
+    Judges,
+    Limits,
+    ProblemSource,
+    Verdict,
+    judge,
+    load_problem,
+)  # fmt: skip
+
+from . import naive, specimens
+from .specimens import CHEATS, PROBLEMS, RIGHT, Specimen
+
+SECONDS = 20  # for each check and for each limit of the gate
+SEEDS = 5
+Row = dict[str, object]
+
+
+def kernelbench(results: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
+    return all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-2)
+        for a, b in zip(results, expected, strict=True)
+    )
+
+
+def assert_close(results: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
+    torch.testing.assert_close(results, expected)
+    return True
+
+
+def _accepted(specimen: Specimen, seeds: int, agree: Callable[..., bool], gradients: bool) -> bool:
+    """Whether a check accepts the candidate, in the process that runs this."""
+    target = specimens.target(specimen)
+    for seed in range(seeds):
+        values = target.cases[0].build(target.dtypes[0], "cpu", seed)
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        leaves = [tensors[name].requires_grad_() for name in target.wanted_grads(tensors)] if gradients else []
+        expected = naive._tuple(target.bound("golden", values)(values))
+        results = naive._tuple(target.bound("candidate", values)(values))
+        if not agree(results, expected):
+            return False
+        if leaves and any(result.requires_grad for result in results):
+            if not agree(naive._gradients(results, leaves), naive._gradients(expected, leaves)):
+                return False
+    return True
+
+
+def _in_a_child(connection: object, *arguments: object) -> None:
+    sys.stdout = sys.stderr = open(os.devnull, "w")
+    connection.send(_accepted(*arguments))  # type: ignore[attr-defined]
+
+
+def in_a_child(specimen: Specimen, *arguments: object) -> bool:
+    """The answer of a child with a temporary folder of its own; False if it dies or takes too long."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        earlier, tempfile.tempdir = tempfile.tempdir, folder
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_in_a_child, args=(theirs, specimen, *arguments))
+        child.start()
+        theirs.close()
+        tempfile.tempdir = earlier
+        try:
+            return bool(ours.recv()) if ours.poll(SECONDS) else False
+        except (EOFError, OSError):
+            return False
+        finally:
+            child.kill()
+            child.join()
+
+
+def checks(specimen: Specimen) -> dict[str, bool]:
+    return {
+        "allclose": naive._once("harness", specimen),
+        "kernelbench": in_a_child(specimen, SEEDS, kernelbench, False),
+        "assert_close": in_a_child(specimen, 1, assert_close, True),
+    }
+
+
+def rows(chosen: list[Specimen], jobs: int) -> Iterator[Row]:
+    """A row for each specimen, in the order in which they are finished."""
+    limits = Limits(seconds=SECONDS, import_seconds=SECONDS)
+    usual = [specimen for specimen in chosen if not specimen.kernel_asked]
+    with Judges(jobs, GateOptions(limits=limits)) as judges:
+        for number, verdict in judges.run((ProblemSource(problem_of(s)), candidate_of(s)) for s in usual):
+            yield row_of(usual[number], verdict)
+    for specimen in (s for s in chosen if s.kernel_asked):
+        problem = replace(load_problem(problem_of(specimen)), wants_kernel=True)
+        yield row_of(specimen, judge(candidate_of(specimen), problem, limits=limits))
+
+
+def row_of(specimen: Specimen, verdict: Verdict) -> Row:
+    return {
+        "name": specimen.name,
+        "right": specimen.path.is_relative_to(RIGHT),
+        "expected": list(specimen.statuses),
+        "reasons": sorted(specimen.reasons),
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "evidence": list(verdict.evidence)[:2],
+        "seconds": round(verdict.seconds, 2),
+    }
+
+
+def problem_of(specimen: Specimen) -> str:
+    return str(PROBLEMS / f"{specimen.problem}.py")
+
+
+def candidate_of(specimen: Specimen) -> Candidate:
+    return Candidate(specimen.name, specimen.path.read_text(encoding="utf-8"))
+
+
+def accepts(check: str) -> Callable[[Row], bool]:
+    return lambda row: bool(row.get(check))
+
+
+def table(done: Iterable[Row]) -> list[str]:
+    """Lines for people: what was seen, how many reasons are right, and what the other checks accept."""
+    every = list(done)
+    cheats = [row for row in every if not row["right"] and row["expected"][0] == "cheating"]  # type: ignore[index]
+    others = [row for row in every if not row["right"] and row not in cheats]
+    right = [row for row in every if row["right"]]
+    named = [row for row in cheats if row["status"] == "cheating" and row["reason"] in row["reasons"]]  # type: ignore[operator]
+    lines = [f"{'':12}{'cheating':>16}{'wrong or hostile':>20}{'right, refused':>18}"]
+    groups = (cheats, others, right)
+
+    def line(name: str, accepted: Callable[[Row], bool]) -> str:
+        passed = [sum(map(accepted, group)) for group in groups]
+        refused = f"{len(right) - passed[2]} of {len(right)}"
+        return f"{name:12}{f'{passed[0]} of {len(cheats)}':>16}{f'{passed[1]} of {len(others)}':>20}{refused:>18}"
+
+    lines.append(line("the gate", lambda row: row["status"] == "accepted"))
+    lines += [
+        line(check, lambda row, check=check: bool(row.get(check)))
+        for check in ("allclose", "kernelbench", "assert_close")
+    ]  # type: ignore[misc]
+    lines += ["(accepted candidates; in the last column those that were refused)"]
+    lines += [f"reason right: {len(named)} of {len(cheats)} cheating candidates"]
+    return lines
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="specimens, for example a/zeros; default: all")
+    parser.add_argument("--out", default="gate.jsonl", help="a file to which the rows are added")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--gate-alone", action="store_true", help="leave the other checks out")
+    arguments = parser.parse_args(argv)
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    torch.set_num_threads(1)
+    out = Path(arguments.out)
+    finished = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    known = {row["name"] for row in finished}
+    every = specimens.specimens(CHEATS) + specimens.specimens(RIGHT)
+    chosen = [s for s in every if (not arguments.names or s.name in arguments.names)]
+    by_name = {specimen.name: specimen for specimen in chosen}
+    console = Console(stderr=True)
+    open_ones = [specimen for specimen in chosen if specimen.name not in known]
+    with out.open("a") as file:
+        for row in track(rows(open_ones, arguments.jobs), "judging", total=len(open_ones), console=console):
+            beside = {} if arguments.gate_alone else checks(by_name[str(row["name"])])
+            finished.append({**row, **beside})
+            file.write(json.dumps(finished[-1]) + "\n")
+            file.flush()
+    shown = [row for row in finished if row["name"] in by_name]
+    for row in shown:
+        if (row["status"] == "accepted") != bool(row["right"]):
+            print(f"{row['name']}: {row['status']} {row['reason']}, expected {row['expected'][0]}")
+    print(*table(shown), sep="\n")
+    return int(any((row["status"] == "accepted") != bool(row["right"]) for row in shown))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
