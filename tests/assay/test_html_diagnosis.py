@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from assay import html_samples as samples
 from assay.html_reader import Reader
@@ -88,6 +89,21 @@ def test_the_strip_distinguishes_the_culprit_from_inherited_errors():
     reader = page_of(samples.diagnosis())
     boxes = [a["class"].split() for tag, a, parents in reader.tags if tag == "li" and "ol" in parents]
     assert [c for c in boxes if "first" in c] == [["culprit", "first"]]
+
+
+def test_a_stage_that_is_wrong_in_another_run_alone_is_not_shown_as_right():
+    """exp without the row's maximum: right on the inputs of the case, NaN at scale 2^12."""
+    overflowing = assay.Target(
+        lambda x: x.exp() / x.exp().sum(-1, keepdim=True), lambda x: x.softmax(-1), cases={"x": torch.randn(2, 5)},
+        backward=None, name="softmax",
+    )  # fmt: skip
+    diagnosis = assay.diagnose(overflowing, budget_s=20)
+    (box,) = diagnosis_view.strip(diagnosis)
+    assert (box["word"], box["state"]) == ("first wrong in scale:2^12", "bad") and "g bad" in box["glyph"]
+    assert "ok but wrong in scale:2^12" in page_of(diagnosis).visible_text()
+    assert any(
+        line.startswith("y ") and line.endswith("ok, but wrong in scale:2^12") for line in str(diagnosis).splitlines()
+    )
 
 
 def test_the_profile_of_an_axis_shows_where_the_errors_are():

@@ -216,6 +216,7 @@ def test_nan_and_inf_where_the_golden_has_none_are_certain(value, text):
     j = verdict(rms_norm, spoilt((slice(1, 3), slice(None)), value), draw_norm())
     assert rungs(j) == ["CERTAIN"] and text in j.findings[0].text
     assert j.findings[0].location.axes == {"0": [(1, 2)]}
+    assert (j.row.max_error, j.row.max_over_bound, j.row.state) == (float("inf"), float("inf"), "bad")
 
 
 def test_a_nan_of_the_golden_must_appear_in_the_candidate():

@@ -46,6 +46,7 @@ def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence
         "story": view.story(diagnosis),
         "conditions": list(conditions) or [f"{k} {environment[k]}" for k in ("gpu", "torch") if environment.get(k)],
         "strip": view.strip(diagnosis),
+        "stages": view.stages(diagnosis),
         "maps": view.maps(diagnosis),
         "profiles": view.profiles(diagnosis),
         "dependence": view.dependence(diagnosis),

@@ -72,20 +72,32 @@ def scored(cause: Cause) -> str:
 
 def strip(diagnosis: DiagnosisFacts) -> list[dict[str, str]]:
     """One box for each stage in the golden's order: right, wrong by inheritance, or wrong on right inputs."""
+    elsewhere = diagnosis.faults_of_other_runs()
+    first = diagnosis.first_wrong_stage
     return [
         {
             "name": stage.name,
             "kind": stage.kind,
-            "state": stage.state,
-            "word": "first wrong" if stage.name == diagnosis.first_wrong_stage else _word(stage),
-            "glyph": svg.glyph(stage.state),
-            "first": "first" if stage.name == diagnosis.first_wrong_stage else "",
+            "state": "bad" if stage.name in elsewhere else stage.state,
+            "word": _word(stage, "first wrong" if stage.name == first else "", elsewhere.get(stage.name, "")),
+            "glyph": svg.glyph("bad" if stage.name in elsewhere else stage.state),
+            "first": "first" if stage.name == first else "",
         }
         for stage in diagnosis.stages
     ]
 
 
-def _word(stage: StageState) -> str:
+def stages(diagnosis: DiagnosisFacts) -> list[tuple[StageState, str]]:
+    """The table of stages, each with a remark on its state."""
+    elsewhere = diagnosis.faults_of_other_runs()
+    return [(s, f"but wrong in {elsewhere[s.name]}" if s.name in elsewhere else s.text) for s in diagnosis.stages]
+
+
+def _word(stage: StageState, first: str, elsewhere: str) -> str:
+    if elsewhere:
+        return f"{first or 'wrong'} in {elsewhere}"
+    if first:
+        return first
     if stage.state == "not judged" and stage.propagated is None:
         return "not named"
     return STATE_WORD.get(stage.state, stage.state)

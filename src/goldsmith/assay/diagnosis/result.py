@@ -11,7 +11,7 @@ from ..declare.target import Target
 from ..report.check_report import Report
 from ..report.results import PASS, ErrorMap, Location
 from ..report.results import _plain as plain_json
-from .evidence import Evidence, StageState
+from .evidence import OK, Evidence, StageState
 from .rank import Cause
 
 SCHEMA = 1
@@ -59,6 +59,12 @@ class DiagnosisFacts:
     @property
     def ok(self) -> bool:
         return self.verdict == PASS
+
+    def faults_of_other_runs(self) -> dict[str, str]:
+        """The stages that are right in the plain run and wrong in others, each with the first of these runs."""
+        right = {stage.name for stage in self.stages if stage.state == OK}
+        wrong = [r for r in self.report.rows if r.state == "bad" and r.run != "values" and r.tensor in right]
+        return {row.tensor: row.run for row in reversed(wrong)}
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values, including the report; tensors are only in the bundle."""

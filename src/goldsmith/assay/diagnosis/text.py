@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..bounds.bounded import SLACK
@@ -37,7 +37,7 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
         lines += [f"  Try: {best.mend}"] if best.mend else []
         parts.append("Why\n" + "\n".join(_wrapped(line, 4) for line in lines))
     if any(s.state != "not judged" for s in diagnosis.stages):
-        parts.append(_table(diagnosis.stages))
+        parts.append(_table(diagnosis.stages, diagnosis.faults_of_other_runs()))
     cases = _cases(diagnosis)
     if cases:
         parts.append(cases)
@@ -84,11 +84,12 @@ def headline(diagnosis: DiagnosisFacts) -> str:
     return f"FAIL  {best.headline} ({best.id}, {weak}score {best.score:.2f})"
 
 
-def _table(stages: list[StageState]) -> str:
+def _table(stages: list[StageState], elsewhere: Mapping[str, str]) -> str:
     width = max(5, *(len(s.name) for s in stages))
     lines = [f"{'stage':<{width}}  {'propagated':>10}  {'isolated':>10}  state", "-" * min(WIDTH, width + 36)]
     for s in stages:
-        lines.append(f"{s.name:<{width}}  {_number(s.propagated):>10}  {_number(s.isolated):>10}  {s.state}")
+        state = f"{s.state}, but wrong in {elsewhere[s.name]}" if s.name in elsewhere else s.state
+        lines.append(f"{s.name:<{width}}  {_number(s.propagated):>10}  {_number(s.isolated):>10}  {state}")
     within = any(s.state == CULPRIT and max(s.propagated or 0, s.isolated or 0) <= 1 for s in stages)
     return "\n".join(lines) + "\n(largest error as a multiple of the proven bound" + (WITHIN if within else ")")
 

@@ -207,6 +207,8 @@ class _Comparison:
         finite = self.error[self.y_finite & self.g_finite]
         row: dict[str, Any] = {"max_error": float(finite.max()) if finite.numel() else 0.0}
         row["max_over_bound"] = self.ratio
+        if self.special:  # a wrong NaN or Inf is farther from the golden than any number
+            row |= {"max_error": float("inf"), "max_over_bound": float("inf")}
         if ref.store.is_floating_point and finite.numel():
             steps = ulps(self.y, ref.bounded.value, ref.store)
             row["ulp_p50"], row["ulp_p99"] = quantiles(steps, (0.5, 0.99))
