@@ -362,13 +362,14 @@ def test_the_page_shows_the_events_step_next_to_the_previous_one(tmp_path):
     w.to_html(tmp_path / "watch.html")
     text = (tmp_path / "watch.html").read_text()
     visible = Reader(text).visible_text()
-    assert "Norms of step 2, the first event's, beside step 1" in visible
+    assert "Norms at the first event: step 2, compared with step 1" in visible
     assert re.search(r"\d\d? [A-Z][a-z]+ 20\d\d, \d\d:\d\d", visible), "the date"
     assert (
         "norms of 4 steps (0 to 3)" in visible
         and "Step 2, forward: aten::div" in visible
-        and "its cause is not known" in visible
+        and "Evidence float64 gives inf for the same inputs: the divisor holds 6 zeros." in visible
     )
+    assert "First Inf: step 2, forward, born in aten::div." in visible and "test_watch.py:" in visible
 
 
 def test_wrong_arguments_are_named():

@@ -299,3 +299,38 @@ def test_wrong_levels_are_named():
         assay.watch(level="tensors")
     with pytest.raises(ValueError, match="needs sync=True"):
         assay.watch(level="modules", sync=False)
+
+
+@levels
+@pytest.mark.parametrize("wrong", [lambda loss: loss * math.nan, lambda loss: loss + (loss * 0).sqrt()])
+def test_steps_after_the_first_event_report_nothing_that_follows_from_it(wrong, level):
+    """The first event makes the weights NaN, and so everything that later forwards save for their backward."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number):
+        loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 2]))
+        optimizer.zero_grad()
+        (wrong(loss) if number == 2 else loss).backward()
+        optimizer.step()
+
+    w = steps(model, step, 5, level=level)
+    assert w.events and {event.step for event in w.events} == {2}
+
+
+def test_a_backward_that_reads_a_non_finite_saved_tensor_does_not_count_as_its_origin():
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, factor):
+            ctx.save_for_backward(factor)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0], None
+
+    model, factor = torch.nn.Linear(4, 1), torch.full((2, 1), math.nan)
+    w = steps(model, lambda number: Saves.apply(model(torch.ones(2, 4)), factor).sum().backward())
+    late = [event for event in w.events if event.step > 0]
+    assert all(not event.born for event in late) and {event.op for event in late} <= {"SavesBackward"}
+    assert not w.first.born

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 NAN, INF = "nan", "inf"
+UNKNOWN = "unknown"  # id of the likely cause if nothing points to one
 LARGEST = 1 << 24  # an operator on more elements is not repeated in float64
 DEPTH = 4  # user frames that are kept
 
@@ -23,6 +24,11 @@ class Likely:
 
     id: str
     evidence: str
+
+    @property
+    def title(self) -> str:
+        """What the evidence speaks for: "likely overflow"; without a cause it stands for itself."""
+        return "evidence" if self.id == UNKNOWN else f"likely {self.id}"
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ class Event:
 
     def __str__(self) -> str:
         share = f"{self.count} of {self.total} elements" if self.count is not None else f"among {self.total} elements"
-        at = f", first at {list(self.index)}" if self.index is not None else ""
+        at = f", first at {list(self.index)}" if self.index else ""
         where = f" in {self.module}" if self.module else ""
         how = "born here" if self.born else f"carried, from {self.source}"
         name = {NAN: "NaN", INF: "Inf"}[self.kind]
         lines = [f"{name} in the {self.phase} of step {self.step}: {self.op}{where}, {self.tensor}: {share}{at}; {how}"]
         lines += [f"  read {i.dtype} {list(i.shape)}, absmax {i.absmax:.4g} ({i.source})" for i in self.inputs]
-        lines.append(f"  likely {self.likely.id}: {self.likely.evidence}")
+        lines.append(f"  {self.likely.title}: {self.likely.evidence}")
         return "\n".join([*lines, *(f"  at {frame}" for frame in self.stack)])
 
 

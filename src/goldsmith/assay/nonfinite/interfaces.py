@@ -60,6 +60,7 @@ class Host(Protocol):
     has_event      whether this step has an event in a phase
     name_of        the name of a parameter
     place_of       the place of the forward operator with a number of autograd's
+    source         the name of a tensor, for a user
     module_at      the module with a path, or None
     """
 
@@ -80,6 +81,8 @@ class Host(Protocol):
     def module_at(self, path: str) -> torch.nn.Module | None: ...
 
     def place_of(self, number: int) -> Place: ...
+
+    def source(self, tensor: Tensor) -> str: ...
 
     def place(self) -> Place: ...
 

@@ -2,7 +2,8 @@
 
 A dispatch mode that is on the stack when a backward starts costs every operator of it. So a function mode notices
 `Tensor.backward` and `torch.autograd.grad`, takes the dispatch mode off, and puts a hook on each node of the graph
-between the loss and the modules' outputs. A node that makes NaN or Inf of finite gradients is an event.
+between the loss and the modules' outputs. A node that makes NaN or Inf of finite gradients, and of finite tensors that
+it saved in the forward, is an event.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .events import Event, Likely, Operand
 from .interfaces import Host
 from .mode_stacks import FunctionStack, SleepingMode
 from .operators import WatchMode
-from .storage_history import BACKWARD
+from .storage_history import BACKWARD, FOREIGN, REPORTED, owner
 
 MOST_NODES = 256  # outside of the modules
 EVIDENCE = 'only the gradients were seen; level="operators" names the operator'
@@ -75,24 +76,53 @@ class LossChecks:
             for _, tensor, peak in bad:
                 self.mode.record(tensor, name, peak, reported=True)  # type: ignore[arg-type]
             if all(math.isfinite(peak) for _, peak in peaks):
-                self._report(name, number, bad[0], peaks)  # type: ignore[arg-type]
+                self._judge(node, name, number, bad[0], peaks)  # type: ignore[arg-type]
 
         return hook
 
-    def _report(
-        self, name: str, number: int, bad: tuple[int, Tensor, float], read: list[tuple[Tensor | None, float]]
+    def _judge(
+        self, node: Node, name: str, number: int, bad: tuple[int, Tensor, float], read: list[tuple[Tensor, float]]
     ) -> None:
+        """A node made a value that is not finite of finite gradients: an event, unless its forward read a known one."""
+        saved = [(t, p) for t in _saved(node) if not math.isfinite(p := _peak(t))]
+        owners = [owner(self.mode.entry(t), p) for t, p in saved]
+        if FOREIGN in owners:
+            tensor, peak = saved[owners.index(FOREIGN)]
+            source = self.host.source(tensor)
+            inputs = [*read, (tensor, peak)]
+            self._report(name, number, bad, inputs, source, f"what {name} saved in the forward was not finite")
+        elif REPORTED not in owners:
+            self._report(name, number, bad, read, "", EVIDENCE)
+
+    def _report(
+        self, name: str, number: int, bad: tuple[int, Tensor, float], read: list[tuple[Tensor, float]], source: str,
+        evidence: str,
+    ) -> None:  # fmt: skip
+        """source: where a value that is not finite came from; "" if the node made it."""
         place, (result, tensor, peak) = self.host.place_of(number), bad
         with torch.no_grad(), torch._C._DisableTorchDispatch():
             count, index = facts.where(tensor)
-        inputs = tuple(Operand(tuple(t.shape), facts.name_of(t.dtype), p, "gradient") for t, p in read if t is not None)
+        inputs = tuple(
+            Operand(tuple(t.shape), facts.name_of(t.dtype), p, "gradient" if math.isfinite(p) else source)
+            for t, p in read
+        )
         label = f"result {result}" if result else "its result"
         self.host.report(
             Event(
-                facts.kind_of(peak), BACKWARD, place.module, name, label, count, tensor.numel(), index, inputs, True,
-                name, place.step, facts.frame_texts(place.stack), Likely("unknown", EVIDENCE),
+                facts.kind_of(peak), BACKWARD, place.module, name, label, count, tensor.numel(), index, inputs,
+                not source, source or name, place.step, facts.frame_texts(place.stack), Likely("unknown", evidence),
             )
         )  # fmt: skip
+
+
+def _saved(node: Node) -> list[Tensor]:
+    """The tensors that a node of autograd saved in the forward; none if a hook of the user refuses to unpack them."""
+    try:
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        saved += getattr(node, "saved_tensors", ())  # of a torch.autograd.Function
+    except RuntimeError:
+        return []
+    return [t for t in facts.leaves(saved) if facts.plain(t)]
 
 
 def _outer_nodes(roots: list[Tensor], inner: set[Node]) -> list[Node]:

@@ -63,17 +63,16 @@ def _facts(watch: WatchRecord, steps: Sequence[int]) -> list[str]:
 def _event(event: Event) -> dict[str, object]:
     where = f" in {event.module}" if event.module else ""
     how = "born here: all inputs were finite" if event.born else f"carried, from {event.source}"
-    share = (
-        f"{event.count} of {event.total:,} elements" if event.count is not None else f"among {event.total:,} elements"
-    )
-    at = f", first at {list(event.index)}" if event.index is not None else ""
+    total = f"{event.total:,} element{'' if event.total == 1 else 's'}"
+    share = f"{event.count:,} of {total}" if event.count is not None else f"among {total}"
+    at = f", first at {list(event.index)}" if event.index else ""
     return {
         "name": NAMES[event.kind],
         "what": f"Step {event.step}, {event.phase}: {event.op}{where}",
         "where": f"{event.tensor}: {share}{at}; {how}",
         "likely": event.likely,
         "inputs": event.inputs,
-        "stack": event.stack,
+        "stack": [frame.removeprefix(f"{Path.cwd()}/") for frame in event.stack],
     }
 
 
@@ -88,9 +87,7 @@ def _around(rows: Sequence[Norm], first: Event | None) -> tuple[list[dict[str, o
     step = first.step if first is not None and first.step in steps else steps[-1]
     before = max((s for s in steps if s < step), default=None)
     earlier = {(row.name, row.what): row for row in rows if row.step == before}
-    title = f"Norms of step {step}" + (
-        ", the first event's" if first is not None and step == first.step else ", the last"
-    )
-    title += f", beside step {before}" if before is not None else ", the first that was recorded"
+    which = "Norms at the first event" if first is not None and step == first.step else "Norms of the last step"
+    title = f"{which}: step {step}" + (f", compared with step {before}" if before is not None else "")
     chosen = last_rows([row for row in rows if row.step == step])
     return [{"row": row, "before": earlier.get((row.name, row.what))} for row in chosen], title

@@ -8,7 +8,6 @@ from . import events as facts
 from .interfaces import WatchRecord
 from .norms import Norm
 
-UNKNOWN = "unknown"  # id of the likely cause if there is none
 SHOWN_ROWS, SHOWN_EVENTS = 40, 8
 WIDTH = 80
 
@@ -22,7 +21,7 @@ def headline(watch: WatchRecord) -> str:
     where = f" in {first.module}" if first.module else ""
     how = "born in" if first.born else "carried into"
     source = "" if first.born else f", from {first.source}"
-    cause = "; its cause is not known" if first.likely.id == UNKNOWN else f"; likely {first.likely.id}"
+    cause = "" if first.likely.id == facts.UNKNOWN else f"; {first.likely.title}"
     return f"First {name}: step {first.step}, {first.phase}, {how} {first.op}{where}{source}{cause}."
 
 
