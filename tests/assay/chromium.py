@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,6 +18,33 @@ QUIET = (
     "--no-first-run",
     "--hide-scrollbars",
 )
+
+
+# each word of the visible text that has letters on two lines, with a bar where it breaks
+BROKEN_WORDS = r"""
+(() => {
+  const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const line = (node, at) => {
+    const range = document.createRange();
+    range.setStart(node, at);
+    range.setEnd(node, at + 1);
+    const box = range.getClientRects()[0];
+    return box && box.width ? box.top + box.height / 2 : null;
+  };
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest("svg, script, style, [hidden]")) continue;
+    for (const match of node.data.matchAll(/\S+/g)) {
+      const last = match.index + match[0].length - 1, first = line(node, match.index), end = line(node, last);
+      if (first === null || end === null || Math.abs(first - end) < 5) continue;
+      let at = match.index + 1;
+      while (at < last && Math.abs((line(node, at) ?? first) - first) < 5) at++;
+      found.push(match[0].slice(0, at - match.index) + "|" + match[0].slice(at - match.index));
+    }
+  }
+  return found;
+})()
+"""
 
 
 def find() -> str | None:
@@ -99,6 +127,11 @@ class Chromium:
         """Width and height of the content, in CSS pixels."""
         content = self.send("Page.getLayoutMetrics")["cssContentSize"]
         return content["width"], content["height"]
+
+    def broken_words(self, most: int = 30) -> list[str]:
+        """Words of at most `most` characters that continue on another line: "wo|rd"; a break at a separator is none."""
+        words = self.send("Runtime.evaluate", expression=BROKEN_WORDS, returnByValue=True)["result"]["value"]
+        return [word for word in words if len(word) <= most + 1 and not re.search(r"[\w)\]][-/_.,:]+\|", word)]
 
     def screenshot(self, path: Path, most: int = 8000, top: int = 0) -> None:
         width, height = self.size()

@@ -11,7 +11,7 @@ from assay import html_samples as samples
 from assay.html_reader import Reader
 from goldsmith import assay
 from goldsmith.assay.report.check_report import Report
-from goldsmith.assay.report.html import maps, page, svg, view
+from goldsmith.assay.report.html import maps, page, prose, svg, view
 from goldsmith.assay.report.html.view import Entry
 from goldsmith.assay.report.results import Finding, Note
 
@@ -76,9 +76,10 @@ def test_the_verdict_comes_first_in_one_sentence():
         "Everything tried here holds: 12 cases, 36 runs, 10 tensors, all within what rounding allows." in first["pass"]
     )
     assert "bias.grad is wrong: every element of segment res is 16.000 times the reference." in first["fail"]
-    assert "CERTAIN more than rounding can do to the reference's formula in any order of its sums" in first["fail"]
+    assert "CERTAIN more than rounding can do to the golden's formula in any order of its sums" in first["fail"]
     assert "the golden computes in float32: aten.rsqrt at head.py" in first["reference"]
-    assert "mhc.pre on triton, " in first["verify"] and "mhc.head on reference are rejected." in first["verify"]
+    assert "3 of 6 checks are rejected: mhc.pre on triton, " in first["verify"]
+    assert "and mhc.head on reference." in first["verify"]
     assert "7 checks" not in first["verify"] and "6 checks" in first["verify"], "what could not run is no check"
     assert "1 check could not run here" in first["verify"]
 
@@ -92,14 +93,16 @@ def test_no_rung_claims_more_than_it_proves():
 def test_one_failing_check_among_many_is_named_with_what_is_wrong():
     text = Reader(page.render([samples.passing("mhc.post"), samples.failing("mhc.pre")])).visible_text()
     head = text.partition(", backend, case")[0]
-    assert "mhc.pre is rejected." in head
+    assert "1 of 2 checks is rejected: mhc.pre." in head
     assert "every element of segment res is 16.000 times the reference." in head
 
 
 def test_a_faulty_reference_does_not_reject_the_candidate():
     summary = page.summary([Entry("mhc.head", "reference", samples.reference_fault())])
     assert summary["verdict"] == "reference_fault"
-    assert summary["headline"] == "mhc.head on reference cannot be judged: its reference is at fault."
+    assert summary["headline"] == (
+        "1 of 1 check is without a verdict, because the reference is at fault: mhc.head on reference."
+    )
 
 
 def test_an_unjudged_report_is_not_called_right():
@@ -110,6 +113,42 @@ def test_an_unjudged_report_is_not_called_right():
     assert view.case_states(report) == {"a": "absent"}
     text = Reader(page.render([report])).visible_text()
     assert "all within what rounding allows" not in text
+
+
+def test_a_long_finding_is_a_short_title_and_the_rest_below_it():
+    report = samples.failing()
+    text = "y exceeds its bound up to 2.6e+05 times: every element; 3 of 3 elements (100 %); worst at [0, 0]: got 0.25"
+    report.findings = [dataclasses.replace(report.findings[0], text=text)]
+    section = view.section(Entry("k", report=report))
+    assert section.title == "y exceeds its bound up to 2.6e+05 times: every element."
+    assert section.rest == "3 of 3 elements (100 %); worst at [0, 0]: got 0.25."
+    assert section.headline == f"{text}." and section.rest in Reader(page.render([report])).visible_text()
+
+
+def test_a_replay_leads_with_its_answer():
+    report = samples.failing()
+    report.notes.append(Note("replay", "", "reproduced: the verdict was fail, here it is fail", report.cases[0]))
+    report.environment["replay"] = {"answer": "reproduced", "versions": {}, "bits": []}
+    text = page.render([report])
+    assert "<h1>Reproduced: the verdict was fail, here it is fail.</h1>" in text
+    assert text.count("here it is fail") == 1 and "&#39;answer&#39;" not in text
+
+
+def test_the_rows_that_are_not_right_come_first():
+    report = samples.failing()
+    rows = view.section(Entry("k", report=report), max_rows=12).rows
+    states = [row.state for row in rows]
+    assert len(rows) == 12 < len(report.rows) and states == sorted(states, key=lambda state: state == "ok")
+
+
+def test_numbers_and_options_stay_whole_and_code_is_code():
+    text = prose.prose(
+        "got -0.064 and 1.1e-08 <b>, 512 (100 %), run with --thorough, in_place `other` at 8..23 of 2^-12"
+    )
+    whole = re.findall(r'<span class="whole">([^<]*)</span>', text)
+    assert whole == ["-0.064", "1.1e-08", "100 %", "--thorough", "-12"]
+    assert "&lt;b&gt;" in text and "<code>other</code>" in text and "in_place" in text
+    assert Reader(text).visible_text().startswith("got -0.064 and 1.1e-08 <b>, 512 (100 %), run")
 
 
 def test_the_surest_finding_leads_whatever_the_order_they_came_in():
@@ -131,7 +170,7 @@ def test_the_worst_check_leads_with_its_finding():
     mild = samples.failing("mild")
     mild.findings = [dataclasses.replace(f, rung="SYSTEMATIC", text="a slope") for f in mild.findings]
     text = Reader(page.render([samples.passing(), mild, samples.failing("gross")])).visible_text()
-    assert "gross and mild are rejected. gross: bias.grad is wrong" in text[:400]
+    assert "2 of 3 checks are rejected: gross and mild. gross: bias.grad is wrong" in text[:400]
     checks = text.partition("Every check, the worst first")[2]
     assert checks.find("gross") < checks.find("mild") < checks.find("mhc.pre")
 
@@ -172,7 +211,14 @@ def test_the_stage_strip_keeps_the_golden_order_and_marks_the_first_wrong_stage(
     strip = view.stage_strip(report)
     assert [box["name"] for box in strip] == report.stages
     assert [box["name"] for box in strip if box["first"]] == ["h_in"]
-    assert strip[0]["word"] == "not named"
+    assert strip[0]["word"] == "not named by the candidate"
+
+
+def test_an_input_and_a_call_are_no_stages():
+    report = samples.failing()
+    report.findings += [Finding("CERTAIN", "layouts", "forward", None, None, None, "refused", report.cases[0])]
+    assert {f.tensor for f in report.findings} >= {"phi", "forward"}
+    assert [box["name"] for box in view.stage_strip(report)] == samples.STAGES
 
 
 def test_a_saved_result_and_its_stage_are_one_box():

@@ -60,6 +60,7 @@ def folder(tmp_path_factory):
 def test_the_page_fits_the_width_and_uses_the_requested_colour_scheme(browser, folder, name, width, scheme):
     browser.open(PAGES[name](folder / f"{name}.html"), width, scheme)
     assert browser.size()[0] == width, "it scrolls sideways"
+    assert browser.broken_words() == []
     shot = folder / f"{name}-{width}-{scheme}.png"
     browser.screenshot(shot)
     assert (corner(shot) > 128) == (scheme == "light")
@@ -81,6 +82,7 @@ def test_the_page_fits_the_width_with_everything_unfolded(browser, folder, name,
     path.write_text(text.replace("<details", "<details open"), encoding="utf-8")
     browser.open(path, width)
     assert browser.size()[0] == width, "it scrolls sideways"
+    assert browser.broken_words() == []
     browser.screenshot(folder / f"{name}-{width}.png")
 
 
@@ -89,6 +91,17 @@ def test_a_page_that_is_too_wide_would_be_noticed(browser, tmp_path):
     path.write_text("<!doctype html><meta name=viewport content='width=device-width'><p style='width:900px'>wide</p>")
     browser.open(path, 380)
     assert browser.size()[0] > 380
+
+
+def test_words_that_break_in_the_middle_would_be_noticed(browser, tmp_path):
+    path = tmp_path / "narrow.html"
+    path.write_text(
+        "<!doctype html><meta name=viewport content='width=device-width'>"
+        "<p style='width:3em;overflow-wrap:anywhere'>extraordinary <p style='width:3em'>well-established"
+    )
+    browser.open(path, 380)
+    (word,) = browser.broken_words()
+    assert word.replace("|", "") == "extraordinary" and not word.endswith("|")
 
 
 def corner(path):

@@ -25,7 +25,7 @@ def test_the_story_comes_before_the_pictures_and_the_pictures_before_the_tables(
         "Where: bias.grad: segment res; 64 of 96 elements (66.7 %).",
         "y / g is 1.7 = a_res in res.",
         "Try check where the factor is applied.",
-        "Stages, in the reference's order",
+        "Stages, in the golden's order",
         "Where it is wrong",
         "What the result depends on",
         "Traced to its origin bias.grad is wrong with grad_h_in alone, and right with grad_h_post alone.",
@@ -81,7 +81,7 @@ def test_the_strip_distinguishes_the_culprit_from_inherited_errors():
     strip = {box["name"]: box for box in diagnosis_view.strip(samples.diagnosis())}
     assert {name: box["word"] for name, box in strip.items()} == {
         "inv_rms": "right",
-        "h_mix": "not named",
+        "h_mix": "not named by the candidate",
         "h_in": "wrong, not isolated",
         "bias.grad": "first wrong",
         "x.grad": "wrong by inheritance",

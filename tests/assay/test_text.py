@@ -94,6 +94,8 @@ def test_notes_that_ask_for_nothing_are_counted_and_shown_on_request():
     assert "  3 observations, not faults (tie); report.text(every=True) shows all" in lines(report)
     assert "  refused_layout: x must be dense [a]" in lines(report) and "3 rows" not in str(report)
     assert "  tie: 3 rows [a] (and 2 more)" in report.text(every=True).splitlines()
+    report.notes = notes[:1]
+    assert "  1 observation, not a fault (tie); report.text(every=True) shows all" in lines(report)
 
 
 def test_wrong_numbers_come_before_layouts_and_poor_quality_comes_last():

@@ -13,6 +13,7 @@ from ..declare.axis_names import axis_names
 from ..noise.noise_floor import ulps
 from ..report.html import svg, view
 from ..report.html.maps import map_view
+from ..report.html.strip import UNNAMED_WORD
 from ..report.results import FAIL, PASS, REFERENCE_FAULT, ErrorMap
 from .case_outcomes import FAILED, NOT_RUN, PASSED, REFUSED, case_outcomes
 from .rank import displayed_causes
@@ -99,7 +100,7 @@ def _word(stage: StageState, first: str, elsewhere: str) -> str:
     if first:
         return first
     if stage.state == "not judged" and stage.propagated is None:
-        return "not named"
+        return UNNAMED_WORD
     return STATE_WORD.get(stage.state, stage.state)
 
 
@@ -108,9 +109,18 @@ def causes(diagnosis: DiagnosisFacts) -> list[dict[str, Any]]:
         {
             "cause": cause,
             "bar": svg.score(cause.score, f"score {cause.score:.2f}"),
-            "params": ", ".join(f"{k} {_plain(v)}" for k, v in cause.params.items() if v not in (None, "", [], ())),
+            "params": ", ".join(f"{k} {_plain(v)}" for k, v in _details(cause)),
         }
         for cause in displayed_causes(diagnosis.causes)
+    ]
+
+
+def _details(cause: Cause) -> list[tuple[str, object]]:
+    """The parameters of a cause that its text and its tensor do not say already."""
+    return [
+        (k, v)
+        for k, v in cause.params.items()
+        if v not in (None, "", [], ()) and k != "learned" and not (k == "tensor" and v == cause.tensor)
     ]
 
 

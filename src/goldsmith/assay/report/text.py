@@ -147,7 +147,8 @@ def _notes(report: ReportFacts, every: bool) -> str:
         lines.append(f"  ... and {hidden} more kinds; {ALL}")
     if not every and len(asking) < len(report.notes):
         kinds = ", ".join(sorted({n.id for n in report.notes} - {n.id for n in asking}))
-        text = f"  {_plural(len(report.notes) - len(asking), 'observation')}, not faults ({kinds}); {ALL}"
+        folded = len(report.notes) - len(asking)
+        text = f"  {_plural(folded, 'observation')}, {'not a fault' if folded == 1 else 'not faults'} ({kinds}); {ALL}"
         lines.append(_wrapped(text, hang=4))
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Error maps as the page draws them: golden, candidate and error / limit, reduced to a number of cells."""
+"""Error maps as the page draws them: golden, candidate and error / bound, reduced to a number of cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def map_view(m: ErrorMap, cells: int) -> dict[str, object]:
         else f"each cell the largest of its block, {height} × {width} cells",
         "golden": svg.value_map(golden, scale, f"{m.tensor}: golden, {shape}", columns=borders),
         "candidate": svg.value_map(candidate, scale, f"{m.tensor}: candidate, {shape}", columns=borders),
-        "error": svg.error_map(error, f"{m.tensor}: error / limit, {shape}", columns=borders),
+        "error": svg.error_map(error, f"{m.tensor}: error / bound, {shape}", columns=borders),
         "segments": [name for name, _ in sorted(m.segments.items(), key=lambda item: item[1])],
     }
 

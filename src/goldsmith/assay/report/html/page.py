@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
 
 from ...support.printable import visible
 from ..ranking import severity
 from ..results import REFERENCE_FAULT, ReportFacts
-from . import svg, view
+from . import prose, svg, view
 from .view import Entry
 
 LIMIT_BYTES = 2_000_000
@@ -126,16 +124,15 @@ def summary(entries: Sequence[Entry], column: str = "") -> dict[str, str]:
     if absent:
         counts += f"; {view.count(absent, 'check')} could not run here"
     if failed:
-        names = view.join([e.name for e in failed])
+        named = [e.operator if column else e.name for e in failed]  # a test has the name of its target
         accused = [e for e in failed if e.verdict != REFERENCE_FAULT]
-        verb = "is rejected" if len(failed) == 1 else "are rejected"
-        if not accused:
-            verb = "cannot be judged: its reference is at fault"
-            verb = verb if len(failed) == 1 else "cannot be judged: their references are at fault"
+        what = "rejected" if accused else "without a verdict, because the reference is at fault"
+        is_or_are = "is" if len(failed) == 1 else "are"
+        headline = f"{len(failed)} of {view.count(len(run), 'check')} {is_or_are} {what}: "
+        headline += f"{view.join(list(dict.fromkeys(named)))}."
         why = view.headline(failed[0].report) if failed[0].report is not None else ""
-        why = f"{failed[0].name}: {why}" if len(failed) > 1 else why
-        verdict = "fail" if accused else REFERENCE_FAULT
-        return {"verdict": verdict, "headline": f"{names} {verb}.", "counts": counts, "why": why}
+        why = f"{named[0]}: {why}" if len(failed) > 1 else why
+        return {"verdict": "fail" if accused else REFERENCE_FAULT, "headline": headline, "counts": counts, "why": why}
     if partial or not run:
         return {
             "verdict": "partial",
@@ -168,7 +165,7 @@ def _conditions(entries: Sequence[Entry]) -> list[str]:
 
 
 def facts(entries: Sequence[Entry]) -> dict[str, str]:
-    """Versions and machine from the first report that has them; runs and launches are summed."""
+    """Versions and machine from the first report that has them; calls and launches are summed."""
     merged: dict[str, str] = {}
     runs: dict[str, int] = {}
     interpreted = 0
@@ -178,10 +175,10 @@ def facts(entries: Sequence[Entry]) -> dict[str, str]:
                 runs = {k: runs.get(k, 0) + value.get(k, 0) for k in {**runs, **value}}
             elif key == "interpreted" and isinstance(value, int):
                 interpreted += value
-            elif value is not None:
+            elif value is not None and not isinstance(value, dict):
                 merged.setdefault(str(key), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
     if runs:
-        merged["runs"] = ", ".join(f"{number:,} of the {_RUNS.get(who, who)}" for who, number in runs.items())
+        merged["calls"] = ", ".join(f"{number:,} of the {_RUNS.get(who, who)}" for who, number in runs.items())
     if interpreted:
         merged["interpreter"] = f"{interpreted:,} launches in Triton's interpreter"
     return merged
@@ -205,17 +202,13 @@ def template(name: str) -> jinja2.Template:
     environment.filters |= {
         "num": view.number,
         "secs": view.seconds,
-        "breakable": breakable,
-        "sentence": view.sentence,
+        "breakable": prose.breakable,
+        "prose": prose.prose,
+        "sentence": lambda text: prose.prose(view.sentence(text)),
         "shape": lambda shape: "×".join(map(str, shape)) or "scalar",
     }
     environment.globals |= {"glyph": svg.glyph, "seal": svg.seal, "count": view.count, "words": view.VERDICT_WORD}
     return environment.get_template(name)
-
-
-def breakable(name: str) -> Markup:
-    """A name that may be broken after its separators, and so not within its words."""
-    return Markup(re.sub(r"(::|[/_.])(?=\w)", r"\1<wbr>", str(escape(visible(name)))))
 
 
 def _shown(value: object) -> object:

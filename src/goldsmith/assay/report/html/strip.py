@@ -1,4 +1,4 @@
-"""The stage strip: a box for every stage, output and gradient in the reference's order."""
+"""The stage strip: a box for every stage, output and gradient in the golden's order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from ..results import ReportFacts, Row
 from . import svg
 
 SEVERITY = {"bad": 4, "quality": 3, "note": 2, "not judged": 1, "ok": 0}
-UNNAMED = "not named"  # a stage of the reference that the candidate does not name
-STATE_WORD = {"ok": "right", "bad": "wrong", "quality": "right, but poor", "note": "right, with a note"}
+UNNAMED = "not named"  # a stage of the golden that the candidate does not name
+UNNAMED_WORD = "not named by the candidate"
+STATE_WORD = {
+    "ok": "right",
+    "bad": "wrong",
+    "quality": "right, but poor",
+    "note": "right, with a note",
+    UNNAMED: UNNAMED_WORD,
+}
 
 
 def stage_strip(report: ReportFacts) -> list[dict[str, str]]:
-    """A box for every stage, output and gradient in the reference's order, with its worst state of any run.
+    """A box for every stage, output and gradient in the golden's order, with its worst state of any run.
 
-    The strip includes stages that the candidate does not name, to show the computation between the others.
+    The strip includes stages that the candidate does not name, to show the computation between the others. Findings
+    about anything else, such as an input that was modified, have no box.
     """
     worst: dict[str, Row] = {}
     for row in report.rows:
@@ -28,8 +36,9 @@ def stage_strip(report: ReportFacts) -> list[dict[str, str]]:
         if finding.tensor and finding.rung != "QUALITY":
             name = _plain_name(finding.tensor)
             known = worst.get(name)
-            kind = known.kind if known else "grad" if name.endswith(".grad") else ""
-            worst[name] = Row(finding.case, "", name, kind, "", (), math.nan, state="bad")
+            kind = known.kind if known else "grad" if name.endswith(".grad") else "stage"
+            if known or kind == "grad" or name in report.stages:
+                worst[name] = Row(finding.case, "", name, kind, "", (), math.nan, state="bad")
     for name in map(_plain_name, report.stages):
         worst.setdefault(name, Row("", "", name, "stage", "", (), 0.0, state=UNNAMED))
     names = _in_order(worst, [_plain_name(name) for name in report.stages])
@@ -59,7 +68,7 @@ def _plain_name(tensor: str) -> str:
 
 
 def _in_order(worst: dict[str, Row], order: Sequence[str]) -> list[str]:
-    """The names in the reference's order; gradients of stages come before those of inputs, the last stage first."""
+    """The names in the golden's order; gradients of stages come before those of inputs, the last stage first."""
     place = {name: float(k) for k, name in enumerate(order)}
     grads = min((place[n] for n, row in worst.items() if row.kind == "grad" and n in place), default=float(len(order)))
     rank = {"stage": 0, "saved": 1, "output": 2, "grad": 3}

@@ -18,7 +18,7 @@ Span = tuple[int, int]  # the first and the last index
 
 ERROR_STEPS = (1e-3, 1e-2, 1e-1, 0.5, 1.0, 10.0, 1e3)
 ERROR_LEGEND = ("≤ 0.001", "≤ 0.01", "≤ 0.1", "≤ 0.5", "≤ 1", "≤ 10", "≤ 1000", "beyond")
-FIRST_BAD = 5  # the first step above the limit
+FIRST_BAD = 5  # the first step above the bound
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ CELL = 36  # pixels, at most, of the height of a cell: a few numbers need no lar
 
 
 def error_map(grid: Sequence[Sequence[float]], title: str, columns: Iterable[float] = ()) -> Markup:
-    """Error over limit in eight steps; the last three are beyond the limit."""
+    """Error over bound in eight steps; the last three are beyond the bound."""
     return _cells(grid, _error_step, "e", title, columns)
 
 

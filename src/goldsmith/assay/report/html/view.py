@@ -11,17 +11,19 @@ from ..ranking import OBSERVATIONS, demanding, number, ranked
 from ..results import FAIL, NOT_RUN, PASS, REFERENCE_FAULT, UNJUDGED, ErrorMap, Finding, Note, ReportFacts, Row
 from . import svg
 from .maps import map_view
+from .prose import title_and_rest
 from .strip import SEVERITY, stage_strip
 
 RUNG_MEANING = {
-    "CERTAIN": "more than rounding can do to the reference's formula in any order of its sums, or not rounding at all",
-    "STATISTICAL": "far beyond the noise of eight legal orders of the reference, and again on a fresh seed",
+    "CERTAIN": "more than rounding can do to the golden's formula in any order of its sums, or not rounding at all",
+    "STATISTICAL": "far beyond the noise of eight legal orders of the golden, and again on a fresh seed",
     "SYSTEMATIC": "the errors share a slope, a sign or a pattern",
     "QUALITY": "within bounds, worse than an honest implementation",
 }
 VERDICT_WORD = {PASS: "pass", FAIL: "fail", REFERENCE_FAULT: "reference at fault"}
 ABSENT = "absent"  # state of a case that was not judged
 NOT_JUDGED = ("cannot_run", "not_judged", NOT_RUN)  # ids of notes on cases without a verdict
+REPLAY = "replay"  # id of the note that answers a replay
 MAX_ROWS, MAX_FINDINGS, MAX_NOTES = 400, 60, 8
 
 
@@ -85,9 +87,9 @@ def pictured(m: ErrorMap) -> bool:
 
 
 def seconds(value: float) -> str:
-    if value < 0.0995:
-        return f"{value * 1e3:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.0f} min"
+    if value < 9.95:
+        return f"{value:.1f} s" if value >= 0.05 or not value else "< 0.1 s"
+    return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
 
 
 def count(n: int, word: str) -> str:
@@ -115,6 +117,8 @@ class Section:
     entry: Entry
     report: ReportFacts
     headline: str
+    title: str  # of a page about this report alone, and the rest of the sentence
+    rest: str
     cases: int  # number of cases with a verdict
     strip: list[dict[str, str]]
     findings: list[dict[str, object]]  # of the headline's case
@@ -137,24 +141,28 @@ def section(entry: Entry, *, max_rows: int = MAX_ROWS, map_cells: int = 64, max_
     plain = [r for r in report.rows if r.state == "ok"]
     notable.sort(key=lambda r: -SEVERITY.get(r.state, 1))
     chosen = (notable + plain)[:max_rows]
-    keep = {id(r) for r in chosen}
     findings = ranked(report)
     here = [f for f in findings if f.case == findings[0].case]
     elsewhere = [f for f in findings if f.case != findings[0].case][: max(0, MAX_FINDINGS - len(here))]
+    sentence_of_all = headline(report)
+    answer = answer_of_replay(report)
+    title, rest = (sentence(answer), sentence_of_all) if answer else title_and_rest(sentence_of_all)
     return Section(
         entry=entry,
         report=report,
-        headline=headline(report),
+        headline=sentence_of_all,
+        title=title,
+        rest=rest,
         cases=judged_cases(report),
         strip=stage_strip(report),
         findings=[finding_view(f) for f in here[:MAX_FINDINGS]],
         elsewhere=[finding_view(f) for f in elsewhere],
         more_findings=len(findings) - len(here[:MAX_FINDINGS]) - len(elsewhere),
-        notes=notes_view(demanding(report.notes)),
+        notes=notes_view([n for n in demanding(report.notes) if n.id != REPLAY]),
         observations=notes_view([n for n in report.notes if n.id in OBSERVATIONS]),
         maps=[map_view(m, map_cells) for m in shown_maps(report, max_maps).values()],
         tensors=tensor_view(report.rows),
-        rows=[r for r in report.rows if id(r) in keep],
+        rows=chosen,
         rows_total=len(report.rows),
         probes=list(report.probes),
     )
@@ -181,6 +189,12 @@ def headline(report: ReportFacts) -> str:
     if report.partial:
         return f"Nothing wrong so far ({checked}); {sentence(report.partial)}"
     return f"Everything tried here holds: {checked}, all within what rounding allows."
+
+
+def answer_of_replay(report: ReportFacts) -> str:
+    """Whether a replayed case gives what it gave before; "" for any other report."""
+    answer = next((note.text for note in report.notes if note.id == REPLAY), "")
+    return answer[:1].upper() + answer[1:]
 
 
 def notes_view(notes: Sequence[Note]) -> list[dict[str, object]]:
