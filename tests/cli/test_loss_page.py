@@ -9,8 +9,9 @@ from goldsmith.hf.training.records import loss_page
 
 def test_the_page_leads_with_the_held_out_loss_and_its_axes_have_units():
     loss = [(k, 2.0 - k / 10) for k in range(1, 6)]
-    training = "The training loss fell from 1.900 to 1.500"
-    assert loss_page.headline(loss, 9) == f"{training} nats per token in 5 of 9 steps."
+    training = "The training loss was 1.900 at the first step and 1.500 at the last"
+    alone = "The training loss was 1.900 nats per token at the first step and 1.500 after 5 of 9 steps."
+    assert loss_page.headline(loss, 9) == alone
     heldout = [(1, 2.5), (3, 2.0), (5, 2.25)]
     first = "The held-out loss fell from 2.500 to 2.250 nats per token in 5 of 9 steps."
     assert loss_page.headline(loss, 9, heldout) == first
@@ -26,3 +27,13 @@ def test_the_page_leads_with_the_held_out_loss_and_its_axes_have_units():
         assert f'<span class="unit">{unit}</span>' in text
     alone = loss_page.page(rows[:5], 9, title="m", trained=[], run=[])
     assert "No held-out text was given (--eval-data)" in alone and "held-out text</span>" not in alone
+
+
+def test_a_training_loss_rises_or_falls_only_in_the_mean_of_several_steps():
+    few, many = [(k, 4.0 + k % 2) for k in range(1, 20)], [(k, 5.0 - k / 40) for k in range(1, 41)]
+    assert "rose" not in loss_page.headline(few, 19) and "fell" not in loss_page.headline(few, 19)
+    assert loss_page.headline(many, 40) == "The training loss fell from 4.938 to 4.037 nats per token in 40 steps."
+    more = {"lr": 1e-4, "grad_norm": 1.0, "seconds": 1.0, "tokens": 9, "tokens_per_s": 9.0}
+    rows = [{"step": k, "loss": v, **more} for k, v in many] + [{"step": 40, "eval_loss": 4.5}]
+    text = loss_page.page(rows, 40, title="m", trained=[], run=[])
+    assert "The training loss fell from 4.938 to 4.037 (means of 4 steps)." in text

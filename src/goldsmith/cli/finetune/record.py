@@ -120,11 +120,15 @@ class Record:
         return numbers + [(name.replace("_lora", " LoRA"), f"{trained[name]:,}") for name in OTHERS]
 
     def _run(self) -> list[tuple[str, str]]:
+        from ...hf.training.data.sources import shown
+
         data, options, ranks = self.facts["data"], self.options, self.facts["machine"]["ranks"]
+        held_out = [("held-out text", shown(options.eval_data))] if options.eval_data else []
         on_ranks = f" on each of {ranks} ranks" if ranks > 1 else ""
         return [
             ("model", options.model),
             ("data", f"{data['file']}, {count(data['documents'], 'document')}, {count(data['tokens'], 'token')}"),
+            *held_out,
             ("LoRA", f"rank {options.rank}, alpha {options.alpha:g}, {', '.join(options.targets)}"),
             ("experts", self.facts["format"]),
             ("rate", f"{options.lr:g}, {options.schedule}"),

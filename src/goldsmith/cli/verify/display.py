@@ -166,9 +166,8 @@ def notes(console: Console, entries: Sequence[Entry], *, every: bool) -> None:
         return
     if not every:
         kinds = ", ".join(sorted({n.id.replace("_", " ") for _, of_entry in noted for n in of_entry}))
-        console.print(
-            f"\n[dim]{count(total, 'note')}, {'not a fault' if total == 1 else 'not faults'} ({escape(kinds)}): --verbose shows them.[/]"
-        )
+        number = "1 note, not a fault" if total == 1 else f"{count(total, 'note')}, not faults"
+        console.print(f"\n[dim]{number} ({escape(kinds)}): --verbose shows them.[/]")
         return
     for entry, of_entry in noted:
         if of_entry:

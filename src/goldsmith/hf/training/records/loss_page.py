@@ -52,6 +52,9 @@ def headline(loss: Curve, steps: int, evaluations: Curve = ()) -> str:
     until = f"{done:,} steps" if done == steps else f"{done:,} of {steps:,} steps"
     if evaluations:
         return f"{_course('The held-out loss', evaluations[0][1], evaluations[-1][1])} nats per token in {until}."
+    if averaged(loss) == 1:
+        first, last = ends(loss)
+        return f"The training loss was {first:.3f} nats per token at the first step and {last:.3f} after {until}."
     return f"{_course('The training loss', *ends(loss))} nats per token in {until}."
 
 
@@ -61,9 +64,14 @@ def _course(subject: str, first: float, last: float) -> str:
     return f"{subject} {'fell' if last < first else 'rose'} from {first:.3f} to {last:.3f}"
 
 
+def averaged(loss: Curve) -> int:
+    """The number of steps at either end whose mean is compared: a tenth of the steps, at most 20."""
+    return max(1, min(20, len(loss) // 10))
+
+
 def ends(loss: Curve) -> tuple[float, float]:
-    """The mean loss of the first and of the last tenth of the steps, at most 20 steps each."""
-    count = max(1, min(20, len(loss) // 10))
+    """The mean loss of the first and of the last steps."""
+    count = averaged(loss)
     return sum(v for _, v in loss[:count]) / count, sum(v for _, v in loss[-count:]) / count
 
 
@@ -74,7 +82,11 @@ def _lede(loss: Curve, evaluations: Curve) -> str:
     if not evaluations:
         return '<p class="lede">No held-out text was given (--eval-data), so this does not show what it learned.</p>'
     best = min(evaluations, key=lambda point: point[1])
-    text = _course("The training loss", *ends(loss))
+    text, count = _course("The training loss", *ends(loss)), averaged(loss)
+    if count == 1:  # two steps differ by their rows, so nothing rose or fell
+        text = "The training loss was {:.3f} at the first step and {:.3f} at the last".format(*ends(loss))
+    else:
+        text += f" (means of {count} steps)"
     if best[0] != evaluations[-1][0]:
         text = f"The lowest held-out loss, {best[1]:.3f}, was at step {best[0]:,}. {text}"
     return f'<p class="lede">{text}.</p>'
