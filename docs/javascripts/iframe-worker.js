@@ -29,3 +29,10 @@ if (location.protocol === "file:") {
   }
   window.Worker = window.IFrameWorker
 }
+// An option is typed with its dashes. For the search a leading dash means "without this word".
+window.Worker = class extends window.Worker {
+  postMessage(message) {
+    if (typeof message?.data === "string") message.data = message.data.replace(/(^|\s)-+(?=\w)/g, "$1")
+    super.postMessage(message)
+  }
+}

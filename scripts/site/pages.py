@@ -8,7 +8,6 @@
 A link in any of them is written as in the repository; here it becomes a link to the page of the same file.
 """
 
-import ast
 import posixpath
 import re
 from collections.abc import Callable
@@ -18,8 +17,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from scripts.site.layout import laid_out
+from scripts.site.reference import PACKAGES, reference
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("goldsmith", "assay", "core", "mhc", "router", "experts", "distributed", "hf", "offload")
 FROM_ROOT = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
@@ -54,7 +55,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return markdown
     if uri in WIDE:
         page.meta["hide"] = ["toc"]
+    if uri in (*WIDE, "changes.md"):
+        page.meta["search"] = {"boost": 0.2}  # they have every word, and seldom the answer
     return outside_fences(lambda text: with_site_links(text, uri), in_python_markdown(markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return html if page.file.src_uri.startswith("source/") else laid_out(html)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    # its links begin at the root of a server, and the site opens from the file system
+    (Path(config.site_dir) / "404.html").unlink(missing_ok=True)
 
 
 def in_python_markdown(text: str) -> str:
@@ -138,62 +150,3 @@ def folder_page(path: Path) -> str:
     names = sorted(child.name for child in path.iterdir() if child.suffix in (".py", ".h", ".cpp", ".md"))
     head = f"---\ntitle: {path.name}\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n# {name}\n\n"
     return head + "".join(f"- `{child}`\n" for child in names)
-
-
-# The reference
-
-
-def public_names(package: str) -> dict[str, str]:
-    """Each name in a package's `__all__` with the path of its definition, read from the source without importing it."""
-    folder = ROOT / "src/goldsmith" / ("" if package == "goldsmith" else package)
-    module = "goldsmith" if package == "goldsmith" else f"goldsmith.{package}"
-    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-    names: list[str] = []
-    places: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            above = module.rsplit(".", node.level - 1)[0] if node.level > 1 else module
-            inside = f"{above}.{node.module}" if node.module else above
-            places |= {name.asname or name.name: f"{inside}.{name.name}" for name in node.names}
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            names = ast.literal_eval(node.value)
-    return {name: places.get(name, f"{module}.{name}") for name in names}
-
-
-def reference(package: str) -> str:
-    """The page of a package: its names in the order classes, functions; each with signature and docstring."""
-    module = "goldsmith" if package == "goldsmith" else f"goldsmith.{package}"
-    lines = [f"# {module}", ""]
-    if package == "goldsmith":
-        return "\n".join([*lines, *top_level(public_names(package))])
-    lines += [
-        f"::: {module}",
-        "    options:",
-        "      members: false",
-        "      show_root_heading: false",
-        "      show_root_toc_entry: false",
-        "",
-    ]
-    names = public_names(package)
-    for name in sorted(names, key=lambda name: (not name[0].isupper(), name.lower())):
-        lines += [
-            f"::: {names[name]}",
-            "    options:",
-            f'      heading: "{package}.{name}"',
-            f'      toc_label: "{name}"',
-            "",
-        ]
-    return "\n".join(lines)
-
-
-def top_level(names: dict[str, str]) -> list[str]:
-    lines = ["`import goldsmith` alone imports neither torch nor triton. Each name loads when it is first used.", ""]
-    lines += ["| name | |", "| --- | --- |"]
-    for name in sorted(names, key=str.lower):
-        if name in PACKAGES:
-            lines.append(f"| [`goldsmith.{name}`]({name}.md) | a package |")
-        elif name == "__version__":
-            lines.append(f"| `goldsmith.{name}` | the version, a string |")
-        else:
-            lines.append(f"| [`goldsmith.{name}`][{names[name]}] | from [`goldsmith.core`](core.md) |")
-    return lines

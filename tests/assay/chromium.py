@@ -33,7 +33,8 @@ BROKEN_WORDS = r"""
   };
   while (walker.nextNode()) {
     const node = walker.currentNode;
-    if (node.parentElement.closest("svg, script, style, [hidden]")) continue;
+    const seen = node.parentElement.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+    if (!seen || node.parentElement.closest("svg, script, style")) continue;
     for (const match of node.data.matchAll(/\S+/g)) {
       const last = match.index + match[0].length - 1, first = line(node, match.index), end = line(node, last);
       if (first === null || end === null || Math.abs(first - end) < 5) continue;
@@ -52,7 +53,10 @@ def find() -> str | None:
 
 
 class Chromium:
-    """One browser with one page; a context manager that leaves no process behind."""
+    """One browser with one page, without scripts if none are asked for; a context manager that ends its process."""
+
+    def __init__(self, scripts: bool = False):
+        self.scripts = scripts
 
     def __enter__(self):
         self.profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
@@ -82,7 +86,7 @@ class Chromium:
         page = next(t["targetId"] for t in targets if t["type"] == "page")
         self.examination = self.send("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         self.send("Page.enable")
-        self.send("Emulation.setScriptExecutionDisabled", value=True)
+        self.send("Emulation.setScriptExecutionDisabled", value=not self.scripts)
         return self
 
     def __exit__(self, *error):
@@ -130,8 +134,19 @@ class Chromium:
 
     def broken_words(self, most: int = 30) -> list[str]:
         """Words of at most `most` characters that continue on another line: "wo|rd"; a break at a separator is none."""
-        words = self.send("Runtime.evaluate", expression=BROKEN_WORDS, returnByValue=True)["result"]["value"]
-        return [word for word in words if len(word) <= most + 1 and not re.search(r"[\w)\]][-/_.,:]+\|", word)]
+        words = self.run(BROKEN_WORDS)
+        return [word for word in words if len(word) <= most + 1 and not re.search(r"[\w)\]][-/_.,:=)]+\|", word)]
+
+    def run(self, expression: str):
+        """The value of an expression in the page; waits for a promise, which needs scripts."""
+        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=self.scripts)
+        return result["result"].get("value")
+
+    def type(self, text: str) -> None:
+        """Type text where the focus is."""
+        for key in text:
+            self.send("Input.dispatchKeyEvent", type="keyDown", text=key, key=key)
+            self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def screenshot(self, path: Path, most: int = 8000, top: int = 0) -> None:
         width, height = self.size()

@@ -13,12 +13,13 @@ from urllib.parse import unquote
 import pytest
 
 import goldsmith
+from assay import chromium
 from repo.markdown import agrees, blocks
 from repo.tree import ROOT, files, shown
 
 MISSING = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
 needs_docs = pytest.mark.skipif(bool(MISSING), reason=f"the extra `docs` is not installed: {', '.join(MISSING)}")
-PACKAGES = ("assay", "core", "mhc", "router", "experts", "hf", "offload")
+PACKAGES = ("assay", "core", "mhc", "router", "experts", "distributed", "hf", "offload")
 CONFIGURATION = (ROOT / "mkdocs.yml").read_text()
 # pages that scripts/site/pages.py makes from files outside of docs/
 MADE = ("api/", "mathematics/", "contributing.md", "changes.md", "security.md")
@@ -111,10 +112,44 @@ def test_docstrings_become_markdown_without_accidents(docstring, markdown):
 @needs_docs
 @pytest.mark.parametrize("package", ("goldsmith", *PACKAGES))
 def test_the_reference_has_the_names_that_a_package_exports(package):
-    from scripts.site.pages import public_names
+    from scripts.site.reference import public_names
 
     module = importlib.import_module("goldsmith" if package == "goldsmith" else f"goldsmith.{package}")
     assert sorted(public_names(package)) == sorted(module.__all__)
+
+
+def test_options_stay_whole_and_long_names_are_broken_at_separators_only():
+    from scripts.site.layout import laid_out
+
+    whole = '<span class="whole">{}</span>'.format
+    assert laid_out("<code>make --dry-run</code>") == f"<code>make {whole('--dry-run')}</code>"
+    assert laid_out("<td>with --cache static</td>") == f"<td>with {whole('--cache')} static</td>"
+    long = "<code>src/goldsmith/assay/results.py</code>"
+    assert laid_out(long) == "<code>src/<wbr>goldsmith/<wbr>assay/<wbr>results.<wbr>py</code>"
+    for text in ("<code>core/op.py</code>", "<pre><code>cmd --option</code></pre>", "well-known", "a - b", "x -1"):
+        assert laid_out(text) == text
+
+
+def test_a_column_is_as_wide_as_its_text_needs():
+    from scripts.site.layout import laid_out
+
+    text = "a sentence of some forty-five characters, say"
+    table = "<table><tr><th>{}</th><th{}>b</th></tr><tr><td>1</td><td><code>{}</code></td></tr></table>".format
+    assert laid_out(table("a", "", text)).startswith('<table><tr><th>a</th><th class="w3">b</th></tr>')
+    aligned = ' style="text-align: right;"'
+    assert f'<th class="w1"{aligned}>b</th>' in laid_out(table("a", aligned, "13 characters"))
+
+
+@needs_docs
+def test_a_package_begins_with_its_names_and_what_they_are():
+    from scripts.site.reference import reference
+
+    page = reference("mhc")
+    first, second = page.split("\n")[2:5:2]
+    assert first.startswith("Manifold-constrained hyper-connections") and "(../mathematics/mhc.md)" in second
+    assert "| [`expand`][goldsmith.mhc.expand" in page and "copies one stream to n equal ones" in page
+    assert page.index("| [`HyperConnection`]") < page.index("| [`boundary`]") < page.index(":::")
+    assert "| [`goldsmith.distributed`](distributed.md) | Models with this library" in reference("goldsmith")
 
 
 # The site itself
@@ -172,7 +207,7 @@ def test_the_site_is_built_strictly_and_is_complete(site):
         for name in importlib.import_module(f"goldsmith.{package}").__all__:
             assert f"{package}.{name}" in re.sub(r"<[^>]+>", "", text), f"{package}.{name} is not in the reference"
     for name in goldsmith.__all__:
-        assert f"goldsmith.{name}" in (site / "api/goldsmith.html").read_text()
+        assert f"goldsmith.{name}" in (site / "api/goldsmith.html").read_text().replace("<wbr>", "")
     # the search works from the file system: its index is a script, and a frame stands in for the worker
     assert (site / "search/search_index.js").exists() and "iframe-worker.js" in (site / "index.html").read_text()
     # a sentence of a docstring, the light and the dark colours, and the index of the search
@@ -180,3 +215,53 @@ def test_the_site_is_built_strictly_and_is_complete(site):
     index = (site / "index.html").read_text()
     assert 'data-md-color-scheme="slate"' in index and 'data-md-color-scheme="default"' in index
     assert "goldsmith verify" in (site / "search/search_index.json").read_text()
+
+
+needs_chromium = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium.Chromium(scripts=True) as opened:
+        yield opened
+
+
+@needs_docs
+@needs_chromium
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("part", range(6))
+def test_on_a_phone_no_page_scrolls_sideways_and_no_word_is_broken(site, browser, part):
+    pages = sorted(path for path in site.rglob("*.html") if "source" not in path.parts)
+    assert len(pages) > 40
+    wrong = {}
+    for path in pages[part::6]:
+        browser.open(path, 390)
+        wrong[path.name] = browser.size()[0], browser.broken_words()
+    assert {name: found for name, found in wrong.items() if found != (390, [])} == {}
+
+
+@needs_docs
+@needs_chromium
+@pytest.mark.parametrize(
+    "query, place",
+    [
+        ("--eval-data", "goldsmith finetune"),
+        ("product_topk", "router.product_topk"),
+        ("save_adapter", "hf.save_adapter"),
+    ],
+)
+def test_the_search_finds_an_option_and_a_name_as_one_types_them(site, browser, query, place):
+    browser.open(site / "index.html", 1280)
+    browser.run("document.querySelector('[data-md-toggle=search]').click()")
+    browser.run("document.querySelector('[data-md-component=search-query]').focus()")
+    browser.type(query)
+    found = browser.run(
+        """new Promise(done => {
+          const look = tries => {
+            const titles = [...document.querySelectorAll(".md-search-result__item :is(h1, h2)")].map(h => h.innerText)
+            titles.length || !tries ? done(titles) : setTimeout(look, 100, tries - 1)
+          }
+          look(100)
+        })"""
+    )
+    assert place in found[:16]
