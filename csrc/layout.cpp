@@ -62,6 +62,7 @@ static const gs_field rows[] = {
     FIELD(gs_moe_args, limit),
     FIELD(gs_moe_args, dropout),
     FIELD(gs_moe_args, seed),
+    FIELD(gs_moe_args, numbers),
     FIELD(gs_moe_args, int8),
     FIELD(gs_moe_args, x),
     FIELD(gs_moe_args, ids),

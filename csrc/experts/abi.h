@@ -54,6 +54,7 @@ typedef struct {
     double alpha, limit;  // no limit: infinity
     double dropout;
     uint64_t seed;
+    const int64_t* numbers;             // of the tokens, for dropout; null: their rows
     int64_t int8;                       // inputs of a row that share a scale in integer products; 0: float products
     gs_tensor x, ids, weights;          // [T, H], [T, k], [T, k]
     gs_tensor gate_up_bias, down_bias;  // [E, 2 I], [E, H]

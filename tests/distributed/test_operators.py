@@ -20,12 +20,17 @@ LAYOUTS = {
 EXPERTS = [op for op in OPS.values() if op.expert_axis is not None]
 
 
-def target_of(op, pool, placements, mesh=None):
+def target_of(op, pool, placements, mesh=None, case=None):
     """The operator's target, with its candidate on ranks and the forward in float64 as its golden."""
     whole = op_target(op, "reference")
+    grads, cases = whole.grads, op.cases
+    if case is not None:  # one that is not the operator's own may lack optional inputs
+        drawn = case.build(torch.float32, "cpu", 0)
+        cases = [case]
+        grads = tuple(name for name in op.grads if drawn.get(name) is not None)
     return assay.Target(
-        sharded(function_of(op), pool, placements=placements, mesh=mesh), whole.golden, cases=op.cases,
-        outputs=op.outputs, grads=whole.grads, decisions=whole.decisions, backward="auto" if op.grads else None,
+        sharded(function_of(op), pool, placements=placements, mesh=mesh), whole.golden, cases=cases,
+        outputs=op.outputs, grads=grads, decisions=whole.decisions, backward="auto" if op.grads else None,
         name=f"{op.name} on ranks",
     )  # fmt: skip
 
@@ -66,6 +71,40 @@ def test_experts_spread_over_ranks_are_certified(op, pools):
     tables = [n for n in op.inputs if values.get(n) is not None and op.axes[n].of(values[n]).names[:1] == (axis,)]
     assert tables and ids in op.inputs
     target = target_of(op, pools(2), {name: Shard(0) for name in tables})
+    assay.check(target, case, probes=("values",))
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.numbered and op.grads])
+@pytest.mark.parametrize("world, mesh, placement", [
+    (3, None, Shard(1)),
+    (4, (2, 2), (Shard(0), Shard(1))),
+])  # fmt: skip
+def test_what_is_drawn_for_a_token_does_not_depend_on_its_rank(name, world, mesh, placement, pools):
+    op = OPS[name]
+    drawn = next(c for c in op.cases if c.name == "dropout").build(torch.float32, "cpu", 0)
+    # tokens [5] -> [2, 5]
+    drawn |= {n: torch.stack((drawn[n], drawn[n].flip(0))) for n in op.inputs if op.axes[n].per_token}
+    case = assay.Case("two_axes", lambda make: drawn)
+    placements = {name: placement for name in op.inputs if op.axes[name].per_token}
+    target = target_of(op, pools(world), placements, mesh, case)
+    assay.check(target, probes=("values",))
+
+
+@pytest.mark.parametrize(
+    "placed", [{"w_in": Shard(0), "w_out": Shard(0)}, dict.fromkeys(("h", "weights", "indices"), Shard(0))]
+)
+def test_sparse_gradients_of_tables_are_dense_on_ranks(placed, pools):
+    op = OPS["router.atomic_experts"]
+    drawn = {**next(c for c in op.cases if c.name == "uniform").build(torch.float32, "cpu", 0), "sparse_grad": True}
+    case = assay.Case("sparse", lambda make: drawn)
+    assay.check(target_of(op, pools(2), placed, case=case), probes=("values",))
+
+
+def test_a_rank_without_experts_is_an_ordinary_rank(pools):
+    op = OPS["router.atomic_experts"]
+    case = next(c for c in op.cases if c.name == "twice")  # 9 experts: 3, 3, 3 and none
+    target = target_of(op, pools(4), {"w_in": Shard(0), "w_out": Shard(0)})
     assay.check(target, case, probes=("values",))
 
 

@@ -8,7 +8,8 @@ namespace gs::GS_LEVEL {
 
 struct Dropout {
     uint64_t seed, threshold;
-    float keep;  // 1 / (1 - p)
+    const int64_t* numbers;  // of the tokens, or null
+    float keep;              // 1 / (1 - p)
     uint32_t projection;
     bool on;
 };
@@ -17,7 +18,8 @@ enum Projection : uint32_t { GATE = 0, UP = 1, DOWN = 2 };
 
 inline Dropout dropout_of(const gs_moe_args& args, Projection projection) {
     const double p = args.dropout;
-    return {args.seed, static_cast<uint64_t>(p * 0x1p32 + 0.5), static_cast<float>(1 / (1 - p)), projection, p > 0};
+    const uint64_t threshold = static_cast<uint64_t>(p * 0x1p32 + 0.5);
+    return {args.seed, threshold, args.numbers, static_cast<float>(1 / (1 - p)), projection, p > 0};
 }
 
 inline void philox(uint32_t c[4], uint64_t seed) {
@@ -35,8 +37,9 @@ inline void philox(uint32_t c[4], uint64_t seed) {
 
 // row[i] *= mask of feature begin + i
 inline void drop(const Dropout& how, int64_t token, int64_t slot, int64_t begin, int64_t end, float* row) {
+    const int64_t number = how.numbers ? how.numbers[token] : token;
     for (int64_t block = begin / 4; block * 4 < end; ++block) {
-        uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(token), static_cast<uint32_t>(slot),
+        uint32_t words[4] = {static_cast<uint32_t>(block), static_cast<uint32_t>(number), static_cast<uint32_t>(slot),
                              how.projection};
         philox(words, how.seed);
         for (int i = 0; i < 4; ++i) {

@@ -70,6 +70,8 @@ class Op:
               `fake` itself
     expert_axis  (axis, ids): the axis that counts experts, first in every tensor that has it, and the input whose ids
               select them (-1 is skipped). Expert parallelism follows from it
+    numbered  an input with a seed, behind which the tokens' numbers may follow. What the operator draws for a token
+              depends on seed and number, by default the token's row; so ranks with some of the tokens draw the same
     stages    names that the reference exposes through `core.tracing.stage`
     internal  used by other operators of the family: verified like all, but no public function returns its results
     """
@@ -84,6 +86,7 @@ class Op:
         package: str,
         axes: Mapping[str, str] | None = None,
         expert_axis: tuple[str, str] | None = None,
+        numbered: str | None = None,
         saved: tuple[str, ...] = (),
         residuals: tuple[str, ...] | None = None,
         backends: tuple[str, ...] = (),
@@ -107,7 +110,7 @@ class Op:
         self.outputs = tuple(r for r in self.results if r not in saved)
         self.residuals = (*self.inputs, *saved) if residuals is None else residuals
         self._check_declaration(parsed)
-        self.expert_axis = expert_axis
+        self.expert_axis, self.numbered = expert_axis, numbered
         self.axes: dict[str, Axes] = (
             {} if axes is None else parse_axes(name, axes, (*self.inputs, *self.outputs), (*self.inputs, *self.results))
         )

@@ -10,12 +10,17 @@ The rules follow from the axes' names (axes.py), separately for every dimension 
 - A result without token axes, such as a parameter's gradient, is a sum over tokens: `Partial("sum")` where tokens are
   sharded.
 
-A rank without tokens is an ordinary rank. A token's result has the same bits for every sharding of the tokens, because
-kernels compute it from that token alone.
+A rank without tokens or without experts is an ordinary rank. What an operator draws at random for a token is the same
+for every sharding (`Op(numbered=...)`). A token's result has the same bits for every sharding of the tokens if the
+backend computes it from that token alone, as Triton kernels do. On a CPU, the references use torch's products, and the
+native kernels choose their loops by the number of rows: there it may differ by rounding.
+
+A DTensor holds no sparse gradient, so a sparse one becomes dense: that of a rank's own experts, on that rank.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -40,6 +45,7 @@ class ShardedOperator(Protocol):
     results: tuple[str, ...]
     axes: dict[str, Axes]
     expert_axis: tuple[str, str] | None
+    numbered: str | None
 
     def check(self, *tensors: Tensor | None, **options: object) -> None: ...
 
@@ -80,12 +86,18 @@ def run(
             placements = layout.of_input(op, name)
             if tuple(tensor.placements) != tuple(placements):
                 tensor = tensor.redistribute(mesh, placements)
-            local[name] = tensor.to_local(grad_placements=layout.of_gradient(op, name))
+            part = tensor.to_local(grad_placements=layout.of_gradient(op, name))
+            if name in layout.tables and len(part) == 0:  # kernels need an expert; nobody selects this one
+                part = torch.cat((part, part.new_zeros(1, *part.shape[1:])))
+            may_be_sparse = part.requires_grad and not op.axes[name].per_token and not torch.compiler.is_compiling()
+            local[name] = _DenseGradient.apply(part) if may_be_sparse else part
         else:
             local[name] = tensor
     if op.expert_axis is not None and layout.experts is not None:
         ids = op.expert_axis[1]
         local[ids] = _own_ids(local[ids], layout.experts, layout.num_experts, mesh)
+    if op.numbered is not None and (seed := local[op.numbered]) is not None:
+        local[op.numbered] = _with_numbers(op, seed, named, local, layout, mesh)
     results = op.all_results(*local.values(), backend=backend, **options)
     whole = (None if t is None else torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors)
     shapes = op.fake(*whole, **options)
@@ -156,13 +168,58 @@ def _layout(op: ShardedOperator, named: Mapping[str, Tensor | None], mesh: Devic
     return _Layout(tuple(tokens), experts, num_experts, tables)
 
 
+class _DenseGradient(torch.autograd.Function):
+    """The tensor itself; a sparse gradient becomes dense."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.to_dense() if grad.layout is not torch.strided else grad
+
+
+def _with_numbers(
+    op: ShardedOperator,
+    seed: Tensor,
+    named: Mapping[str, Tensor | None],
+    local: Mapping[str, Tensor | None],
+    layout: _Layout,
+    mesh: DeviceMesh,
+) -> Tensor:
+    """The seed, followed by the row that each of this rank's tokens has among all; the seed itself if it has all."""
+    first = next(name for name, t in named.items() if t is not None and op.axes[name].per_token)
+    whole, own = named[first], local[first]
+    if seed.numel() != 1 or whole is None or own is None or not any(p.is_shard() for p in layout.tokens):
+        return seed
+    batch = whole.shape[: op.axes[first].token_axes(whole)]
+    rows = torch.arange(math.prod(batch), device=seed.device).view(batch)
+    for dimension, placement in enumerate(layout.tokens):
+        if placement.is_shard():
+            size = rows.shape[placement.dim]
+            begin, end = _span(size, mesh.size(dimension), mesh.get_local_rank(dimension))
+            rows = rows.narrow(placement.dim, begin, end - begin)
+    if rows.shape != own.shape[: len(batch)]:
+        raise ValueError(
+            f"{op.name}: this rank has tokens {list(own.shape[: len(batch)])} of {list(batch)}, but DTensor's chunks "
+            f"give it {list(rows.shape)}; {op.numbered} needs to know which tokens these are: use distribute_tensor"
+        )
+    return torch.cat((seed.reshape(1), rows.reshape(-1)))
+
+
+def _span(size: int, parts: int, index: int) -> tuple[int, int]:
+    """First and behind the last index of a rank's part of an axis, by DTensor's rule."""
+    rows = -(-size // parts)
+    begin = min(size, rows * index)
+    return begin, min(size, begin + rows)
+
+
 def _own_ids(ids: Tensor | None, dimension: int, num_experts: int, mesh: DeviceMesh) -> Tensor | None:
     """Ids counted from this rank's first expert; -1, which operators skip, for experts of other ranks."""
     if ids is None:
         return None
-    rows = -(-num_experts // mesh.size(dimension))
-    first = min(num_experts, rows * mesh.get_local_rank(dimension))
-    last = min(num_experts, first + rows)
+    first, last = _span(num_experts, mesh.size(dimension), mesh.get_local_rank(dimension))
     own = (ids >= first) & (ids < last)
     elsewhere = ~own & (ids >= 0) & (ids < num_experts)
     # an id that no rank has stays as it is, so that the operator reports it

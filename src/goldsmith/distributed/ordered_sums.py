@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,16 +22,21 @@ def sum_in_rank_order(tensors: Sequence[Tensor], group: ProcessGroup | None = No
     Every rank receives one part of each bucket from all ranks, adds it in float32 or better, and sends the sum to all:
     2 (world - 1) / world times the bytes, like a ring. The order does not depend on the library's algorithm, network or
     bucket, so a run repeats for an equal number of ranks. Works with gloo on CPUs and with NCCL; CPU tensors of a group
-    that has only NCCL go through a gloo group of the same ranks, which the first such call makes.
+    that has only NCCL go through a gloo group of the same ranks, which the first such call makes. Raises ValueError, on
+    all ranks, if their lists of sizes and dtypes differ.
     """
     from torch import distributed
 
     # the older name warns since torch 2.13, and 2.11 has no other
     gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
     world = distributed.get_world_size(group)
-    if world == 1 or not tensors:
+    if world == 1:
         return
-    group = _group_for(tensors[0].device.type, group)
+    agreed("distributed.sum_in_rank_order", [f"{list(t.shape)} {t.dtype}" for t in tensors], group)
+    if not tensors:
+        return
+    tensors = [t.detach() for t in tensors]
+    group = group_for(tensors[0].device.type, group)
     dense = [t.contiguous() for t in tensors]
     for pieces in _buckets([t.view(-1) for t in dense]):
         size = sum(map(len, pieces))
@@ -51,10 +57,33 @@ def sum_in_rank_order(tensors: Sequence[Tensor], group: ProcessGroup | None = No
             tensor.copy_(copy)
 
 
+def agreed(op: str, texts: Sequence[str], group: ProcessGroup | None) -> None:
+    """Raises ValueError, on all ranks of the group, unless they have the same texts; one exchange through gloo."""
+    from torch import distributed
+
+    own = zlib.crc32("\n".join(texts).encode())
+    beside = group_for("cpu", group)
+    parts = [torch.zeros(1, dtype=torch.int64) for _ in range(distributed.get_world_size(beside))]
+    distributed.all_gather(parts, torch.tensor([own]), group=beside)
+    if len({int(part) for part in parts}) == 1:
+        return
+    every: list[Any] = [None] * len(parts)
+    distributed.all_gather_object(every, list(texts), group=beside)
+    ranks = distributed.get_process_group_ranks(distributed.group.WORLD if group is None else group)
+    first = every[0]
+    other = next(index for index, theirs in enumerate(every) if theirs != first)
+    at = next((k for k, (a, b) in enumerate(zip(first, every[other], strict=False)) if a != b), None)
+    if at is None:
+        difference = f"rank {ranks[0]} has {len(first)} of them, and rank {ranks[other]} has {len(every[other])}"
+    else:
+        difference = f"number {at} is {first[at]} on rank {ranks[0]}, and {every[other][at]} on rank {ranks[other]}"
+    raise ValueError(f"{op}: the ranks have different tensors: {difference}; every rank must pass the same list")
+
+
 _BESIDE: WeakKeyDictionary[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
 
 
-def _group_for(device: str, group: ProcessGroup | None) -> ProcessGroup | None:
+def group_for(device: str, group: ProcessGroup | None) -> ProcessGroup | None:
     """The group itself, or a gloo group of its ranks if it cannot send tensors of this device."""
     from torch import distributed
 

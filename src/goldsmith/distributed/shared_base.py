@@ -30,12 +30,21 @@ def shared_base(make: Callable[[], PackedExperts], group: ProcessGroup) -> Packe
     """
     from torch import distributed
 
+    if not isinstance(group, distributed.ProcessGroup):
+        raise TypeError(
+            f"distributed.shared_base: group is of type {type(group).__name__}, wanted the ProcessGroup of one "
+            "machine's ranks: distributed.machine_group()"
+        )
     base: PackedExperts | None = None
     message: list[Any] = [None]
     files: list[int] = []
     if group.rank() == 0:
         try:
             base = make()
+            if not isinstance(base, PackedExperts):
+                raise TypeError(
+                    f"distributed.shared_base: make() returned a {type(base).__name__}, wanted a PackedExperts"
+                )
             message[0] = _published(base, files)
         except Exception as error:  # noqa: BLE001  raised again below, and named on the other ranks
             message[0] = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -182,8 +183,12 @@ def _check_options(op: str, tensors: Mapping[str, Tensor], options: MoeOptions) 
     dropout = options.get("dropout", 0.0)
     if not 0 <= dropout < 1:
         raise ValueError(f"{op}: dropout={dropout!r}, wanted a probability of at least 0 and below 1")
-    if dropout and ("seed" not in tensors or tensors["seed"].numel() != 1):
-        raise ValueError(f"{op}: dropout={dropout!r} needs `seed`, a tensor with one number")
+    tokens = math.prod(tensors["x"].shape[:-1])
+    if dropout and ("seed" not in tensors or tensors["seed"].numel() not in (1, 1 + tokens)):
+        raise ValueError(
+            f"{op}: dropout={dropout!r} needs `seed`, a tensor with one number, or with {1 + tokens}: the seed and the "
+            "number of each token"
+        )
 
 
 def check_activation(op: str, activation: object, limit: object) -> None:

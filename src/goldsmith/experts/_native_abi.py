@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.native import Structure, TensorView, check, library, put, threads
 from ._conventions import ACTIVATIONS, TARGETS, flat
 from ._routes import check_ids
+from .dropout import seed_and_numbers
 from .packed.layout import Layout, LayoutSlice
 
 PLAIN = {torch.float32: 1, torch.bfloat16: 2}
@@ -54,6 +55,7 @@ _SCALARS: list[tuple[str, Any]] = [
     ("slice_count", c_int64),
     *((name, c_double) for name in ("alpha", "limit", "dropout")),
     ("seed", c_uint64),
+    ("numbers", c_void_p),
     ("int8", c_int64),
 ]
 _TENSORS: list[tuple[str, Any]] = [
@@ -105,13 +107,15 @@ class NativeCall:
         self.tokens, self.slots = ids.shape
         routes = self.tokens * self.slots
         team = min(threads(), busy(weights * min(routes, experts), 6 * self.hidden * self.intermediate * routes))
-        limit, dropout, seed = options["limit"], options.get("dropout", 0.0), 0
+        limit, dropout, seed, numbers = options["limit"], options.get("dropout", 0.0), 0, None
         if dropout > 0:
-            seed = int(tensors["seed"]) & (2**64 - 1)
+            seed, numbers = seed_and_numbers(tensors["seed"])
+            self._alive.append(numbers)
         _HEAD.pack_into(
             args, 0, sizeof(args), team, ACTIVATIONS.index(options["activation"]) + 1,
             self.tokens, self.slots, experts, self.hidden, self.intermediate, addressof(slices), len(slices),
-            options["alpha"], math.inf if limit is None else limit, dropout, seed, options.get("int8", 0),
+            options["alpha"], math.inf if limit is None else limit, dropout, seed & (2**64 - 1),
+            0 if numbers is None else numbers.data_ptr(), options.get("int8", 0),
         )  # fmt: skip
 
     def keep(self, field: str, tensor: Tensor) -> Tensor:

@@ -123,8 +123,8 @@ class ReferenceCall:
         if not p:
             return values
         slots = torch.arange(len(values), device=values.device) % max(1, self.routes.k)
-        seed = int(present(self.tensors, "seed"))
-        kept = dropout.kept(seed, TARGETS.index(name), self.tokens, slots, values.shape[-1], p)
+        seed, numbers = dropout.numbered(present(self.tensors, "seed"), self.tokens)
+        kept = dropout.kept(seed, TARGETS.index(name), numbers, slots, values.shape[-1], p)
         return stage(f"{name}_masked", values.masked_fill(~kept, 0.0) * (1 / (1 - p)))
 
     # -- gradients of parameters --------------------------------------------------------------------------------------

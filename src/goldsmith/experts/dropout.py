@@ -6,10 +6,11 @@
     kept     word >= threshold,  threshold = floor(p 2^32 + 1/2) in float64, compared as 64-bit numbers
     mask     1 / (1 - p) where kept, else 0
 
-token: row of x [T, H] (leading dimensions flattened). slot: j of topk_ids [T, k]. projection: 0 gate, 1 up, 2 down.
-feature: 0..H-1 of x for gate and up, 0..I-1 of h for down, counted over the whole I even with partitions. So a mask
-does not depend on threads, instruction set, grouping by expert, partitions or recomputation, and every implementation
-has the same bits.
+token: row of x [T, H] (leading dimensions flattened), or the low 32 bits of the row's number, if `seed` has numbers
+behind it: a rank with some of the tokens passes their rows in the whole tensor. slot: j of topk_ids [T, k]. projection:
+0 gate, 1 up, 2 down. feature: 0..H-1 of x for gate and up, 0..I-1 of h for down, counted over the whole I even with
+partitions. So a mask does not depend on threads, instruction set, grouping by expert, partitions, ranks or
+recomputation, and every implementation has the same bits.
 """
 
 from __future__ import annotations
@@ -50,6 +51,18 @@ def kept(seed: int, projection: int, tokens: Tensor, slots: Tensor, features: in
     words = torch.broadcast_tensors(*words)
     drawn = torch.stack(words, -1).reshape(len(tokens), 4 * len(columns))[:, :features]
     return drawn >= threshold(p)
+
+
+def seed_and_numbers(seed: Tensor) -> tuple[int, Tensor | None]:
+    """The key in `seed`, and the numbers of the tokens behind it, if it has any."""
+    flat = seed.detach().reshape(-1).cpu()
+    return int(flat[0]), flat[1:].contiguous() if len(flat) > 1 else None
+
+
+def numbered(seed: Tensor, tokens: Tensor) -> tuple[int, Tensor]:
+    """The key in `seed`, and the numbers of these rows."""
+    key, numbers = seed_and_numbers(seed)
+    return key, tokens if numbers is None else (numbers & _WORD).to(tokens.device)[tokens]
 
 
 def new_seed() -> Tensor:

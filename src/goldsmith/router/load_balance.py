@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.groups import Group, summed, summed_without_gradient
+from ..core.groups import Group, TokenRanks
 from ..core.shapes import ShapeError, check_choice, check_dtype, check_same_device, check_tensor
 from ._common import FLOATS, can_inspect, check_count, same_dtype, sum_dtype
 from ._common import flat as rows_of
@@ -70,31 +70,34 @@ def usage(indices: Tensor, num_experts: int, *, weights: Tensor | None = None, g
     """counts_e = number of entries that are e;   mass = counts, or mass_e = sum of the weights of those entries
 
     indices: any shape, int32 or int64; -1 is ignored. weights: the same shape, any float dtype. group: a process group
-    or a DeviceMesh; the entries of all its ranks are counted, and all ranks must call this. The result repeats bit for
-    bit, also on a GPU, and never waits for the device. OmniMoE measures with counts, PEER with weights. Raises
-    ShapeError, TypeError, ValueError. An index outside [0, num_experts) raises IndexError on a CPU; on a GPU and under
-    vmap it is ignored.
+    or a DeviceMesh; the entries of all its ranks are counted, and all ranks must call this. All entries of DTensors are
+    counted. The result repeats bit for bit, also on a GPU, and never waits for the device. OmniMoE measures with
+    counts, PEER with weights. Raises ShapeError, TypeError, ValueError. An index outside [0, num_experts) raises
+    IndexError on a CPU; on a GPU and under vmap it is ignored.
     """
     op = "router.usage"
     check_count(op, "num_experts", num_experts)
-    flat, valid = _entries(op, indices, num_experts)
-    counts = _counted(flat, valid, num_experts)
-    counts = summed_without_gradient(op, counts, group)
+    check_tensor(op, "indices", indices)
+    if weights is not None:
+        check_tensor(op, "weights", weights)
+        check_dtype(op, "weights", weights, FLOATS)
+        check_same_device(op, {"indices": indices, "weights": weights})
+        if weights.shape != indices.shape:
+            shapes = f"weights is {list(weights.shape)}, wanted the shape of indices, {list(indices.shape)}"
+            raise ShapeError(f"{op}: {shapes}")
+    ranks = TokenRanks(op, (indices,) if weights is None else (indices, weights), group)
+    flat, valid = _entries(op, ranks.tensors[0], num_experts)
+    counts = ranks.count(_counted(flat, valid, num_experts))
     if weights is None:
         return Usage(counts, counts.double())
-    check_tensor(op, "weights", weights)
-    check_dtype(op, "weights", weights, FLOATS)
-    check_same_device(op, {"indices": indices, "weights": weights})
-    if weights.shape != indices.shape:
-        raise ShapeError(f"{op}: weights is {list(weights.shape)}, wanted the shape of indices, {list(indices.shape)}")
     at = flat.masked_fill(~valid, num_experts)
-    mass = torch.zeros(num_experts + 1, dtype=torch.float64, device=indices.device)
-    values = weights.reshape(-1).double()
+    mass = torch.zeros(num_experts + 1, dtype=torch.float64, device=flat.device)
+    values = ranks.tensors[1].reshape(-1).double()
     if mass.is_cuda:
         mass = mass.index_put((at,), values, accumulate=True)  # deterministic, because it sorts; index_add is not
     else:
         mass = mass.index_add(0, at, values)
-    return Usage(counts, summed_without_gradient(op, mass[:num_experts].clone(), group))
+    return Usage(counts, ranks.count(mass[:num_experts].clone()))
 
 
 def load_balance_loss(
@@ -111,6 +114,7 @@ def load_balance_loss(
     group: a process group or a DeviceMesh of ranks with tokens of their own. The loss is then that of all their tokens,
     equal on all ranks; averaged over the group, as DDP and FSDP do, its gradients are those of one process. Without a
     group, the mean of the ranks' losses is another loss, because f and P are multiplied before they are averaged.
+    DTensors need no group: their loss is that of all tokens, a DTensor too, and its gradients are those of one process.
 
     x [..., sx], y [..., sy]: the logits given to product_topk; indices [..., k]: its result. Returns a float32 scalar
     (float64 for float64 logits), computed in that dtype. Rows without a valid index are ignored; without any row the
@@ -119,24 +123,23 @@ def load_balance_loss(
     """
     op = "router.load_balance_loss"
     sx, sy = _check_loss(op, x, y, indices, kind)
+    ranks = TokenRanks(op, (x, y, indices), group)
+    x, y, indices = ranks.tensors
     k, to = indices.shape[-1], sum_dtype(x.dtype)
     flat, valid = _entries(op, indices, sx * sy)
     kept = valid.view(-1, k).any(-1, keepdim=True)
-    rows = summed_without_gradient(op, kept.sum(), group).clamp(min=1).to(to)
-    entries = summed_without_gradient(op, valid.sum(), group).clamp(min=1).to(to)
+    rows = ranks.count(kept.sum()).clamp(min=1).to(to)
+    entries = ranks.count(valid.sum()).clamp(min=1).to(to)
     with torch.autocast(x.device.type, enabled=False):
         # masked before the softmax, which has no derivative for a row of only -inf
         p, q = (rows_of(t).to(to).masked_fill(~kept, 0.0).softmax(-1) * kept for t in (x, y))
         if kind == "joint":
-            counts = summed_without_gradient(op, _counted(flat, valid, sx * sy), group)
+            counts = ranks.count(_counted(flat, valid, sx * sy))
             f = (counts.to(to) / entries).view(sx, sy)
-            return sx * sy * summed(op, ((p @ f) * q).sum(), group) / rows
-        fx, fy = (
-            summed_without_gradient(op, _counted(at, valid, s), group).to(to) / entries
-            for at, s in ((flat // sy, sx), (flat % sy, sy))
-        )
-        masses = summed(op, torch.cat((p.sum(0), q.sum(0))), group)
-        return (sx * (fx * masses[:sx]).sum() + sy * (fy * masses[sx:]).sum()) / (2 * rows)
+            return ranks.result(sx * sy * ranks.sum(((p @ f) * q).sum()) / rows)
+        fx, fy = (ranks.count(_counted(at, valid, s)).to(to) / entries for at, s in ((flat // sy, sx), (flat % sy, sy)))
+        masses = ranks.sum(torch.cat((p.sum(0), q.sum(0))))
+        return ranks.result((sx * (fx * masses[:sx]).sum() + sy * (fy * masses[sx:]).sum()) / (2 * rows))
 
 
 def _check_loss(op: str, x: Tensor, y: Tensor, indices: Tensor, kind: str) -> tuple[int, int]:

@@ -200,8 +200,8 @@ class GroupedCall:
         if not p:
             return values
         slots = self.routes.order % max(1, self.routes.k)
-        seed = int(present(self.tensors, "seed"))
-        kept = dropout.kept(seed, TARGETS.index(name), self.routes.token, slots, values.shape[-1], p)
+        seed, numbers = dropout.numbered(present(self.tensors, "seed"), self.routes.token)
+        kept = dropout.kept(seed, TARGETS.index(name), numbers, slots, values.shape[-1], p)
         return values.to(self.to).masked_fill(~kept, 0.0) * (1 / (1 - p))
 
     # -- gradients of parameters --------------------------------------------------------------------------------------

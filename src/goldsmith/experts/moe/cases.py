@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -57,6 +59,7 @@ def inputs(
     factors: torch.dtype | None = None,
     layout: str = "contiguous",
     dropout: float = 0.0,
+    numbers: bool = False,
     weights: str = "wide",
     scale: float = 1.0,
     base: float = 1.0,
@@ -69,6 +72,7 @@ def inputs(
 
     r, on: rank, and the projections with LoRA; factors: dtype of LoRA; base, b: scales of W and B
     layout "strided": x, A and B are every second column of wider tensors, and the base is transposed
+    numbers: whether each token has a number for its dropout masks
     weights "own": topk_weights in x's dtype; "zeros": a third of them is 0
     scale: scale of x
     packed: format of a packed base; group, partitions: its group size and slices
@@ -93,7 +97,8 @@ def inputs(
     if bias:
         arguments |= {"gate_up_bias": make.normal(E, 2 * I), "down_bias": make.normal(E, H)}
     if dropout:
-        arguments["seed"] = make.integers(0, 2**62)
+        tokens = math.prod(batch) if numbers else 0
+        arguments["seed"] = make.integers(0, 2**62, 1 + tokens) if numbers else make.integers(0, 2**62)
     shares = make.uniform(*batch, k, dtype=make.dtype if weights == "own" else to)
     if weights == "zeros":
         shares = torch.where(make.uniform(*batch, k, dtype=to) < 0.35, torch.zeros_like(shares), shares)
@@ -160,6 +165,7 @@ SIZES: dict[str, tuple[dict[str, object], str]] = {
     "no_leading_dimension": ({"T": ()}, "one token without a batch"),
     "strided": ({"T": 5, "layout": "strided"}, "x, A and B are slices of wider tensors, the base is transposed"),
     "dropout": ({"T": 5, "E": 3, "k": 3, "dropout": 0.3, "kind": "holes"}, "masks by token, slot and feature"),
+    "numbered_tokens": ({"T": 5, "dropout": 0.3, "numbers": True}, "masks of a rank that has some of the tokens"),
     "many_tokens": ({"T": 33, "H": 20, "I": 12, "E": 5, "k": 3}, "an expert has more routes than a block has rows"),
     "threads": ({"T": 16, "H": 96, "I": 128, "E": 8}, "enough weights for two threads: smaller cases run on one"),
     "fp32": ({"T": 5, "packed": "fp32", "partitions": 3}, "packed without rounding; slices with group size 1"),

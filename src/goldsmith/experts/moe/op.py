@@ -27,6 +27,7 @@ MOE = Op(
     package=__package__,
     axes=AXES,
     expert_axis=("experts", "topk_ids"),
+    numbered="seed",
     backends=("native", "cuda_grouped"),
     grads=("x", "topk_weights", *BASE, *FACTORS),
     stages=("g", "u", "h", "o", "y", "q", "v", "dh", "dg", "du")

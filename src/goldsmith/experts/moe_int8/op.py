@@ -18,6 +18,7 @@ MOE_INT8 = Op(
     "float dropout, str activation, float alpha, float? limit) -> (Tensor y)",
     package=__package__,
     axes=AXES,
+    numbered="seed",
     backends=("native",),
     stages=("g", "u", "h", "o", "y")
     + tuple(
