@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .terminal import INTERRUPTED_EARLY
+from .terminal import INTERRUPTED_EARLY, Problem
 
 SignalHandler = Callable[[int, FrameType | None], None]
 
@@ -58,3 +58,19 @@ def exit_on_signals() -> Iterator[None]:
 
     with handle_signals(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
+
+
+@contextmanager
+def loading_hf() -> Iterator[None]:
+    """The imports of `goldsmith.hf`: they end as in `exit_on_signals`, and a missing package is a Problem.
+
+    For a missing package goldsmith.hf raises an ImportError without a name, which says what to install. An ImportError
+    with a name comes from a broken module.
+    """
+    try:
+        with exit_on_signals():
+            yield
+    except ImportError as error:
+        if error.name is not None:
+            raise
+        raise Problem(f"{error}.") from error
