@@ -53,7 +53,8 @@ def exit_on_signals() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr is not None:
-                os.write(sys.stderr.fileno(), f"{INTERRUPTED_EARLY}.\n".encode())
+                line = "\n" if sys.stderr.isatty() else ""  # a terminal shows "Loading torch^C" there
+                os.write(sys.stderr.fileno(), f"{line}{INTERRUPTED_EARLY}.\n".encode())
         os._exit(130)
 
     with handle_signals(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

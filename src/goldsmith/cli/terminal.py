@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, ParamSpec, TextIO, TypeVar, cast
 
 import typer
@@ -57,9 +57,31 @@ def print_paragraph(text: str) -> None:
 
 def announce(text: str) -> None:
     """Print the first line of a command to stderr, before the imports that take seconds."""
+    _write_stderr(f"{visible(text)}\n")
+
+
+@contextlib.contextmanager
+def loading_torch() -> Iterator[None]:
+    """Show "Loading torch" on stderr while the block imports it. On a terminal the line disappears afterwards."""
+    text = "Loading torch" if sys.modules.get("torch") is None and is_first() else ""
+    passing = bool(text) and sys.stderr is not None and sys.stderr.isatty()
+    _write_stderr(text if passing or not text else f"{text}\n")
+    try:
+        yield
+    finally:
+        if passing:
+            _write_stderr(f"\r{' ' * len(text)}\r")
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1").strip() in ("", "1") or os.environ.get("RANK", "0").strip() == "0"
+
+
+def _write_stderr(text: str) -> None:
     with contextlib.suppress(OSError):
         if sys.stderr is not None:  # it is None if the shell closed it
-            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.write(text)
             sys.stderr.flush()
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..notes import warnings_as_notes
 from ..signals import handle_signals, loading_hf
-from ..terminal import Problem, announce, console, count, write_json
+from ..terminal import Problem, announce, console, count, is_first, write_json
 from .display import FinetuneDisplay
-from .ranks import is_first, on_ranks, silent_display
+from .ranks import on_ranks, silent_display
 from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
