@@ -134,12 +134,14 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
 
 def _interrupted(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply:
     """The findings so far after a Ctrl-C that the worker could not answer; raises Interruption if there are none."""
+    last, seconds = progress.last, time.monotonic() - progress.began
+    place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
+    if not progress.findings:  # nothing to show: do not import torch for it
+        raise Interruption(f"{INTERRUPTED_EARLY}{place}.")
     from ...assay.diagnosis import Diagnosis
     from ...assay.report.check_report import Report
     from ...assay.report.results import FAIL, QUALITY
 
-    last, seconds = progress.last, time.monotonic() - progress.began
-    place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
     if all(finding["rung"] == QUALITY for finding in progress.findings):
         raise Interruption(f"{INTERRUPTED_EARLY}{place}.")
     report = Report(request.name, FAIL, cases=[last["case"]], seconds=seconds, partial="interrupted")
