@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ..output_files import check_file, check_folder, write_or_explain
+from ..output_files import check_file, check_folder, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
@@ -88,8 +87,7 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
             out.print(f"Page  {path}", markup=False, soft_wrap=True)
     finally:  # the reader of stdout may have closed the pipe
         if json_to is not None and json_to != "-":
-            text = json.dumps(reply["json"]) + "\n"
-            lost += write_or_explain(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
+            lost += write_or_explain(json_to, partial(write_json_file, json_to, reply["json"]))
     for sentence in lost:
         print_paragraph(sentence)
     if json_to == "-":

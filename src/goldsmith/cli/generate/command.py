@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..notes import warnings_as_notes
+from ..output_files import write_json_file
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Problem, announce, console, write_json
 from .arguments import GenerateArguments, adapters, check, prompts, stretched
@@ -277,7 +277,7 @@ class GenerateRun:
 
     def _write_profile(self, offloaded: Offloaded, path: Path) -> None:
         try:
-            path.write_text(json.dumps(offloaded.profile()) + "\n")
+            write_json_file(path, offloaded.profile())
         except OSError as error:
             raise Problem(f"--profile {path} could not be written: {error.strerror or error}.") from error
 
