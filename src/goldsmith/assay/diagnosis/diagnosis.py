@@ -15,6 +15,7 @@ from .. import probes as catalogue
 from ..checks import INTERRUPTED, NARROW, examine
 from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
+from ..declare.explained_arguments import explained_options
 from ..declare.target import Target
 from ..execute import hooks
 from ..execute.torch_state import neutral_state
@@ -65,6 +66,7 @@ _SURE = 0.75  # strength of the best match below which a 16-bit case is also exa
 
 
 @neutral_state()
+@explained_options
 def diagnose(
     target: Target,
     case: Case | str | None = None,
