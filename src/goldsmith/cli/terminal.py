@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, ParamSpec, TextIO, TypeVar, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,6 +157,40 @@ def console(*, stderr: bool = False) -> Console:
     width = None if stream.isatty() else 100
     file = cast("IO[str]", _LastingStream(stream))
     return Console(file=file, stderr=stderr, highlight=False, width=width, soft_wrap=False)
+
+
+class WholeTable(Table):
+    """A table that cuts no cell: on a terminal that is too narrow, each row becomes its labels, and pairs below them.
+
+    labels  how many of the first columns label a row
+    """
+
+    def __init__(self, *, labels: int, title: str | None = None) -> None:
+        super().__init__(
+            title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
+            header_style="dim",
+        )  # fmt: skip
+        self.labels = labels
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.__rich_measure__(console, options.update(width=100_000)).minimum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if isinstance(self.title, str):
+            yield Text.from_markup(self.title, style="bold")
+        headers = [_marked(column.header) for column in self.columns[self.labels :]]
+        label = [Text()] * self.labels
+        for cells in zip(*([_marked(cell) for cell in column.cells] for column in self.columns), strict=True):
+            label = [cell or above for cell, above in zip(cells, label, strict=False)]
+            yield Text("  ").join(label)
+            pairs = zip(headers, cells[self.labels :], strict=True)
+            text = Text(", ").join(Text.assemble((name.plain, "dim"), " ", cell) for name, cell in pairs if cell)
+            for line in text.wrap(console, options.max_width - 2):
+                yield Text.assemble("  ", line)
+
+
+def _marked(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def duration(seconds: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
 from ..output_files import check_file, check_folder, write_json_file, write_or_explain
@@ -240,17 +241,17 @@ class _RunProgress:
         self.deadline = deadlines.RunDeadline(request.budget)
         whole = request.budget if request.do == "diagnose" else None
         self.bar = Progress(
-            TextColumn("{task.description}", style="dim", markup=False),
+            TextColumn("{task.description}", style="dim", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[runs]}"),
+            TextColumn("{task.fields[runs]}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
-            TextColumn(f"of at most {duration(whole)}" if whole else ""),
+            TextColumn(f"of at most {duration(whole)}" if whole else "", table_column=Column(no_wrap=True)),
             console=err,
             transient=True,
             disable=not err.is_terminal,
         )
         self.began = time.monotonic()
-        self.task = self.bar.add_task("starting".ljust(34), total=whole, runs="")
+        self.task = self.bar.add_task("starting", total=whole, runs="")
 
     def __enter__(self) -> _RunProgress:
         self.bar.start()
@@ -288,5 +289,6 @@ class _RunProgress:
         self._show(f"{last['case']}, {last['run']}", f"{last['runs']} runs")
 
     def _show(self, now: str, runs: str = "") -> None:
-        description, completed = visible(now)[:34].ljust(34), time.monotonic() - self.began
+        width = max(8, min(34, self.bar.console.width - 46))
+        description, completed = visible(now)[:width].ljust(width), time.monotonic() - self.began
         self.bar.update(self.task, description=description, completed=completed, runs=runs)
