@@ -18,6 +18,10 @@ import native
 SOURCES = ("pyproject.toml", "constraints.txt", "scripts/setup.py")
 VERSION = "src/goldsmith/__init__.py"
 PYTHON = Path(".venv/bin/python")
+# The finder of an editable install. Python imports it at every start, and pytest warns about each module of a plugin's
+# distribution that is imported before pytest, unless its docstring has this word.
+FINDER = "lib/python*/site-packages/_editable_skbc_goldsmith.py"
+SILENCE = '"""PYTEST_DONT_REWRITE"""\n'
 STAMP = Path(".venv/.installed")
 
 
@@ -58,6 +62,16 @@ def prepare() -> None:
     pip("scikit-build-core", "cmake", "ninja")
 
 
+def silence_finder(environment: Path) -> None:
+    """Keep pytest from warning about the editable install in every run of a user's tests."""
+    for path in environment.glob(FINDER):
+        text = path.read_text()
+        if not text.startswith(SILENCE):
+            new = path.with_suffix(".new")
+            new.write_text(SILENCE + text)
+            os.replace(new, path)
+
+
 def main() -> int:
     os.chdir(Path(__file__).resolve().parent.parent)
     with open(".setup.lock", "w") as lock, ThreadPoolExecutor(1) as beside:
@@ -71,6 +85,7 @@ def main() -> int:
             library = beside.submit(native.build)  # pip uses one processor and the network
         if missing:
             pip("--no-build-isolation", "--editable", ".[dev,hf,train,docs,cluster]")
+            silence_finder(Path(".venv"))
             STAMP.write_text(print_)
         if library is not None:
             library.result()

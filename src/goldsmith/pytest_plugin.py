@@ -344,7 +344,6 @@ class _Collector:
 def _keep(terminal: pytest.TerminalReporter, word: str, path: Path, write: Callable[[Path], object]) -> None:
     """Write a file and name it; an error is one line, so that it costs neither the summary nor the exit status."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write(path)
         terminal.line(f"{word}: {path}")
     except Exception as error:  # noqa: BLE001  the tests have their result, whatever is wrong with its page
@@ -353,7 +352,9 @@ def _keep(terminal: pytest.TerminalReporter, word: str, path: Path, write: Calla
 
 
 def _json(tests: list[CheckedTest], path: Path) -> None:
-    path.write_text(json.dumps({"schema": SCHEMA, "tests": tests}) + "\n", encoding="utf-8")
+    from .assay.support.output_file import write_whole
+
+    write_whole(path, json.dumps({"schema": SCHEMA, "tests": tests}) + "\n")
 
 
 def _page(tests: list[CheckedTest], path: Path) -> Path:

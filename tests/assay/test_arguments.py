@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from goldsmith import assay
+from goldsmith.assay import ranks
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -165,3 +166,16 @@ def test_a_stage_without_a_name_is_a_mistake_in_the_declaration(who):
     named = {"candidate": golden, "golden": golden, who: lambda x, w: assay.stage("", golden(x, w))}
     with pytest.raises(assay.TargetError, match=r"^stage\('', \.\.\.\) needs a name for the value$"):
         assay.check(target(**named))
+
+
+@pytest.mark.parametrize("function", [assay.check, assay.diagnose, ranks.check])
+def test_an_unknown_argument_is_explained_and_a_tolerance_too(function):
+    with pytest.raises(assay.TargetError, match="^atol: there is no tolerance to choose"):
+        function(target(), atol=1e-3)
+    with pytest.raises(assay.TargetError, match=f"^sed: {function.__name__} has no such argument; did you mean 'seed'"):
+        function(target(), sed=3)
+
+
+def test_a_value_of_the_wrong_type_is_a_mistake_in_the_declaration():
+    with pytest.raises(assay.TargetError, match="got Tensor; name it as the kernel's parameter"):
+        assay.Target(lambda x: x, lambda x: x, cases=[torch.ones(3)])

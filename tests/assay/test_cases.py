@@ -119,6 +119,30 @@ def test_a_literal_dict_is_one_case_called_given_that_keeps_its_tensors():
     assert sorted(other.flatten().tolist()) == [0, 1, 2, 3, 4, 5]  # its rows in another order
 
 
+def test_each_dict_of_a_list_is_a_case_with_its_own_name():
+    target = assay.Target(lambda x: x, lambda x: x, cases=[{"x": torch.ones(1)}, {"x": torch.ones(2)}])
+    assert [case.name for case in target.cases] == ["given1", "given2"]
+    assert assay.check(target).cases == ["given1", "given2"]
+
+
+def test_draws_of_torch_and_of_make_are_different_numbers():
+    @assay.case(T=[5])
+    def both(make, T):
+        return {"x": make.normal(T), "y": torch.randn(T)}
+
+    drawn = both[0].build()
+    assert not torch.equal(drawn["x"], drawn["y"])
+
+
+def test_a_method_that_make_does_not_have_is_explained():
+    @assay.case(T=[1])
+    def wrong(make, T):
+        return {"x": make.gaussian(T)}
+
+    with pytest.raises(assay.TargetError, match="make has no 'gaussian'; it has: normal, uniform, integers, perm"):
+        wrong[0].build()
+
+
 def test_errors_in_a_case_name_the_case():
     with pytest.raises(assay.TargetError, match=r"^case: T=\[\] leaves no case; give at least one value$"):
         assay.case(T=[])

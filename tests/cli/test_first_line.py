@@ -1,11 +1,13 @@
 """The commands that import torch and transformers say so first: a user sees a line within a second."""
 
+import io
 import subprocess
 import sys
 
 import pytest
 
 import goldsmith
+from goldsmith.cli.terminal import loading_torch
 
 SOURCE = goldsmith.__path__[0] + "/.."
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from goldsmith.cli import app; app()"
@@ -18,6 +20,38 @@ def test_the_first_line_comes_before_any_heavy_import(command):
     )
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.splitlines()[0] == "Loading torch and transformers, then model"
+
+
+@pytest.mark.parametrize("command", [["verify"], ["diagnose", "x.py"], ["replay", "x"], ["bench"], ["doctor"]])
+def test_commands_without_transformers_say_that_they_load_torch(command):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *command], capture_output=True, text=True, cwd=SOURCE, timeout=120
+    )
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.splitlines()[0] == "Loading torch"
+
+
+@pytest.mark.parametrize(
+    "terminal, environment, shown",
+    [
+        (False, {}, "Loading torch\n"),
+        (True, {}, f"Loading torch\r{' ' * 13}\r"),  # a terminal forgets it
+        (True, {"WORLD_SIZE": "2", "RANK": "0"}, f"Loading torch\r{' ' * 13}\r"),
+        (True, {"WORLD_SIZE": "2", "RANK": "1"}, ""),
+    ],
+)
+def test_a_terminal_forgets_the_first_line_and_only_the_first_rank_shows_it(terminal, environment, shown, monkeypatch):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with loading_torch():
+        pass
+    assert stderr.getvalue() == shown
 
 
 INTERRUPTED_IMPORT = """

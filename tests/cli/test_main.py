@@ -89,6 +89,22 @@ def test_a_missing_package_is_named_instead_of_a_traceback(package):
     assert "Traceback" not in done.stderr
 
 
+NEED_HF = [
+    ["generate", "a/model", "--prompt", "x"], ["finetune", "a/model", "--data", "x"],
+    ["merge", "a/model", "an/adapter", "--output", "x"], ["adapter", "check", "a/model", "an/adapter"],
+    ["adapter", "export", "a/model", "an/adapter", "--output", "x"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", NEED_HF, ids=lambda command: " ".join(command[:2]))
+def test_without_transformers_every_command_says_what_to_install(command):
+    code = "import sys; sys.modules['transformers'] = None; from goldsmith.cli import app; app()"
+    done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, cwd=SOURCE)
+    assert done.returncode == 2, done.stderr
+    assert "transformers is not installed: pip install" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
 def test_targets_import_no_packages_of_the_command_line():
     code = "import sys; import goldsmith.cli.targets; print(*sorted({'typer', 'rich', 'jinja2'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCE)})

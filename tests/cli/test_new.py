@@ -1,5 +1,7 @@
 """`goldsmith new`: the files pass as written, nothing is overwritten, and the output says what to run next."""
 
+import errno
+import io
 import json
 import os
 import subprocess
@@ -70,4 +72,20 @@ def test_an_existing_file_is_kept(existing):
 def test_a_name_that_python_cannot_use_is_refused(name, message):
     result = run("new", name)
     assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+    assert not list(Path.cwd().iterdir())
+
+
+@pytest.mark.parametrize("lost", ["my_norm.py", "test_my_norm.py"])
+def test_a_full_disk_leaves_neither_file(lost, monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opening(path, mode, **options):
+        path.touch()
+        return Full() if path.name == lost else open(path, mode.replace("x", "w"), **options)
+
+    monkeypatch.setattr("goldsmith.cli.new.command.open", opening, raising=False)
+    result = run("new", "my_norm")
+    assert result.exit_code == 2 and "No space left on device" in result.stderr
     assert not list(Path.cwd().iterdir())

@@ -76,18 +76,26 @@ def test_each_target_has_its_own_message_and_a_wrong_declaration_is_not_blamed_o
     assert "All checks passed" not in display.conclusion(command.VerifyOutcome([*only, fine], {}))
 
 
-def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ("lambda z: z, lambda x: x, cases={'x': 1.0}", "candidate: <lambda> takes 'z'"),
+        ("lambda x: x, 3, cases={'x': 1.0}", "golden: expected a callable, got int 3"),
+    ],
+)
+def test_a_wrong_declaration_is_reported_with_its_line_in_the_module(monkeypatch, tmp_path, wrong, words):
     (tmp_path / "several_declared.py").write_text(
         "from goldsmith import assay\n"
         "right = assay.Target(lambda x: x, lambda x: x, cases={'x': 1.0})\n"
-        "wrong = assay.Target(lambda z: z, lambda x: x, cases={'x': 1.0})\n"
+        f"wrong = assay.Target({wrong})\n"
     )
     monkeypatch.chdir(tmp_path)
     request = {"backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     plan = {"do": "plan", "names": ["several_declared:right"], **request}
     problem = worker_tasks.VerifyTasks().answer(plan)["problem"]
     assert "several_declared:right: a target declaration is wrong (" in problem
-    assert "several_declared.py, line 3): candidate: <lambda> takes 'z'" in problem
+    assert f"several_declared.py, line 3): {words}" in problem
+    sys.modules.pop("several_declared", None)
 
 
 def test_a_workers_last_line_is_found_in_a_truncated_report():

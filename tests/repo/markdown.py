@@ -37,6 +37,7 @@ import sys
 import tempfile
 import tomllib
 import traceback
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +136,7 @@ class Runner:
         self.printed: str | None = None
         self.has_gpu = has_gpu
         self.count = 0
+        self.files: list[Block] = []
         self.came: dict[int, str] = {}  # line of a console block -> its text with what came
 
     def run(self, block: Block) -> None:
@@ -160,13 +162,17 @@ class Runner:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text)
         importlib.invalidate_caches()
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            if block.title:
-                importlib.import_module(block.title.removesuffix(".py").replace("/", "."))
-            else:
-                exec(compile(block.text, str(path), "exec"), self.names)
+        code, out = compile(block.text, str(path), "exec"), io.StringIO()
+        if block.title:
+            self.files.append(block)  # a reader saves it now, and imports it in a later block
+        else:
+            with contextlib.redirect_stdout(out):
+                exec(code, self.names)
         self.printed = out.getvalue()
+
+    def imported(self, block: Block) -> None:
+        """Imports a file, if no block of the document has done so."""
+        importlib.import_module(block.title.removesuffix(".py").replace("/", "."))
 
     def text(self, block: Block, *, numbers_vary: bool) -> None:
         if self.printed is not None and not agrees(block.text, self.printed, numbers_vary=numbers_vary):
@@ -219,13 +225,9 @@ def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
             os.symlink(ROOT / name, name)
     text = path.read_text()
     for block in blocks(text):
-        try:
-            runner.run(block)
-        except Exception as error:  # noqa: BLE001 - a document may fail in any way; the block's place is what helps
-            if update and block.line in runner.came:
-                continue
-            reason = str(error) if isinstance(error, Failure) else traceback.format_exc()
-            raise Failure(f"{path}:{block.line}: {reason}") from None
+        _attempt(path, block, runner.run, forgiven=runner.came if update else {})
+    for block in runner.files:
+        _attempt(path, block, runner.imported)
     if update:
         for block in blocks(text):
             if block.line in runner.came and "numbers vary" in block.directives and "..." not in block.text:
@@ -233,10 +235,18 @@ def run_document(path: Path, *, has_gpu: bool, update: bool = False) -> None:
         path.write_text(text)
 
 
+def _attempt(path: Path, block: Block, step: Callable[[Block], None], forgiven: Container[int] = ()) -> None:
+    try:
+        step(block)
+    except Exception as error:  # noqa: BLE001 - a document may fail in any way; the block's place is what helps
+        if block.line not in forgiven:
+            reason = str(error) if isinstance(error, Failure) else traceback.format_exc()
+            raise Failure(f"{path}:{block.line}: {reason}") from None
+
+
 def main(path: str, *flags: str) -> int:
     has_gpu = "--gpu" in flags
-    if not has_gpu:
-        os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.pop("TRITON_INTERPRET", None)  # a reader has not set it
     document = Path(path).absolute()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         try:

@@ -1,5 +1,6 @@
 """The Makefile on machines that lack something, and on its second run. Nothing here installs anything."""
 
+import importlib
 import os
 import platform
 import shutil
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -252,6 +254,25 @@ def test_an_interrupted_installation_says_so_in_a_sentence(checkout):
     assert (done.returncode, done.stderr.strip()) == (
         130,
         "goldsmith: interrupted; run make again, and it continues from here.",
+    )
+
+
+def test_pytest_does_not_warn_about_the_editable_install(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    setup = importlib.import_module("setup")
+    finder = tmp_path / "lib/python3.11/site-packages/_editable_skbc_goldsmith.py"
+    finder.parent.mkdir(parents=True)
+    finder.write_text("from __future__ import annotations\n")
+    setup.silence_finder(tmp_path)
+    setup.silence_finder(tmp_path)
+    assert finder.read_text().count("PYTEST_DONT_REWRITE") == 1
+    compile(finder.read_text(), str(finder), "exec")
+    setup.silence_finder(Path(sys.prefix))  # as `make` does after an installation
+    (tmp_path / "test_a.py").write_text("def test_a(assay): pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error::pytest.PytestAssertRewriteWarning", "test_a.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout and "warning" not in done.stdout, (
+        done.stdout + done.stderr
     )
 
 

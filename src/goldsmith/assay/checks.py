@@ -14,6 +14,7 @@ from ..core.tracing import TargetError
 from . import probes as catalogue
 from .declare.arguments import check_arguments
 from .declare.case import Case
+from .declare.explained_arguments import explained_options
 from .declare.target import Target
 from .execute import hooks
 from .execute.environment import environment
@@ -46,6 +47,7 @@ INTERRUPTED = "interrupted"
 NO_MEMORY = "out_of_memory"  # id of the note on a probe; in a report's environment, the last out-of-memory message
 
 
+@explained_options
 def check(
     target: Target,
     case: Case | str | None = None,

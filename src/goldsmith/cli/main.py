@@ -12,7 +12,7 @@ import typer
 from .. import __version__
 from .help_text import grouped
 from .signals import exit_on_signals
-from .terminal import Failure, in_a_paragraph
+from .terminal import Failure, in_a_paragraph, loading_torch
 
 
 class Program(typer.Typer):
@@ -138,7 +138,7 @@ def verify(
     """
     if quick and thorough:
         raise Failure("--quick and --thorough exclude each other; give one of them, or neither for the ordinary run.")
-    with exit_on_signals():
+    with exit_on_signals(), loading_torch():
         from .verify.command import VerifyRequest, run
         from .verify.launcher import serves_rank_0, started_ranks
 
@@ -202,7 +202,7 @@ def diagnose(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    with exit_on_signals():
+    with exit_on_signals(), loading_torch():
         from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
@@ -245,7 +245,7 @@ def replay(
 
     Exit status: 0 nothing is wrong, 1 something is wrong, 2 the command could not run, 130 interrupted.
     """
-    with exit_on_signals():
+    with exit_on_signals(), loading_torch():
         from .diagnose.command import DiagnoseRequest, run
 
     request = DiagnoseRequest(
@@ -287,7 +287,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show what this machine has, which backends run on it, and why the others do not."""
-    with exit_on_signals():
+    with exit_on_signals(), loading_torch():
         from .doctor import run
 
     run(as_json=json)

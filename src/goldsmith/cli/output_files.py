@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +13,18 @@ def check_file(path: Path | None) -> None:
     """Raise Failure before the work, not after it, if a result file cannot be written."""
     if path is None:
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror or error}.") from error
+    from ..assay.support.output_file import why_not
+
+    why = why_not(path)
+    if why:
+        raise Failure(f"cannot write {path}: {why}.")
+
+
+def write_json_file(path: str | Path, result: object) -> None:
+    """Write a result as one line of JSON; an earlier file stays if this fails."""
+    from ..assay.support.output_file import write_whole
+
+    write_whole(path, json.dumps(result) + "\n")
 
 
 def check_folder(path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .terminal import INTERRUPTED_EARLY
+from .terminal import INTERRUPTED_EARLY, Failure
 
 SignalHandler = Callable[[int, FrameType | None], None]
 
@@ -53,8 +53,25 @@ def exit_on_signals() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError, ValueError):
             if sys.stderr is not None:
-                os.write(sys.stderr.fileno(), f"{INTERRUPTED_EARLY}.\n".encode())
+                line = "\n" if sys.stderr.isatty() else ""  # a terminal shows "Loading torch^C" there
+                os.write(sys.stderr.fileno(), f"{line}{INTERRUPTED_EARLY}.\n".encode())
         os._exit(130)
 
     with handle_signals(leave, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
+
+
+@contextmanager
+def loading_hf() -> Iterator[None]:
+    """The imports of `goldsmith.hf`: they end as in `exit_on_signals`, and a missing package is a Failure.
+
+    For a missing package goldsmith.hf raises an ImportError without a name, which says what to install. An ImportError
+    with a name comes from a broken module.
+    """
+    try:
+        with exit_on_signals():
+            yield
+    except ImportError as error:
+        if error.name is not None:
+            raise
+        raise Failure(f"{error}.") from error

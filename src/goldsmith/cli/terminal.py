@@ -9,11 +9,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, ParamSpec, TextIO, TypeVar, cast
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,9 +59,31 @@ def print_paragraph(text: str) -> None:
 
 def announce(text: str) -> None:
     """Print the first line of a command to stderr, before the imports that take seconds."""
+    _write_stderr(f"{visible(text)}\n")
+
+
+@contextlib.contextmanager
+def loading_torch() -> Iterator[None]:
+    """Show "Loading torch" on stderr while the block imports it. On a terminal the line disappears afterwards."""
+    text = "Loading torch" if sys.modules.get("torch") is None and is_first() else ""
+    passing = bool(text) and sys.stderr is not None and sys.stderr.isatty()
+    _write_stderr(text if passing or not text else f"{text}\n")
+    try:
+        yield
+    finally:
+        if passing:
+            _write_stderr(f"\r{' ' * len(text)}\r")
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of those that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1").strip() in ("", "1") or os.environ.get("RANK", "0").strip() == "0"
+
+
+def _write_stderr(text: str) -> None:
     with contextlib.suppress(OSError):
         if sys.stderr is not None:  # it is None if the shell closed it
-            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.write(text)
             sys.stderr.flush()
 
 
@@ -133,6 +157,40 @@ def console(*, stderr: bool = False) -> Console:
     width = None if stream.isatty() else 100
     file = cast("IO[str]", _LastingStream(stream))
     return Console(file=file, stderr=stderr, highlight=False, width=width, soft_wrap=False)
+
+
+class WholeTable(Table):
+    """A table that cuts no cell: on a terminal that is too narrow, each row becomes its labels, and pairs below them.
+
+    labels  how many of the first columns label a row
+    """
+
+    def __init__(self, *, labels: int, title: str | None = None) -> None:
+        super().__init__(
+            title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), pad_edge=False,
+            header_style="dim",
+        )  # fmt: skip
+        self.labels = labels
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.__rich_measure__(console, options.update(width=100_000)).minimum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if isinstance(self.title, str):
+            yield Text.from_markup(self.title, style="bold")
+        headers = [_marked(column.header) for column in self.columns[self.labels :]]
+        label = [Text()] * self.labels
+        for cells in zip(*([_marked(cell) for cell in column.cells] for column in self.columns), strict=True):
+            label = [cell or above for cell, above in zip(cells, label, strict=False)]
+            yield Text("  ").join(label)
+            pairs = zip(headers, cells[self.labels :], strict=True)
+            text = Text(", ").join(Text.assemble((name.plain, "dim"), " ", cell) for name, cell in pairs if cell)
+            for line in text.wrap(console, options.max_width - 2):
+                yield Text.assemble("  ", line)
+
+
+def _marked(cell: object) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def duration(seconds: float) -> str:

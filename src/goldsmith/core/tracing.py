@@ -21,6 +21,10 @@ class TargetError(ValueError):
     """A mistake in the declaration of a target; the message says what exists."""
 
 
+class TargetTypeError(TargetError, TypeError):
+    """A value of the wrong type in the declaration of a target."""
+
+
 class Listener(Protocol):
     """What receives the stages of a run."""
 

@@ -72,7 +72,7 @@ class ExpertParallel(ParallelStyle):
         distribute_module(module, device_mesh, _distribute)
         setattr(module, SUMMED, device_mesh.size() if self.input_layouts[0].is_shard() else 1)
 
-        def receive(layer: nn.Module, inputs: tuple[object, ...], named: dict[str, object]) -> object:
+        def receive(layer: nn.Module, inputs: tuple[object, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return self._receive(layer, inputs, named, device_mesh)
 
         module.register_forward_pre_hook(receive, with_kwargs=True)
@@ -128,12 +128,11 @@ class ExpertParallel(ParallelStyle):
         return torch.Size(largest[1 : 1 + len(own)])
 
     def _return(self, outputs: object) -> object:
-        several = isinstance(outputs, tuple)
-        y, *rest = outputs if several else (outputs,)
+        y, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
         if isinstance(y, DTensor):
             y = self._local(y.redistribute(placements=self.output_layouts))
         # beside y: logits, ids and weights of the tokens, such as a RouterOutput
-        return (y, *_mapped(self._beside, rest)) if several else y
+        return (y, *_mapped(self._beside, rest)) if isinstance(outputs, tuple) else y
 
     def _beside(self, value: DTensor) -> Tensor:
         return self._local(value.redistribute(placements=self.input_layouts))

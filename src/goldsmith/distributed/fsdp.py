@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from torch import nn
@@ -19,6 +20,7 @@ def shard(
     *,
     mesh: DeviceMesh | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
+    ignored_params: Set[nn.Parameter] | None = None,
     **options: object,
 ) -> nn.Module:
     """fully_shard(module), except that fn, base and scale of the hyper-connections in it stay in float32
@@ -42,11 +44,11 @@ def shard(
         raise TypeError(
             f"distributed.shard: mp_policy={mp_policy!r}, wanted a torch.distributed.fsdp.MixedPrecisionPolicy"
         )
-    ignored = set(options.get("ignored_params") or ())
+    ignored = set(ignored_params or ())
     for name, part in module.named_modules():
         _check(name or type(part).__name__, part, mesh, ignored)
     policy = MixedPrecisionPolicy() if mp_policy is None else mp_policy
-    options = {**options, "mesh": mesh}
+    options = {**options, "mesh": mesh, "ignored_params": ignored_params}
     for part in reversed(list(module.modules())):
         if hasattr(part, SUMMED) and not isinstance(part, FSDPModule) and _own(part, ignored):
             group = fully_shard(part, mp_policy=policy, **options)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.tracing import TargetError
+from ...core.tracing import TargetError, TargetTypeError
 from ..support import memory_errors
 from ..support.random_state import seeded_generators
 
@@ -85,6 +85,9 @@ class Make:
         """`value` everywhere, rounded to the dtype."""
         return self._float(torch.full(_shape(shape), value, dtype=torch.float64), dtype)
 
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"make has no {name!r}; it has: {', '.join(n for n in vars(Make) if n[0] != '_')}")
+
     def _float(self, drawn: Tensor, dtype: torch.dtype | None) -> Tensor:
         return drawn.to(self.dtype if dtype is None else dtype).to(self.device)
 
@@ -125,7 +128,8 @@ class Case:
         """
         mixed = zlib.crc32(f"{self.name}/{seed}/{self.salt}".encode())
         try:
-            with seeded_generators(mixed, torch.device(device)):
+            # torch's own generator must not draw the numbers of `make`: two inputs would be equal
+            with seeded_generators(zlib.crc32(f"global/{mixed}".encode()), torch.device(device)):
                 drawn = self.draw(make(dtype, device, mixed), **self.sizes)
         except (TargetError, ImportError):
             raise
@@ -189,9 +193,9 @@ def _check_value(case: str, name: object, value: object) -> None:
 def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callable[[Draw], list[Case]]:
     """Decorator that turns `f(make, **sizes) -> dict` into a list of cases, one for every combination of the sizes."""
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
-        raise TypeError(f"tags: expected a tuple of words, got {tags!r}")
+        raise TargetTypeError(f"tags: expected a tuple of words, got {tags!r}")
     if not isinstance(why, str):
-        raise TypeError(f"why: expected a text, got {why!r}")
+        raise TargetTypeError(f"why: expected a text, got {why!r}")
     lists = {name: list(v) if isinstance(v, list | tuple | range) else [v] for name, v in sizes.items()}
     for name, values in lists.items():
         if not values:
@@ -199,7 +203,7 @@ def case(*, tags: Iterable[str] = (), why: str = "", **sizes: object) -> Callabl
 
     def decorate(draw: Draw) -> list[Case]:
         if not callable(draw):
-            raise TypeError(
+            raise TargetTypeError(
                 f"case: expected a function of make and the sizes, got {type(draw).__name__} {draw!r}"[:200]
             )
         name = getattr(draw, "__name__", "case")
@@ -221,14 +225,14 @@ def _one(name: str, draw: Draw, sizes: dict[str, object], tags: tuple[str, ...],
     return Case(f"{name}[{label}]" if label else name, draw, sizes, why, tags)
 
 
-def given(tensors: Mapping[str, object]) -> Case:
-    """One case named `given` from a literal dict; floating-point tensors keep their dtype."""
+def given(tensors: Mapping[str, object], name: str = "given") -> Case:
+    """One case from a literal dict; floating-point tensors keep their dtype."""
     values = {n: v.detach().clone() if isinstance(v, Tensor) else v for n, v in tensors.items()}
 
     def draw(make: Make) -> dict[str, object]:
         return {n: v.to(make.device).clone() if isinstance(v, Tensor) else v for n, v in values.items()}
 
-    return Case("given", draw, given=True)
+    return Case(name, draw, given=True)
 
 
 def as_cases(cases: object) -> tuple[Case, ...]:
@@ -240,6 +244,10 @@ def as_cases(cases: object) -> tuple[Case, ...]:
             raise TargetError("cases: the dict is empty; pass the inputs by name, {'x': torch.randn(3, 4)}")
         return (given(cases),)
     if isinstance(cases, list | tuple):
+        literal = [item for item in cases if isinstance(item, Mapping)]
+        if len(literal) > 1:  # a dict has no name of its own
+            numbers = itertools.count(1)
+            cases = [given(c, f"given{next(numbers)}") if isinstance(c, Mapping) else c for c in cases]
         flat = [c for item in cases for c in as_cases(item)]
         if not flat:
             raise TargetError("cases: the list is empty; pass at least one case")
@@ -249,6 +257,7 @@ def as_cases(cases: object) -> tuple[Case, ...]:
             raise TargetError(f"cases: {twice[0]!r} occurs more than once; every case needs its own name")
         return tuple(flat)
     hint = "; put @assay.case(...) with its sizes above the function" if inspect.isfunction(cases) else ""
-    raise TypeError(
+    hint = "; name it as the kernel's parameter, {'x': tensor}" if isinstance(cases, Tensor) else hint
+    raise TargetTypeError(
         f"cases: expected @assay.case functions, a list of them or a dict of tensors, got {type(cases).__name__}{hint}"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral
 
-from ...core.tracing import TargetError
+from ...core.tracing import TargetError, TargetTypeError
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def given(rate: str | float | None = None) -> Given:
 
 def _text(function: str, argument: str, value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(
+        raise TargetTypeError(
             f"{function}: {argument} must be the name of an input, output or stage, got {type(value).__name__}"
         )
     return value
@@ -75,5 +75,5 @@ def _text(function: str, argument: str, value: object) -> str:
 
 def _whole(function: str, argument: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{function}: {argument} must be a whole number, got {value!r}")
+        raise TargetTypeError(f"{function}: {argument} must be a whole number, got {value!r}")
     return int(value)

@@ -1,4 +1,4 @@
-"""explained_arguments: a class decorator that explains unknown and missing arguments of a declaration."""
+"""Decorators that explain unknown and missing arguments: of a declaration, and of a function that checks one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from ...core.tracing import TargetError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 TOLERANCES = ("tolerance", "tolerances", "tol", "atol", "rtol", "abs_tol", "rel_tol", "threshold")
 NO_TOLERANCE = (
@@ -39,6 +40,28 @@ def explained_arguments(missing: Mapping[str, str]) -> Callable[[type[T]], type[
     return decorate
 
 
+def explained_options(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a function: an unknown argument raises TargetError, which says why there is no tolerance."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **named: P.kwargs) -> T:
+        _check_names(function.__name__, known, named)
+        return function(*args, **named)
+
+    return wrapped
+
+
+def _check_names(name: str, known: list[str], named: Mapping[str, object]) -> None:
+    for argument in named:
+        if argument in TOLERANCES:
+            raise TargetError(f"{argument}: {NO_TOLERANCE}")
+        if argument not in known:
+            near = difflib.get_close_matches(argument, known, 1)
+            hint = f"did you mean {near[0]!r}? Its arguments are" if near else "its arguments are"
+            raise TargetError(f"{argument}: {name} has no such argument; {hint}: {', '.join(known)}")
+
+
 def _check(
     name: str,
     parameters: list[inspect.Parameter],
@@ -48,13 +71,7 @@ def _check(
 ) -> None:
     known = [p.name for p in parameters]
     positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
-    for argument in named:
-        if argument in TOLERANCES:
-            raise TargetError(f"{argument}: {NO_TOLERANCE}")
-        if argument not in known:
-            near = difflib.get_close_matches(argument, known, 1)
-            hint = f"did you mean {near[0]!r}? Its arguments are" if near else "its arguments are"
-            raise TargetError(f"{argument}: {name} has no such argument; {hint}: {', '.join(known)}")
+    _check_names(name, known, named)
     if len(args) > len(positional):
         raise TargetError(
             f"{name}: only {' and '.join(positional)} may be given by position; give the rest by name, as in "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.tracing import TargetError
+from ...core.tracing import TargetError, TargetTypeError
 from .binding import Bound, bind, inputs_and_scalars, parameters
 from .case import Case, as_cases
 from .decisions import Decision, Given, Sign, TopK
@@ -119,16 +119,18 @@ class Target:
 
     def _check_decisions(self) -> None:
         if not isinstance(self.stored, Mapping):
-            raise TypeError(f"stored: expected a dict from stages to inputs, got {type(self.stored).__name__}")
+            raise TargetTypeError(f"stored: expected a dict from stages to inputs, got {type(self.stored).__name__}")
         if not isinstance(self.decisions, Mapping):
-            raise TypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
+            raise TargetTypeError(f"decisions: expected a dict, got {type(self.decisions).__name__}")
         for name, decision in self.decisions.items():
             if not isinstance(decision, TopK | Sign | Given):
-                raise TypeError(f"decisions: {name!r} must be assay.topk, argmax, sign or given, got {decision!r}")
+                raise TargetTypeError(
+                    f"decisions: {name!r} must be assay.topk, argmax, sign or given, got {decision!r}"
+                )
 
     def _check_segments(self) -> None:
         if not isinstance(self.segments, Mapping):
-            raise TypeError(f"segments: expected a dict by tensor name, got {type(self.segments).__name__}")
+            raise TargetTypeError(f"segments: expected a dict by tensor name, got {type(self.segments).__name__}")
         for tensor, named in self.segments.items():
             if not callable(named):
                 check_segments(tensor, named)
@@ -256,7 +258,9 @@ def outside_of_transforms(caller: str) -> None:
 
 def check_segments(tensor: str, named: object) -> None:
     if not isinstance(named, Mapping):
-        raise TypeError(f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}")
+        raise TargetTypeError(
+            f"segments[{tensor!r}]: expected a dict or a function of the sizes, got {type(named).__name__}"
+        )
     for name, span in named.items():
         numbers = isinstance(span, tuple) and len(span) in (2, 3) and all(isinstance(v, int) for v in span)
         if not numbers or not 0 <= span[-2] <= span[-1]:
@@ -267,18 +271,18 @@ def check_segments(tensor: str, named: object) -> None:
 
 def _callable(argument: str, value: object, wanted: str = "a callable") -> None:
     if not callable(value):
-        raise TypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
+        raise TargetTypeError(f"{argument}: expected {wanted}, got {type(value).__name__} {value!r}"[:200])
 
 
 def _string(argument: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError(f"{argument}: expected a name, got {value!r}")
+        raise TargetTypeError(f"{argument}: expected a name, got {value!r}")
     return value
 
 
 def _names(argument: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-        raise TypeError(f"{argument}: expected a tuple of names, got {value!r}")
+        raise TargetTypeError(f"{argument}: expected a tuple of names, got {value!r}")
     duplicates = [n for n in value if list(value).count(n) > 1]
     if duplicates:
         raise TargetError(f"{argument}: {duplicates[0]!r} occurs more than once in {list(value)}")
@@ -299,7 +303,7 @@ def _choice(argument: str, value: object, choices: tuple[str, ...]) -> None:
 def _dtypes(value: object) -> tuple[torch.dtype, ...]:
     dtypes = (value,) if isinstance(value, torch.dtype) else value
     if not isinstance(dtypes, list | tuple) or not dtypes or not all(isinstance(d, torch.dtype) for d in dtypes):
-        raise TypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
+        raise TargetTypeError(f"dtypes: expected a tuple of torch dtypes, got {value!r}")
     twice = [d for d in dtypes if list(dtypes).count(d) > 1]
     if twice:
         raise TargetError(f"dtypes: {twice[0]} occurs more than once")

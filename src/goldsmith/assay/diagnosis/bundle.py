@@ -91,8 +91,10 @@ def save(
                 continue
             entries, stored = _packed(parts[part])
             meta["tensors"][part] = entries
-            _write(temporary / f"{part}.safetensors", stored)
-            digest.update((temporary / f"{part}.safetensors").read_bytes())
+            raw = _serialised(stored)
+            # safetensors raises an error of its own for a full disk, and this an OSError
+            (temporary / f"{part}.safetensors").write_bytes(raw)
+            digest.update(raw)
         # keys stay in their order, which is also the order of results
         text = json.dumps(meta, indent=1, allow_nan=False)
         digest.update(text.encode())
@@ -198,7 +200,7 @@ def _readable_as(file: Path, folder: Path) -> None:
     folder.chmod(mode | (mode & 0o444) >> 2)
 
 
-def _write(path: Path, stored: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
+def _serialised(stored: dict[str, Tensor]) -> bytes:
+    from safetensors.torch import save
 
-    save_file(stored, path)
+    return save(stored)

@@ -15,6 +15,7 @@ from .. import probes as catalogue
 from ..checks import INTERRUPTED, NARROW, examine
 from ..declare.arguments import check_arguments, check_folder
 from ..declare.case import Case
+from ..declare.explained_arguments import explained_options
 from ..declare.target import Target
 from ..execute import hooks
 from ..execute.torch_state import neutral_state
@@ -65,6 +66,7 @@ _SURE = 0.75  # strength of the best match below which a 16-bit case is also exa
 
 
 @neutral_state()
+@explained_options
 def diagnose(
     target: Target,
     case: Case | str | None = None,
@@ -82,7 +84,8 @@ def diagnose(
     dtype     dtype of the inputs; None: each of the target's dtypes
     probes    as in `check`; the cheap ones run first, the others only if those find nothing
     budget_s  seconds in all, of which at most half are for finding a failing case; None: no limit
-    out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing
+    out       a folder for the bundle of the smallest failing case, with a page; None: writes nothing. If the disk is
+              full, the diagnosis says so
 
     Returns a Diagnosis. A keyboard interrupt ends it early, marked partial. Raises TargetError for a mistake in the
     declaration.
@@ -124,7 +127,10 @@ def diagnose(
     diagnosis.target = target
     diagnosis.seconds = time.perf_counter() - clock.started
     if out is not None and diagnosis.write_bundle is not None:
-        diagnosis.save(out)
+        try:
+            diagnosis.save(out)
+        except OSError as error:  # a full disk: the diagnosis itself is still there
+            diagnosis.traced.append(f"The bundle could not be written into {out}: {error.strerror or error}.")
     return diagnosis
 
 

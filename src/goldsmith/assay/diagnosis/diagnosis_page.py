@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..report.html import svg
 from ..report.html.page import facts, now, style, template
 from ..report.html.view import RUNG_MEANING, Entry
+from ..support.output_file import write_whole
 from . import diagnosis_view as view
 from . import replay_command
 
@@ -25,10 +26,8 @@ def write(
     command     the command that replays the bundle, if the caller knows a better one
     conditions  short facts below the headline
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(diagnosis, command=command, conditions=conditions), encoding="utf-8")
-    return path
+    write_whole(path, render(diagnosis, command=command, conditions=conditions))
+    return Path(path)
 
 
 def render(diagnosis: DiagnosisFacts, *, command: str = "", conditions: Sequence[str] = ()) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ..support.output_file import write_whole
 from . import events as facts
 from .events import Event
 from .interfaces import WatchRecord
@@ -20,7 +21,7 @@ NAMES = {facts.NAN: "NaN", facts.INF: "Inf"}
 
 def write(watch: WatchRecord, path: str) -> None:
     """Write the page to `path`."""
-    Path(path).write_text(page(watch), encoding="utf-8")
+    write_whole(path, page(watch))
 
 
 def page(watch: WatchRecord) -> str:

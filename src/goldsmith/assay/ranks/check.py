@@ -13,6 +13,7 @@ from ...core.tracing import TargetError
 from .. import probes as catalogue
 from ..checks import examine
 from ..declare.case import Case
+from ..declare.explained_arguments import explained_options
 from ..declare.target import Target
 from ..execute import hooks
 from ..report.check_report import Report
@@ -29,6 +30,7 @@ PROBES = ("values", "ensemble", "decisions")
 PROBE = "ranks"
 
 
+@explained_options
 def check(
     target: RankTarget,
     ranks: int | RankGroup,

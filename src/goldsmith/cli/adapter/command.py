@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, write_json, write_stdout
 
 if TYPE_CHECKING:
@@ -21,12 +21,9 @@ def run_check(
 ) -> int:
     """Check, print the findings, and return the exit status."""
     announce(f"Loading torch and transformers, then {Path(model).name}")
-    try:
-        with exit_on_signals():
-            from ...hf.adapter_check.check import check
-            from ...hf.adapter_check.runtimes import RUNTIMES
-    except ImportError as error:
-        raise _missing(error) from error
+    with loading_hf():
+        from ...hf.adapter_check.check import check
+        from ...hf.adapter_check.runtimes import RUNTIMES
     _quiet()
     words = None
     if text is not None:
@@ -58,11 +55,8 @@ def run_check(
 def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     """Export, say what was written, and return the exit status."""
     announce(f"Loading torch and transformers, then {Path(model).name}")
-    try:
-        with exit_on_signals():
-            from ...hf.adapter.exporting import export_adapter
-    except ImportError as error:
-        raise _missing(error) from error
+    with loading_hf():
+        from ...hf.adapter.exporting import export_adapter
     _quiet()
     try:
         with terminate_like_ctrl_c():
@@ -100,12 +94,6 @@ def _quiet() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def _missing(error: ImportError) -> Failure:
-    if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
-        raise error
-    return Failure(f"{error}.")
 
 
 def _sentence(error: Exception, adapter: str) -> str:

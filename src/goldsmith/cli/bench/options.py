@@ -10,7 +10,7 @@ import typer
 
 from ..help_text import grouped
 from ..signals import exit_on_signals
-from ..terminal import in_a_paragraph, print_paragraph
+from ..terminal import in_a_paragraph, loading_torch, print_paragraph
 from .moved import CHECKOUT
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def bench_command(
         ] = "",
     ) -> None:
         """Verify operators, then time them. Each row has the machine, versions, spread and share of the copy rate."""
-        with exit_on_signals():
+        with exit_on_signals(), loading_torch():
             from .command import run
             from .run import BenchRequest
 

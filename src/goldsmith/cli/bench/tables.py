@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
+from ..terminal import WholeTable
 from .rows import TimingRow
 from .subject import OURS
 
 
-def table(rows: Sequence[TimingRow]) -> Table:
+def table(rows: Sequence[TimingRow]) -> WholeTable:
     """The table of one case: every peer in each direction, with its ratio to goldsmith."""
     first = rows[0]
     backend = next((r.backend for r in rows if r.peer == OURS), "")
@@ -20,9 +20,7 @@ def table(rows: Sequence[TimingRow]) -> Table:
     threads = f", threads: {first.threads}" if first.threads else ""
     case = escape(first.case)
     title = f"\n{first.op}  {case}  {first.dtype}  [dim]goldsmith's backend: {backend}{threads}[/]"
-    rich_table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), header_style="dim"
-    )
+    rich_table = WholeTable(labels=2, title=title)
     rich_table.add_column("", no_wrap=True)
     rich_table.add_column("peer", no_wrap=True)
     for name in ("median", "p10-p90", "floor", f"of {ceiling}", "ours is", *(("wall",) if on_gpu else ()), "error"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
-from ..output_files import check_file, check_folder, write_or_explain
+from ..output_files import check_file, check_folder, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED,
@@ -88,8 +88,7 @@ def run(request: DiagnoseRequest, json_to: str | None = None) -> int:
             out.print(f"Page  {path}", markup=False, soft_wrap=True)
     finally:  # the reader of stdout may have closed the pipe
         if json_to is not None and json_to != "-":
-            text = json.dumps(reply["json"]) + "\n"
-            lost += write_or_explain(json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
+            lost += write_or_explain(json_to, partial(write_json_file, json_to, reply["json"]))
     for sentence in lost:
         print_paragraph(sentence)
     if json_to == "-":
@@ -134,12 +133,14 @@ def _ask_worker(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisRe
 
 def _interrupted(request: DiagnoseRequest, progress: _RunProgress) -> DiagnosisReply:
     """The findings so far after a Ctrl-C that the worker could not answer; raises Interruption if there are none."""
+    last, seconds = progress.last, time.monotonic() - progress.began
+    place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
+    if not progress.findings:  # nothing to show: do not import torch for it
+        raise Interruption(f"{INTERRUPTED_EARLY}{place}.")
     from ...assay.diagnosis import Diagnosis
     from ...assay.report.check_report import Report
     from ...assay.report.results import FAIL, QUALITY
 
-    last, seconds = progress.last, time.monotonic() - progress.began
-    place = f": {last['case']}, {last['run']} was running and did not stop" if last and progress.running else ""
     if all(finding["rung"] == QUALITY for finding in progress.findings):
         raise Interruption(f"{INTERRUPTED_EARLY}{place}.")
     report = Report(request.name, FAIL, cases=[last["case"]], seconds=seconds, partial="interrupted")
@@ -240,17 +241,17 @@ class _RunProgress:
         self.deadline = deadlines.RunDeadline(request.budget)
         whole = request.budget if request.do == "diagnose" else None
         self.bar = Progress(
-            TextColumn("{task.description}", style="dim", markup=False),
+            TextColumn("{task.description}", style="dim", markup=False, table_column=Column(no_wrap=True)),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[runs]}"),
+            TextColumn("{task.fields[runs]}", table_column=Column(no_wrap=True)),
             TimeElapsedColumn(),
-            TextColumn(f"of at most {duration(whole)}" if whole else ""),
+            TextColumn(f"of at most {duration(whole)}" if whole else "", table_column=Column(no_wrap=True)),
             console=err,
             transient=True,
             disable=not err.is_terminal,
         )
         self.began = time.monotonic()
-        self.task = self.bar.add_task("starting".ljust(34), total=whole, runs="")
+        self.task = self.bar.add_task("starting", total=whole, runs="")
 
     def __enter__(self) -> _RunProgress:
         self.bar.start()
@@ -288,5 +289,6 @@ class _RunProgress:
         self._show(f"{last['case']}, {last['run']}", f"{last['runs']} runs")
 
     def _show(self, now: str, runs: str = "") -> None:
-        description, completed = visible(now)[:34].ljust(34), time.monotonic() - self.began
+        width = max(8, min(34, self.bar.console.width - 46))
+        description, completed = visible(now)[:width].ljust(width), time.monotonic() - self.began
         self.bar.update(self.task, description=description, completed=completed, runs=runs)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..notes import warnings_as_notes
-from ..signals import exit_on_signals, handle_signals
-from ..terminal import Failure, announce, console, count, write_json
+from ..signals import handle_signals, loading_hf
+from ..terminal import Failure, announce, console, count, is_first, write_json
 from .display import FinetuneDisplay
-from .ranks import is_first, on_ranks, silent_display
+from .ranks import on_ranks, silent_display
 from .record import LOG, PAGE, RUN, Record
 
 if TYPE_CHECKING:
@@ -39,20 +39,15 @@ def run(arguments: Mapping[str, object], *, dry_run: bool, as_json: bool) -> int
     """Run the command and return its exit status."""
     if is_first():
         announce(f"Loading torch and transformers, then {Path(str(arguments['model'])).name}")
-    try:
-        with exit_on_signals():
-            importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
-            from ...hf.training.errors import TrainingError
-            from ...hf.training.ranks.group import Ranks, join
+    with loading_hf():
+        importlib.import_module("goldsmith.hf.training.model.loading")  # brings the rest of transformers
+        from ...hf.training.errors import TrainingError
+        from ...hf.training.ranks.group import Ranks, join
 
+        try:
             ranks = join()
-    except TrainingError as error:
-        raise Failure(str(error)) from error
-    except ImportError as error:
-        # If a package is missing, goldsmith.hf raises an ImportError without a name, which says what to install.
-        if error.name is not None:
-            raise
-        raise Failure(f"{error}.") from error
+        except TrainingError as error:
+            raise Failure(str(error)) from error
     if isinstance(ranks, Ranks):
         return on_ranks(ranks, lambda: _run(arguments, ranks, dry_run=dry_run, as_json=as_json))
     return _run(arguments, ranks, dry_run=dry_run, as_json=as_json)

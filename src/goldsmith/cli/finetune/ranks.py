@@ -22,11 +22,6 @@ FAILED = 1  # exit status after an error that is not the user's
 LINGER_S = 3.0  # rank 0 may hold the store from which the others read its message
 
 
-def is_first() -> bool:
-    """Whether this process is the only one or the first, before it has joined the others."""
-    return os.environ.get("WORLD_SIZE", "1").strip() in ("", "1") or os.environ.get("RANK", "0").strip() == "0"
-
-
 def silent_display() -> FinetuneDisplay:
     return FinetuneDisplay(Console(file=io.StringIO(), quiet=True), Console(file=io.StringIO(), quiet=True))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..notes import warnings_as_notes
-from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..output_files import write_json_file
+from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, announce, console, write_json
 from .arguments import GenerateArguments, adapters, check, prompts, stretched
 from .display import GenerateDisplay
@@ -70,22 +70,15 @@ class GenerateRun:
         self._explain: JsonObject = {}
 
     def carry_out(self) -> int:
-        try:
-            with exit_on_signals():
-                from torch import OutOfMemoryError
+        with loading_hf():
+            from torch import OutOfMemoryError
 
-                from ...hf.offload import generation as text
-                from ...hf.offload.loading import folder
-                from ...offload.attach import from_pretrained
-                from ...offload.errors import RoutingError, StoreError
-                from ...offload.guard.report import NumericsError
-                from ...offload.settings import parse_budget
-        except ImportError as error:
-            if (
-                error.name is not None
-            ):  # a module of ours is broken; goldsmith.hf raises without a name and says what to install
-                raise
-            raise Failure(f"{error}.") from error
+            from ...hf.offload import generation as text
+            from ...hf.offload.loading import folder
+            from ...offload.attach import from_pretrained
+            from ...offload.errors import RoutingError, StoreError
+            from ...offload.guard.report import NumericsError
+            from ...offload.settings import parse_budget
         _quiet()
         arguments = self.arguments
         try:
@@ -284,7 +277,7 @@ class GenerateRun:
 
     def _write_profile(self, offloaded: Offloaded, path: Path) -> None:
         try:
-            path.write_text(json.dumps(offloaded.profile()) + "\n")
+            write_json_file(path, offloaded.profile())
         except OSError as error:
             raise Failure(f"--profile {path} could not be written: {error.strerror or error}.") from error
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from ..signals import exit_on_signals, terminate_like_ctrl_c
+from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, percent, write_json, write_stdout
 
 if TYPE_CHECKING:
@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -> int:
     """Merge, report, and return the exit status."""
     announce(f"Loading torch and transformers, then {Path(model).name}")
-    try:
-        with exit_on_signals():
-            from ...hf.merging.codes import LEAST
-            from ...hf.merging.merged_model import merge
-    except ImportError as error:
-        if error.name is not None:  # a module of ours is broken; goldsmith.hf raises without a name
-            raise
-        raise Failure(f"{error}.") from error
+    with loading_hf():
+        from ...hf.merging.codes import LEAST
+        from ...hf.merging.merged_model import merge
     from transformers.utils import logging
 
     logging.set_verbosity_error()

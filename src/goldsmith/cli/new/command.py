@@ -26,18 +26,24 @@ def run(name: str, *, plain: bool = False, as_json: bool = False) -> int:
             raise Failure(f"{path} exists already, and `goldsmith new` overwrites nothing. Choose another name.")
     triton = not plain and importlib.util.find_spec("triton") is not None
     template = "triton_kernel.py.txt" if triton else "torch_kernel.py.txt"
+    written: list[Path] = []
     try:
         kernel.parent.mkdir(parents=True, exist_ok=True)
-        _write(kernel, template)
-        _write(test, "test.py.txt", kernel.stem)
+        for path, source in ((kernel, template), (test, "test.py.txt")):
+            text = TEMPLATES.joinpath(source).read_text(encoding="utf-8").replace("NAME", kernel.stem)
+            with open(path, "x", encoding="utf-8") as file:
+                written.append(path)
+                file.write(text)
     except OSError as error:
+        for path in written:  # half of the files would keep the next attempt from writing
+            path.unlink(missing_ok=True)
         raise Failure(f"cannot write {error.filename or kernel}: {error.strerror or error}.") from error
     kind = "a kernel in Triton" if triton else "a kernel in plain torch"
     contents = {kernel: f"{kind}, its golden, its cases and its target", test: "a pytest test for each case"}
     steps = {
         f"goldsmith verify {_quoted(kernel)}": "check the kernel",
         f"python -m pytest {_quoted(test)}": "keep it right",
-        f"goldsmith diagnose {_quoted(kernel)}": "find out why it is wrong, once you have changed it",
+        f"goldsmith diagnose {_quoted(kernel)}": "find the cause of a failure",
     }
     if as_json:
         write_json({"files": [str(path) for path in contents], "next": list(steps)})
@@ -60,12 +66,6 @@ def _installed(stem: str) -> bool:
     here = os.path.realpath(os.curdir)
     paths = [path for path in sys.path if path and os.path.realpath(path) != here]
     return PathFinder.find_spec(stem, paths) is not None
-
-
-def _write(path: Path, template: str, name: str | None = None) -> None:
-    text = TEMPLATES.joinpath(template).read_text(encoding="utf-8").replace("NAME", name or path.stem)
-    with open(path, "x", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _quoted(path: Path) -> str:

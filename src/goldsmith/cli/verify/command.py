@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ... import __version__
-from ..output_files import check_file, write_or_explain
+from ..output_files import check_file, write_json_file, write_or_explain
 from ..signals import terminate_like_ctrl_c
 from ..terminal import (
     INTERRUPTED_EARLY,
@@ -65,8 +64,7 @@ def run(request: VerifyRequest, *, html: Path | None = None, json_to: str | None
             write = partial(page.write, title="goldsmith verify", conditions=conditions, remarks=remarks)
             keep("Report", html, partial(write, entries, html))
         if json_to is not None and json_to != "-":
-            text = json.dumps(outcome.to_json()) + "\n"
-            keep("JSON", json_to, partial(Path(json_to).write_text, text, encoding="utf-8"))
+            keep("JSON", json_to, partial(write_json_file, json_to, outcome.to_json()))
     for line in written:
         out.print(line, soft_wrap=True, markup=False)
     out.print(display.conclusion(outcome))

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from ...assay.report.html.view import NOT_JUDGED, Entry, case_states, judged_cases, worst_ratio
 from ...assay.report.ranking import demanding, number, ranked
 from ...assay.report.results import QUALITY, Finding
-from ..terminal import count, duration
+from ..terminal import WholeTable, count, duration
 from .checks import INTERRUPTED, PROCESS, Check
 from .outcome import VerifyOutcome
 
@@ -42,12 +42,13 @@ class VerifyProgress:
         self.console, self.checks = console, checks
         self.cases = sum(len(c.jobs) for c in checks)
         self.done = 0
+        self.narrow = console.width < 80
         self.progress = Progress(
-            TextColumn("{task.fields[now]}", style="dim"),
-            BarColumn(bar_width=28),
-            TextColumn("{task.fields[done]}"),
-            TimeElapsedColumn(),
-            _Left(),
+            TextColumn("{task.fields[now]}", style="dim", table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=8 if self.narrow else 28),
+            TextColumn("{task.fields[done]}", table_column=Column(no_wrap=True)),
+            *(() if self.narrow else (TimeElapsedColumn(),)),
+            _Left(table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -65,10 +66,9 @@ class VerifyProgress:
 
     def finished(self, check: Check, cost: float, now: str) -> None:
         self.done += 1
-        width = max(24, min(44, self.console.width - 80))
-        self.progress.update(
-            self.task, advance=cost, now=now[:width].ljust(width), done=f"{self.done}/{self.cases} cases"
-        )
+        width = max(8, self.console.width - 47) if self.narrow else max(24, min(44, self.console.width - 80))
+        now = now if len(now) <= width else f"{now[: width - 1]}…"
+        self.progress.update(self.task, advance=cost, now=now.ljust(width), done=f"{self.done}/{self.cases} cases")
         if check.complete and not self.console.is_terminal:
             self.console.print(_line(check), markup=True)
 
@@ -81,8 +81,8 @@ def _line(check: Check) -> str:
     return f"{word}  {escape(check.name)}  [dim]{count(cases, 'case')}, {duration(seconds)}[/]"
 
 
-def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+def matrix(entries: Sequence[Entry], modes: dict[str, str]) -> WholeTable:
+    table = WholeTable(labels=2)
     table.add_column("operator" if any(e.backend for e in entries) else "target", no_wrap=True)
     table.add_column("backend", no_wrap=True)
     table.add_column("verdict", no_wrap=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 
+from ...support.output_file import write_whole
 from ...support.printable import visible
 from ..ranking import severity
 from ..results import REFERENCE_FAULT, ReportFacts
@@ -37,12 +38,8 @@ def write(
     conditions: short facts under the headline (machine, versions). remarks: sentences below the matrix that say what
     ran, what did not run, and why. column: what `backend` of each entry is, such as "test", if it is not a backend.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        render(reports, title=title, conditions=conditions, remarks=remarks, column=column), encoding="utf-8"
-    )
-    return path
+    write_whole(path, render(reports, title=title, conditions=conditions, remarks=remarks, column=column))
+    return Path(path)
 
 
 def render(
