@@ -9,6 +9,7 @@ patchelf (`make wheel` does).
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,8 +60,8 @@ def main(*words: str) -> int:
         wheel, sdist, report = build(arguments.out, options)
     except Failed as error:
         sys.exit(f"\ngoldsmith: {error}\n")
-    print(report.strip())
-    print(f"\nwheel  {wheel}\nsdist  {sdist}\n\nTo install one: pip install {wheel}")
+    (tag,) = re.findall(r'platform tag:\s+"(\w+)"', report)  # the rest of the report is for who builds on other systems
+    print(f"auditwheel: {tag}\n\nwheel  {wheel}\nsdist  {sdist}\n\nTo install one: pip install {wheel}")
     return 0
 
 

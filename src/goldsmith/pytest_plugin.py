@@ -327,18 +327,23 @@ class _Collector:
         if text is not None:
             self.tests.append(json.loads(text))
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
         to_json, to_html = (self.config.getoption(name) for name in ("--assay-json", "--assay-html"))
         if not to_json and not to_html:
             return
         tests = sorted(self.tests, key=lambda t: t["nodeid"])
         terminalreporter.section("assay")
         checks = sum(len(t["reports"]) for t in tests)
-        terminalreporter.line(f"{checks} checks in {len(tests)} tests" if tests else "no test used the assay")
+        none = "no check was finished" if exitstatus == pytest.ExitCode.INTERRUPTED else "no test used the assay"
+        terminalreporter.line(f"{_count(checks, 'check')} in {_count(len(tests), 'test')}" if tests else none)
         if to_json:
             _keep(terminalreporter, "JSON", Path(to_json), lambda path: _json(tests, path))
         if to_html and tests:
             _keep(terminalreporter, "page", Path(to_html), lambda path: _page(tests, path))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _keep(terminal: pytest.TerminalReporter, word: str, path: Path, write: Callable[[Path], object]) -> None:

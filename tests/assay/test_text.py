@@ -98,6 +98,15 @@ def test_notes_that_ask_for_nothing_are_counted_and_shown_on_request():
     assert "  1 observation, not a fault (tie); report.text(every=True) shows all" in lines(report)
 
 
+def test_counts_of_one_and_probes_that_share_a_reason_read_as_english():
+    report = Report("kernel", cases=["a"], dtypes=["float32"], environment={"runs": {"candidate": 1, "golden": 2}})
+    report.notes = [Note("tie", "index", "3 rows", "a")]
+    report.probes = [ProbeRun("taint", False, "a"), ProbeRun("float32", False, "b"), ProbeRun("scaling", False, "a")]
+    text = str(report)
+    assert "1 candidate run, 2 golden runs" in text and "1 observation, not a fault (tie)" in text
+    assert "Not run: taint, scaling (a); float32 (b)" in text
+
+
 def test_wrong_numbers_come_before_layouts_and_poor_quality_comes_last():
     report = Report("kernel", "fail", cases=["c"], dtypes=["float32"])
     report.findings = [
@@ -178,7 +187,7 @@ def test_the_table_lists_failures_first_and_no_relative_error_against_zero():
 
 def test_skipped_probes_are_listed_with_a_reason():
     shown_lines = " ".join(lines(assay.check(target(plain_sum), probes="values")))
-    assert "taint (not selected)" in shown_lines and "Probes: values" in shown_lines
+    assert "scaling, taint, float32 (not selected)" in shown_lines and "Probes: values" in shown_lines
 
 
 @pytest.mark.parametrize("strict", [False, True])

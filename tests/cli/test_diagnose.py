@@ -66,6 +66,8 @@ def test_a_wrong_kernel_is_explained_kept_and_replayed(tmp_path):
     again, _ = ask(do="replay", bundle=str(bundle))
     assert (again["verdict"], again["answer"]) == ("fail", "reproduced")
     assert again["text"].startswith("reproduced: the verdict was fail, here it is fail")
+    assert again["text"].count("reproduced") == 1 and "report.text" not in again["text"]
+    assert [note["id"] for note in again["json"]["notes"]].count("replay") == 1
 
 
 def test_a_bundle_is_diagnosed_as_one_case(tmp_path):
@@ -84,6 +86,12 @@ def test_no_module_that_a_bundle_names_is_imported(tmp_path):
     (bundle,) = tmp_path.iterdir()
     reply, _ = ask(do="replay", bundle=str(bundle), name="")
     assert "'off', which is not an operator of goldsmith" in reply["problem"]
+    reply, _ = ask(do="replay", bundle=str(tmp_path), name="own_kernels:wrong")
+    assert reply["problem"] == f"{tmp_path} is not a readable bundle: has no file bundle.json; did you mean {bundle}?"
+    other = tmp_path / "other.py"
+    other.write_text("from goldsmith import assay\ntarget = assay.Target(abs, lambda q: abs(q), cases={'q': 1.0})\n")
+    reply, _ = ask(do="replay", bundle=str(bundle), name=f"{other}:target")
+    assert reply["problem"].startswith(f"{bundle} does not fit {other}:target: ")
     (bundle / "bundle.json").write_text("{}")
     reply, _ = ask(do="replay", bundle=str(bundle), name="own_kernels:wrong")
     assert "is not a readable bundle: bundle.json: schema None" in reply["problem"]
@@ -135,7 +143,7 @@ def test_a_spent_budget_certifies_nothing():
             "name one target; there are: own_kernels:several#1 (scaled)",
         ),
         ({"name": "own_kernels:several#3"}, "own_kernels:several#2 (prints)"),
-        ({"name": "own_kernels:not_a_target"}, "is int; expected a goldsmith.assay.Target"),
+        ({"name": "own_kernels:not_a_target"}, "is an object of type int; expected a goldsmith.assay.Target"),
         ({"device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
@@ -240,7 +248,7 @@ def test_a_bundle_of_a_bundle_keeps_its_threads(tmp_path):
 
 def test_the_text_says_that_its_last_command_runs_only_the_smallest_case(tmp_path):
     reply, _ = ask(name="own_kernels:wrong", case="rows[T=5]", out=str(tmp_path))
-    message = "It examines only the smallest case"
+    message = "This command examines only the smallest case"
     assert (message in reply["text"]) == ("(smallest; found in" in words(reply["text"])) and message in reply["text"]
     bundle = next(tmp_path.iterdir())
     assert message not in ask(bundle=str(bundle))[0]["text"]

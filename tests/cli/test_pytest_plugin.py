@@ -212,6 +212,12 @@ def test_without_a_check_there_is_no_page(pytester):
     assert not (pytester.path / "page.html").exists()
 
 
+def test_ctrl_c_before_the_end_of_a_check_does_not_say_that_no_test_has_one(pytester):
+    text = "def test_one(assay):\n    raise KeyboardInterrupt\n"
+    result = run(pytester, "--assay-json", "all.json", text=text)
+    result.stdout.fnmatch_lines(["no check was finished"])
+
+
 def test_one_page_comes_from_all_workers(pytester):
     pytest.importorskip("xdist")
     pytester.makepyfile(test_kernels=TESTS)

@@ -78,7 +78,7 @@ def test_two_files_of_one_name_do_not_replace_each_other():
     "name, message",
     [
         ("inner/nothing.py", "there is no file inner/nothing.py."),
-        ("inner", "unknown operator 'inner'; known: "),
+        ("inner", "inner is a folder; name one of its files, as inner/FILE.py."),
         ("inner/", "inner/ is a folder; name one of its files, as inner/FILE.py."),
         ("inner/kernel_files", "is it inner/kernel_files.py?"),
         ("inner/kernel_files.py:third", "inner/kernel_files.py has no 'third'; its targets are: first, second."),

@@ -86,7 +86,7 @@ def test_a_wrong_golden_and_a_case_that_cannot_be_drawn_are_not_reported_as_a_wr
     assert "could not be drawn: RuntimeError: the file with the inputs is gone" in words(result.stdout)
     checks = {p["operator"]: p for p in json.loads(results.read_text())["proofs"]}
     assert checks["scaled (own_kernels:target)"]["verdict"] == "pass"
-    assert checks["scaled"]["verdict"] == "partial"
+    assert checks["scaled (own_kernels:undrawn)"]["verdict"] == "partial"
 
 
 def test_an_operator_is_checked_on_every_backend_and_the_output_says_how_and_which_cases_did_not_run():
@@ -171,19 +171,27 @@ def test_a_request_that_cannot_run_is_one_paragraph_and_status_2(arguments, mess
         ({"names": ["nosuch"]}, "unknown operator 'nosuch'; known: experts.moe"),
         ({"names": ["nosuch"]}, "families: experts, mhc, "),
         ({"names": ["nosuch"]}, ". Name a target of your own as module:target, path/to/file.py:target, or a module"),
+        ({"names": ["a_folder"]}, "a_folder is a folder; name one of its files, as a_folder/FILE.py."),
+        ({"names": ["a_folder/text.txt"]}, "a_folder/text.txt is not a Python file. Name a target of your own as"),
         ({"names": ["no_such_file.py"]}, "there is no file no_such_file.py."),
         ({"names": ["no_such_module:target"]}, "no module 'no_such_module' is in the current directory or installed"),
         (
             {"names": ["own_kernels:nosuch"]},
             "own_kernels has no 'nosuch'; its targets are: aborting, at_fault, colourful, crashing",
         ),
-        ({"names": ["own_kernels:not_a_target"]}, "is int; expected a goldsmith.assay.Target or a list of them."),
+        (
+            {"names": ["own_kernels:not_a_target"]},
+            "is an object of type int; expected a goldsmith.assay.Target or a list of them.",
+        ),
         ({"names": ["mhc"], "backend": "cuda"}, "unknown backend 'cuda'; known: reference, triton"),
         ({"names": ["mhc"], "device": "tpu"}, "--device tpu: not a device; use cpu, cuda or cuda:1"),
         ({"names": ["mhc"], "device": "cuda:99"}, "--device cuda:99: "),
     ],
 )
-def test_a_wrong_name_is_answered_with_what_exists(options, message):
+def test_a_wrong_name_is_answered_with_what_exists(options, message, tmp_path, monkeypatch):
+    (tmp_path / "a_folder").mkdir()
+    (tmp_path / "a_folder" / "text.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
     request = {"do": "plan", "backend": None, "device": None, "dtype": None, "interpret": False, "size": "default"}
     assert message in VerifyTasks().answer(request | options)["problem"]
 

@@ -154,6 +154,10 @@ def test_findings_and_notes_are_counted_with_the_option_that_shows_them(capsys):
     brief, whole = shown(False), shown(True)
     assert "numbers of a" in brief and "strides" not in brief and "numbers of d" not in brief
     assert "and 5 further findings, also in 1 other case: --verbose shows them" in brief
+    one = Report("op", "fail", findings=[f for f in findings if f.probe == "values"], cases=cases, notes=notes[:1])
+    entries = [Check("op", "", "cpu", [Job("a", "float32", "a")], reports=[one], done=1).entry()]
+    assert "and 1 further finding, in 1 other case: --verbose shows it" in shown(False)
+    assert "1 note, not a fault (tie): --verbose shows it." in shown(False)
     assert "2 notes, not faults (refused layout, tie): --verbose shows them." in brief
     assert whole.find("numbers of d") < whole.find("strides of a") and "--verbose" not in whole
     assert 0 < whole.find("x must be dense") < whole.find("3 rows tie")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -153,20 +155,24 @@ def find(names: Iterable[str]) -> list[ResolvedName]:
         if ":" in name or (not members and (is_file(name) or is_module(name))):
             for source in [name] if ":" in name else all_targets(name):
                 for index, target in enumerate(load_targets(source)):
-                    names_in_use = [n.name for n in resolved.values()]
-                    own = next(n for n in _names(str(target.name), source, index) if n not in names_in_use)
-                    resolved.setdefault(f"{source}#{index}", ResolvedName(own, source, target=target, index=index))
+                    own = ResolvedName(str(target.name), source, target=target, index=index)
+                    resolved.setdefault(f"{source}#{index}", own)
             continue
+        if not members and Path(name).is_dir():
+            raise UnknownName(f"{name} is a folder; name one of its files, as {name}/FILE.py.")
         if not members:
             raise UnknownName(_unknown(name))
         for member in members:
             resolved.setdefault(member, ResolvedName(member, member, op=ops[member]))
-    return list(resolved.values())
+    return _distinct(list(resolved.values()))
 
 
-def _names(own: str, source: str, index: int) -> tuple[str, str, str]:
-    """Candidates for a target's name in tables; the first that is free is used."""
-    return own, f"{own} ({source})", f"{own} ({source} #{index + 1})"
+def _distinct(resolved: list[ResolvedName]) -> list[ResolvedName]:
+    """Targets of one name get their source in parentheses, and those of one source their number as well."""
+    for name in (lambda n: f"{n.name} ({n.source})", lambda n: f"{n.name[:-1]} #{n.index + 1})"):
+        times = Counter(n.name for n in resolved)
+        resolved = [replace(n, name=name(n)) if times[n.name] > 1 and n.target else n for n in resolved]
+    return resolved
 
 
 def operators() -> str:

@@ -76,7 +76,8 @@ def load_targets(name: str) -> list[Target]:
     values = list(value) if isinstance(value, list | tuple) else [value]
     targets = [v for v in values if isinstance(v, Target)]
     if len(targets) < len(values) or not values:
-        kind = next((type(v).__name__ for v in values if not isinstance(v, Target)), "an empty list")
+        others = [type(v).__name__ for v in values if not isinstance(v, Target)]
+        kind = f"an object of type {others[0]}" if others else "an empty list"
         raise UnknownName(f"{name} is {kind}; expected a goldsmith.assay.Target or a list of them.")
     return [_named(target, name, number if len(targets) > 1 else 0) for number, target in enumerate(targets, 1)]
 
@@ -115,7 +116,7 @@ def _no_file(name: str, path: Path) -> str:
         return f"{name} is a folder; name one of its files, as {name.rstrip('/')}/FILE.py."
     if path.suffix == ".py":
         return f"there is no file {name}."
-    hint = f"; is it {name}.py?" if Path(f"{name}.py").is_file() else ""
+    hint = f"; is it {name}.py?" if Path(f"{name}.py").is_file() else "."
     return f"{name} is not a Python file{hint} Name a target of your own as {FORMS}."
 
 

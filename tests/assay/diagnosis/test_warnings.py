@@ -44,3 +44,20 @@ def test_a_kernel_without_a_module_is_diagnosed():
     target = assay.Target(space["kernel"], lambda x: x.clone(), cases={"x": torch.randn(3, 4)})
     assert space["kernel"].__module__ is None
     assert assay.diagnose(target).causes[0].id == "sign_flip"
+
+
+def test_smaller_inputs_that_the_user_did_not_write_cause_no_warning():
+    @assay.case(N=[5], D=[6])
+    def rows(make, N, D):
+        return {"x": make.normal(N, D)}
+
+    def centred(x, variance):
+        return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(variance + 1e-5)
+
+    target = assay.Target(
+        lambda x: centred(x, x.var(-1, keepdim=True)),  # torch warns about the variance of a single number
+        lambda x: centred(x, ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)),
+        cases=rows,
+    )
+    result = strictly(target)
+    assert result.causes[0].id == "wrong_factor" and result.case["sizes"]["D"] < 6, str(result)

@@ -23,7 +23,7 @@ WIDTH = 80
 SHOWN_CAUSES, SHOWN_SENTENCES = 5, 6
 SHOWN_CASES = 12
 ROWS, COLUMNS = 8, 64  # of the map
-SMALLEST = "It examines only the smallest case, which shows less: causes may be in another order there."
+SMALLEST = "This command examines only the smallest case, so it may rank the causes in another order."
 
 WITHIN = ";\n a culprit below 1 was found by comparison with honest implementations, or has no number)"
 
@@ -54,9 +54,9 @@ def render(diagnosis: DiagnosisFacts, command: str = "") -> str:
         parts.append(_wrapped(_case(diagnosis), 6))
     if diagnosis.bundle is not None:
         command = command or replay_command.command_line(diagnosis)
-        parts.append(f"Bundle  {diagnosis.bundle}\n        {command}")
-        if diagnosis.case and diagnosis.case["name"] != diagnosis.examined["name"]:
-            parts.append(_wrapped(SMALLEST, 2))
+        smaller = diagnosis.case and diagnosis.case["name"] != diagnosis.examined["name"]
+        lines = [f"Bundle  {diagnosis.bundle}", f"        {command}"]
+        parts.append("\n".join([*lines, *([_wrapped(f"        {SMALLEST}", 8)] if smaller else [])]))
     tail = f"{diagnosis.seconds:.2f} s" + (f"; partial: {diagnosis.partial}" if diagnosis.partial else "")
     return visible("\n\n".join([*parts, tail]) + "\n")
 

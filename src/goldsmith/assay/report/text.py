@@ -14,16 +14,20 @@ ALL = "report.text(every=True) shows all"
 SHOWN_FINDINGS, SHOWN_ROWS, SHOWN_NOTES, SHOWN_NAMES = 8, 16, 8, 6
 
 
-def render(report: ReportFacts, *, every: bool = False) -> str:
-    """The report as text. every: show all findings and notes, not only the first ones and a count of the others."""
+def render(report: ReportFacts, *, every: bool = False, rest: str = ALL) -> str:
+    """The report as text.
+
+    every  show all findings and notes, not only the first ones and a count of the others
+    rest   what shows the others, in words
+    """
     parts = [_wrapped(headline(report), hang=6), _counts(report)]
     if report.findings:
-        parts.append(_findings(report, every))
+        parts.append(_findings(report, every, rest))
     rows = _worst_rows(report)
     if rows:
         parts.append(_table(report, rows))
     if report.notes:
-        parts.append(_notes(report, every))
+        parts.append(_notes(report, every, rest))
     parts.append(_cost(report))
     return visible("\n\n".join(p for p in parts if p) + "\n")
 
@@ -62,19 +66,19 @@ def _left_out(report: ReportFacts, left_out: dict[str, str], judged: int, refuse
 def _counts(report: ReportFacts) -> str:
     where = f"{', '.join(report.dtypes)} on {report.device}, seed {report.seed}"
     runs = report.environment.get("runs", {})
-    spent = f"{runs.get('candidate', 0)} candidate runs, {runs.get('golden', 0)} golden runs"
+    spent = ", ".join(_plural(runs.get(name, 0), f"{name} run") for name in ("candidate", "golden"))
     text = f"{where}; {report.seconds:.2f} s, {spent}"
     return _wrapped(text + (f"; partial: {report.partial}" if report.partial else ""), hang=2)
 
 
-def _findings(report: ReportFacts, every: bool) -> str:
+def _findings(report: ReportFacts, every: bool, rest: str) -> str:
     findings = ranked(report)
     lines = ["Findings"]
     for finding in findings if every else findings[:SHOWN_FINDINGS]:
         lines.append(_wrapped(f"  {finding.rung:<11} {finding.probe}: {finding.text} [{finding.case}]", hang=14))
     hidden = len(findings) - SHOWN_FINDINGS
     if hidden > 0 and not every:
-        lines.append(f"  ... and {hidden} more; {ALL}")
+        lines.append(f"  ... and {hidden} more; {rest}")
     return "\n".join(lines)
 
 
@@ -125,7 +129,7 @@ def _share(wanted: list[int], room: int) -> list[int]:
     return widths
 
 
-def _notes(report: ReportFacts, every: bool) -> str:
+def _notes(report: ReportFacts, every: bool, rest: str) -> str:
     """Notes that a user can act on, then the number of the others.
 
     Notes that differ only in tensor, numbers or case appear once, with the other tensors and the number of cases.
@@ -144,11 +148,12 @@ def _notes(report: ReportFacts, every: bool) -> str:
         lines.append(_wrapped(text + (f"; likewise {', '.join(others)}" if others else ""), hang=4))
     hidden = 0 if every else len(grouped) - SHOWN_NOTES
     if hidden > 0:
-        lines.append(f"  ... and {hidden} more kinds; {ALL}")
+        lines.append(f"  ... and {hidden} more kinds; {rest}")
     if not every and len(asking) < len(report.notes):
         kinds = ", ".join(sorted({n.id for n in report.notes} - {n.id for n in asking}))
         folded = len(report.notes) - len(asking)
-        text = f"  {_plural(folded, 'observation')}, {'not a fault' if folded == 1 else 'not faults'} ({kinds}); {ALL}"
+        kind = "not a fault" if folded == 1 else "not faults"
+        text = f"  {_plural(folded, 'observation')}, {kind} ({kinds}); {rest}"
         lines.append(_wrapped(text, hang=4))
     return "\n".join(lines)
 
@@ -156,10 +161,14 @@ def _notes(report: ReportFacts, every: bool) -> str:
 def _cost(report: ReportFacts) -> str:
     ran = [f"{p.name} {p.seconds:.2f} s" for p in report.probes if p.ran and p.seconds >= 0.005]
     quick = [p.name for p in report.probes if p.ran and p.seconds < 0.005]
-    skipped = [f"{p.name} ({p.reason})" for p in report.probes if not p.ran]
+    reasons: dict[str, list[str]] = {}
+    for probe in report.probes:
+        if not probe.ran:
+            reasons.setdefault(probe.reason, []).append(probe.name)
+    skipped = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
     lines = [_wrapped("Probes: " + ", ".join(ran + quick), hang=2)] if ran or quick else []
     if skipped:
-        lines.append(_wrapped("Not run: " + ", ".join(skipped), hang=2))
+        lines.append(_wrapped("Not run: " + "; ".join(skipped), hang=2))
     return "\n".join(lines)
 
 

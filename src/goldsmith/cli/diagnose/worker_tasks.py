@@ -14,9 +14,11 @@ import torch
 
 from ... import __version__, assay
 from ...assay.diagnosis import diagnosis_page
+from ...assay.diagnosis.bundle_read import JSON as BUNDLE_FILE
 from ...assay.diagnosis.diagnosis import PAGE
 from ...assay.diagnosis.text import render
 from ...assay.execute import hooks, interpreter
+from ...assay.report import text as report_text
 from ...assay.report.html import page
 from ...assay.support.printable import visible
 from ...core.device import machine
@@ -105,6 +107,8 @@ def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
         with _reporting_runs(send) as ended:
             try:
                 report = assay.replay(path, subject.target)
+            except TargetError as error:
+                raise UnknownName(f"{path} does not fit {subject.words}: {error}") from error
             except hooks.TakesTooLong as error:
                 report = deadlines.timed_out_replay(error, bundle.meta["verdict"], *ended[0])
     except (UnknownName, TargetError) as error:
@@ -114,16 +118,18 @@ def replay(request: DiagnosisRequest, send: Send) -> DiagnosisReply:
     html = request["html"]
     lost = write_or_explain(html, partial(page.write, [report], html, conditions=subject.conditions)) if html else []
     answer = report.environment["replay"]["answer"]
-    answer_text = next(note.text for note in report.notes if note.id == "replay")
+    result = report.to_json() if request["json"] else None
+    (noted,) = (note for note in report.notes if note.id == "replay")
+    report.notes.remove(noted)  # the text begins with it
     return {
-        "text": visible(f"{answer_text}\n\n{report}"),
+        "text": visible(f"{noted.text}\n\n{report_text.render(report, rest='--html and --json have all')}"),
         "answer": answer,
         "verdict": report.verdict,
         "partial": report.partial,
         "lost": lost,
         "interrupted": False,
         "pages": [html] if html and not lost else [],
-        "json": report.to_json() if request["json"] else None,
+        "json": result,
     }
 
 
@@ -210,7 +216,10 @@ def _bundle(path: str) -> assay.Bundle:
     try:
         return assay.load_bundle(path)
     except (ValueError, OSError) as error:
-        raise UnknownName(f"{path} is not a readable bundle: {error}") from error
+        reason = str(error).removeprefix(f"bundle {Path(path).name}: ")
+        inner = sorted(folder.name for folder in Path(path).glob("*/") if (folder / BUNDLE_FILE).is_file())
+        hint = f"; did you mean {Path(path) / inner[0]}?" if inner else ""
+        raise UnknownName(f"{path} is not a readable bundle: {reason}{hint}") from error
 
 
 def _case_of(bundle: assay.Bundle) -> assay.Case:

@@ -166,12 +166,13 @@ def notes(console: Console, entries: Sequence[Entry], *, every: bool) -> None:
         return
     if not every:
         kinds = ", ".join(sorted({n.id.replace("_", " ") for _, of_entry in noted for n in of_entry}))
-        number = "1 note, not a fault" if total == 1 else f"{count(total, 'note')}, not faults"
-        console.print(f"\n[dim]{number} ({escape(kinds)}): --verbose shows them.[/]")
+        console.print(
+            f"\n[dim]{count(total, 'note')}, {_no_fault(total)} ({escape(kinds)}): --verbose shows {_them(total)}.[/]"
+        )
         return
     for entry, of_entry in noted:
         if of_entry:
-            console.print(f"\nNotes on [bold]{escape(entry.name)}[/], not faults")
+            console.print(f"\nNotes on [bold]{escape(entry.name)}[/], {_no_fault(len(of_entry))}")
         asking = demanding(of_entry)
         for note in [*asking, *(n for n in of_entry if n not in asking)]:
             where = f", case {note.case}" if note.case else ""
@@ -200,8 +201,17 @@ def failures(console: Console, entries: Sequence[Entry], *, every: bool = False)
             console.print(Padding(body, (0, 0, 0, 2)))
         cases, more = len(first) - CASES_SHOWN, len(findings) - len(shown)
         if more > 0:
-            others = f", also in {count(cases, 'other case')}" if cases > 0 else ""
-            console.print(f"  [dim]and {count(more, 'further finding')}{others}: --verbose shows them[/]")
+            others = f", {'' if more == cases else 'also '}in {count(cases, 'other case')}" if cases > 0 else ""
+            text = f"[dim]and {count(more, 'further finding')}{others}: --verbose shows {_them(more)}[/]"
+            console.print(Padding(text, (0, 0, 0, 2)))
+
+
+def _no_fault(number: int) -> str:
+    return "not a fault" if number == 1 else "not faults"
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
 
 
 def conclusion(outcome: VerifyOutcome) -> str:
