@@ -15,6 +15,8 @@ from assay import chromium
 from assay import html_samples as samples
 from goldsmith import assay
 from goldsmith.assay.diagnosis import diagnosis_page
+from goldsmith.assay.gate import verdict_page
+from goldsmith.assay.gate.verdict import Verdict
 from goldsmith.assay.report.html import page
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
@@ -27,9 +29,23 @@ PAGES = {
     "hostile": lambda path: page.write([samples.hostile()], path),
     "verify": lambda path: page.write(samples.verify_entries(), path, remarks=REMARKS),
     "watch": lambda path: watched(path),
+    "gate": lambda path: judged(path),
     "diagnosis": lambda path: diagnosis_page.write(samples.diagnosis(), path),
     "diagnosis-hostile": lambda path: diagnosis_page.write(samples.hostile_diagnosis(), path),
 }
+
+
+def judged(path):
+    timing = {"case": "tokens[T=4096,D=1024]", "time": 12.3, "p10": 12.0, "p90": 12.9, "reference": 55.1}
+    timing |= {"speedup": 4.5, "floor": 9.1, "doubts": ["the clock of the GPU changed"]}
+    text = "y exceeds its rounding bound up to 2.62e+05 times; worst at [0, 0]: got 0.25, golden -0.33333333"
+    verdicts = [
+        Verdict("accepted", candidate="kernels/generated/softmax_in_two_passes.py", timing=timing),
+        Verdict("wrong", "values", "kernels/generated/softmax_online.py", "rows[T=13,D=100]", evidence=[text]),
+        Verdict("cheating", "calls_golden", "kernels/cheat.cu", evidence=["it read `golden`"]),
+    ]
+    verdict_page.write(verdicts, path)
+    return path
 
 
 def watched(path):

@@ -32,7 +32,7 @@ def page(verdicts: Sequence[Verdict], *, conditions: Sequence[str] = ()) -> str:
         "title": "goldsmith gate",
         "made": now(),
         "verdict": "fail" if others else "pass",
-        "headline": f"{counts[ACCEPTED]} of {len(verdicts)} candidates accepted",
+        "headline": f"{counts[ACCEPTED]} of {len(verdicts)} candidates accepted.",
         "conditions": conditions,
         "counts": [(s, counts[s]) for s in STATUSES if counts[s]],
         "others": [_row(v) for v in others[:MOST]],
