@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...core.json_values import parse_json
 from ..notes import warnings_as_notes
 from ..signals import handle_signals, loading_hf
 from ..terminal import Failure, announce, console, count, is_first, write_json
@@ -197,7 +198,7 @@ class FinetuneRun:
         from ...hf.training.records.journal import rows
 
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            facts = json.loads((self.output / RUN).read_bytes())
+            facts = parse_json((self.output / RUN).read_bytes())
             if facts["result"]["status"] == "running":
                 step = max((row["step"] for row in rows(self.output / LOG)), default=0)
                 facts["result"] = {"status": "failed", "step": step, "error": message}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ...core.messages import about, sentence
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, percent, write_json, write_stdout
 
@@ -40,7 +41,7 @@ def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -
     except MemoryError as error:
         raise Failure(f"Out of memory; {output} was not written: {error}.") from error
     except (ValueError, TypeError, OSError) as error:
-        raise Failure(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, model, adapter)) from error
     if as_json:
         write_json(report.to_dict())
     else:
@@ -73,16 +74,8 @@ def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str
     )
 
 
-def _sentence(error: Exception, adapter: str) -> str:
-    text = " ".join(str(error).split())
-    for prefix in ("goldsmith.hf.merge: ", "goldsmith.hf.convert: ", "offload: "):
-        text = text.removeprefix(prefix)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    text = text.replace("format=", "--format ")
-    if text.startswith("output "):
-        text = f"--{text}"
-    elif adapter in text:
-        rest = text.removeprefix(adapter).removeprefix("/").removeprefix(": ")
-        text = f"ADAPTER {adapter}: {rest}"
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+def _sentence(error: Exception, model: str, adapter: str) -> str:
+    text = sentence(error, ("format",))
+    if text.startswith(("output ", "runtime ")):
+        return f"--{text}"
+    return about("ADAPTER", adapter, text) if adapter in text else about("MODEL", model, text)

@@ -7,7 +7,6 @@ float64 tensors with one number for each token after the first of each row.
 from __future__ import annotations
 
 import gc
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.json_values import parse_json
 from ...offload.attach import from_pretrained
 from ...offload.memory.transport import free_memory
 from ..adapter.files import CONFIG
@@ -156,7 +156,7 @@ RUNTIMES: dict[str, Runtime] = {"ours": ours, "peft": peft, "merged": merged, "v
 
 def allowed_rank(adapter: Path) -> int:
     """The smallest max_lora_rank for an adapter."""
-    config = json.loads((adapter / CONFIG).read_text())
+    config = parse_json((adapter / CONFIG).read_text())
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     return next((size for size in RANKS if size >= rank), rank)
 

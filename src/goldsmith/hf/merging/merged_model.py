@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...core.json_values import parse_json
 from ..adapter.fitting import fitted
 from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.gguf.files import gguf_file
@@ -79,7 +79,7 @@ def merge(
     fit = fitted(empty, specs, adapter_folder(adapter), OP)
     if isinstance(checkpoint, ModelCheckpoint):
         work = MergeWork(checkpoint, empty, specs, fit, chosen)
-        content = json.loads((source / "config.json").read_text())
+        content = parse_json((source / "config.json").read_text())
     else:
         work = GgufMerge(checkpoint, empty, specs, fit, chosen)
         content = config.to_dict() | {"architectures": [class_of(config).__name__]}
