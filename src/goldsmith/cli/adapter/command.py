@@ -65,7 +65,7 @@ def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         raise Interruption("Interrupted.") from None
     except (ValueError, TypeError, OSError) as error:
-        raise Failure(_sentence(error, model, adapter)) from error
+        raise Failure(_sentence(error, model, adapter, output)) from error
     if as_json:
         write_json({"output": str(output), "tensors": count})
     else:
@@ -85,8 +85,8 @@ def _show(result: AdapterCheck) -> None:
     out.print(table)
     out.print(
         f"{result.tokens} tokens; in the trained model the adapter changes a token's log-probability by "
-        f"{result.effect:.3g} on average. share: how much of that change the runtime applies.",
-        soft_wrap=True,
+        f"{result.effect:.3g} on average. share: how much of that change the runtime applies. error: the size of the "
+        "difference from the trained model's changes, relative to them; rounding to 16 bits gives some hundredths."
     )
 
 
@@ -97,8 +97,10 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _sentence(error: Exception, model: str, adapter: str) -> str:
+def _sentence(error: Exception, model: str, adapter: str, output: Path | None = None) -> str:
     text = sentence(error)
     if text.startswith(("output ", "runtime ")):
         return f"--{text}"
+    if output is not None and text.startswith(str(output)):
+        return about("--output", output, text)
     return about("ADAPTER", adapter, text) if adapter in text else about("MODEL", model, text)

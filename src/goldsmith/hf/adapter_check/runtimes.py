@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -82,7 +83,11 @@ def peft(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """Stock peft over transformers' own model."""
     from peft import PeftModel
 
-    model: Any = PeftModel.from_pretrained(_plain(folder), str(adapter)).eval()
+    plain = _plain(folder)
+    with warnings.catch_warnings():  # peft says that it ignores patterns for parameters, and yet applies them
+        warnings.filterwarnings("ignore", "The following .*_pattern keys did not match", RuntimeWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        model: Any = PeftModel.from_pretrained(plain, str(adapter)).eval()
     with model.disable_adapter():
         without = log_probabilities(model, rows)
     return without, log_probabilities(model, rows)

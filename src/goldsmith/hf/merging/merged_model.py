@@ -38,6 +38,7 @@ class MergeReport:
         return {
             "output": str(self.output), "format": self.format, "tensors": self.tensors, "merged": self.merged,
             "bytes": self.nbytes, "share": self.survival.share, "along": self.survival.along,
+            "noise": self.survival.noise,
             "worst_layer": None if worst is None else {"layer": worst[0], "along": worst[1]},
         }  # fmt: skip
 
