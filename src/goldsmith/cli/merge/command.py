@@ -55,8 +55,8 @@ def _text(report: MergeReport) -> str:
     survival = report.survival
     return (
         f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
-        f"{report.merged} weights with the adapter: {percent(survival.along)} of its change arrives, beside rounding noise "
-        f"of {percent(survival.noise)} of its norm\n"
+        f"{report.merged} weights with the adapter: {percent(survival.along)} of its change arrives, beside rounding "
+        f"noise of {percent(survival.noise)} of its norm\n"
     )
 
 
