@@ -304,7 +304,7 @@ def test_the_measured_activations_grow_with_the_rank_and_not_with_the_base(place
         (("--threads", "100000"), "--threads is 100000; expected 1 to 1,024"),
         (("--dropout", "1"), "--dropout is 1.0; expected 0 or more, below 1"),
         (("--lr", "0"), "--lr is 0.0; expected a number above 0"),
-        (("--format", "int4", "--group-size", "24"), "group_size"),
+        (("--format", "int4", "--group-size", "24"), "then model --group-size 24 must be a multiple of 8"),
         (("--lora-modules", "q_proj,nosuch"), "--lora-modules nosuch: no layer of this model has that name"),
         (("--lora-modules", "embed_tokens"), "model.embed_tokens is of class Embedding, not a linear layer"),
         (("--train-router", "--dtype", "bf16"), "--train-router trains model.layers.0.mlp.gate.weight itself"),

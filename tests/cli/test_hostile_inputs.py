@@ -41,6 +41,7 @@ ALTERED = {
     "moments of another size": lambda s: {moment(s, "exp_avg"): torch.zeros(3)},
     "a step of another size": lambda s: {moment(s, "step"): torch.zeros(4)},
     "integers": lambda s: {moment(s, "exp_avg"): s[moment(s, "exp_avg")].int()},
+    "numbers of another precision": lambda s: {moment(s, "exp_avg"): s[moment(s, "exp_avg")].double()},
     "a NaN": lambda s: {moment(s, "exp_avg"): s[moment(s, "exp_avg")] * float("nan")},
     "a negative square": lambda s: {moment(s, "exp_avg_sq"): -s[moment(s, "exp_avg_sq")] - 1},
     "integers as weights": lambda s: {n: t.int() for n, t in s.items() if n.startswith("trained/")},

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="comes with the extra hf")
 
+from goldsmith.cli.finetune.record import result_of
 from goldsmith.hf.training.records import loss_page
 
 
@@ -37,3 +38,15 @@ def test_a_training_loss_rises_or_falls_only_in_the_mean_of_several_steps():
     rows = [{"step": k, "loss": v, **more} for k, v in many] + [{"step": 40, "eval_loss": 4.5}]
     text = loss_page.page(rows, 40, title="m", trained=[], run=[])
     assert "The training loss fell from 4.938 to 4.037 (means of 4 steps)." in text
+
+
+def test_the_command_shows_the_numbers_of_the_page():
+    """A single step's loss is noise: the first and the last of these rise while training falls."""
+    rows = [{"step": k, "loss": 3.0 - k / 20 + ((k == 20) - (k == 1)) / 2} for k in range(1, 21)]
+    result = result_of([*rows, {"step": 20, "eval_loss": 2.5}], 20, 20)
+    first, last = result["loss"]["first"], result["loss"]["last"]
+    assert rows[0]["loss"] < rows[-1]["loss"] and first > last and result["loss"]["steps"] == 2
+    course = f"The training loss fell from {first:.3f} to {last:.3f} nats per token in 20 steps."
+    assert loss_page.headline([(row["step"], row["loss"]) for row in rows], 20) == course
+    assert result["eval_loss"] == {"first": 2.5, "last": 2.5} and result["eval_perplexity"] is None
+    assert result["status"] == "trained" and result_of([], 0, 20)["loss"] is None

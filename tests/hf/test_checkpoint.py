@@ -113,7 +113,7 @@ def settings(folder, **changes):
     "spoil, message",
     [
         (lambda f: change(f, "experts.3.up_proj", lambda t: None), "expert 3 has no up_proj weight .plain weights"),
-        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensors .* first model.layers.0.mlp.down"),
+        (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: None), "1 tensor .* first model.layers.0.mlp.down"),
         (lambda f: change(f, "layers.0.mlp.down_proj", lambda t: t[:3]), r"weight is \[3, 40\], but .*config"),
         (lambda f: change(f, "experts.2.gate_proj", lambda t: t * float("nan")), "gate.*expert 2|expert 2.*gate"),
         (lambda f: sorted(f.glob("*.safetensors"))[2].unlink(), "1 shards of its index are missing, first model-00003"),

@@ -264,6 +264,16 @@ def test_sizes_of_which_no_model_can_be_made_are_refused(key, value, message, tm
         config_of(file)
 
 
+def test_a_tensor_without_elements_is_refused(tmp_path):
+    file, _ = write_gguf(tmp_path)
+    whole, name = bytearray(file.read_bytes()), b"blk.0.attn_q.weight"
+    at = whole.index(name) + len(name) + 4 + 8  # the number of dimensions and the first of them come before it
+    whole[at : at + 8] = bytes(8)
+    file.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"model.gguf: blk.0.attn_q.weight is \[0, 32\]: it has no elements"):
+        check_header(file)
+
+
 def test_a_file_with_altered_metadata_gives_a_model_or_one_sentence(tmp_path):
     file, plain = write_gguf(tmp_path, (Type.Q4_0,) * 3)
     whole = bytearray(file.read_bytes())

@@ -1,10 +1,11 @@
 """merge: stock peft's merge bit for bit, streamed, in every format; what survives rounding; and what is refused."""
 
 import json
+import os
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from benchmarks import tiny_models
@@ -158,6 +159,7 @@ def test_survival_is_the_ratio_of_norms_and_the_share_along_the_adapter():
     survival = codes.Survival()
     survival.add("layer", torch.tensor([3.0, 4.0]), torch.zeros(2), torch.tensor([3.0, 0.0]))
     assert (survival.share, survival.along) == (pytest.approx(0.6), pytest.approx(9 / 25))
+    assert survival.noise == pytest.approx(12 / 25)
     survival.add("other", torch.tensor([5.0, 0.0]), torch.ones(2), torch.tensor([6.0, 1.0]))
     assert survival.worst == ("layer", pytest.approx(9 / 25))
     assert codes.Survival().share == 1 and not codes.Survival().lost
@@ -189,14 +191,26 @@ def test_an_error_on_the_way_leaves_no_folder(tmp_path, monkeypatch):
     def fails(tensors, path, metadata):
         calls.append(path)
         if len(calls) == 2:
-            raise OSError(28, "No space left on device", str(path))
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
         real(tensors, path, metadata)
 
     real = shards.save_file
     monkeypatch.setattr(shards, "save_file", fails)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="could not be written: No space left on device") as raised:
         merge(base, adapter, tmp_path / "out")
+    assert raised.value.filename == str(tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+def test_the_files_have_the_mode_that_the_umask_gives(tmp_path):
+    """safetensors itself gives them mode 600, and another user's server could not read them."""
+    base, adapter = base_and_adapter(tmp_path)
+    before = os.umask(0o027)
+    try:
+        merge(base, adapter, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == {"0o640"}
 
 
 def test_the_keys_and_shapes_of_a_hub_checkpoint_stay(tmp_path):

@@ -16,6 +16,7 @@ In expected output, `...` stands for anything within a line and, alone on a line
 spaces count as one. A comment on the line above a block changes how it is tested:
 
 <!-- test: numbers vary -->      compares words; every number may be another one, and so may line breaks
+<!-- test: numbers vary by 2 % -->    no number may differ by more: for results that only rounding changes
 <!-- test: exit 1 -->            the commands of this block end with this status
 <!-- test: needs gpu -->         is skipped where there is none
 <!-- test: shown without a gpu -->    is skipped where there is one
@@ -30,6 +31,7 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -44,6 +46,8 @@ from pathlib import Path
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<text>.*?) -->\s*$")
 LANGUAGES = ("python", "console", "text", "json", "toml")
+VARY = re.compile(r"numbers vary(?: by (?P<percent>[\d.]+) %)?")
+NUMBER = re.compile(r"(?:\d+ min )?[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 SECONDS = 300
 ROOT = Path(__file__).resolve().parents[2]
 SHOWN = ("examples", "benchmarks")  # folders of the checkout that a reader's commands use
@@ -90,13 +94,17 @@ def blocks(text: str) -> list[Block]:
     return items
 
 
-def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
-    """Whether `got` is what `expected` shows, with its elisions."""
-    number = re.compile(r"(?:\d+ min )?[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+def agrees(expected: str, got: str, *, percent: float = 0.0) -> bool:
+    """Whether `got` is what `expected` shows, with its elisions; each number within `percent` of the one shown."""
+    numbers_vary = percent == math.inf
 
     def plain(text: str) -> list[str]:
         rows = [" ".join(row.split()) for row in text.strip().splitlines()]
-        return [number.sub("0", row) if numbers_vary else row for row in rows]
+        return [NUMBER.sub("0", row) if numbers_vary else row for row in rows]
+
+    def part_pattern(part: str) -> str:
+        words = NUMBER.split(part) if 0 < percent < math.inf else [part]
+        return f"({NUMBER.pattern})".join(map(re.escape, words))
 
     if numbers_vary and "..." not in expected:  # lines may be wrapped elsewhere, then
         return " ".join(plain(expected)).split() == " ".join(plain(got)).split()
@@ -105,8 +113,19 @@ def agrees(expected: str, got: str, *, numbers_vary: bool = False) -> bool:
         if row == "...":
             pattern += r"(?:[^\n]*\n)*?"
         else:
-            pattern += ".*?".join(re.escape(part) for part in row.split("...")) + r"\n"
-    return re.fullmatch(pattern, "".join(row + "\n" for row in plain(got))) is not None
+            pattern += ".*?".join(map(part_pattern, row.split("..."))) + r"\n"
+    match = re.fullmatch(pattern, "".join(row + "\n" for row in plain(got)))
+    if match is None or not match.groups():
+        return match is not None
+    shown = [number for row in plain(expected) for number in NUMBER.findall(row)]
+    return all(
+        math.isclose(_value(a), _value(b), rel_tol=percent / 100) for a, b in zip(shown, match.groups(), strict=True)
+    )
+
+
+def _value(number: str) -> float:
+    minutes, _, rest = number.rpartition(" min ")
+    return 60 * float(minutes or 0) + float(rest.replace(",", ""))
 
 
 def commands(text: str) -> list[tuple[str, str]]:
@@ -151,11 +170,13 @@ class Runner:
             if package and importlib.util.find_spec(package[1]) is None:
                 self.printed = None
                 return
-            if not package and text not in ("numbers vary", *unfit) and not re.fullmatch(r"exit \d+", text):
+            if not package and text not in unfit and not VARY.fullmatch(text) and not re.fullmatch(r"exit \d+", text):
                 raise Failure(f"unknown comment: test: {text}")
-        getattr(self, block.language)(block, numbers_vary="numbers vary" in block.directives)
+        vary = next(filter(None, map(VARY.fullmatch, block.directives)), None)
+        percent = float(vary["percent"] or "inf") if vary else 0.0
+        getattr(self, block.language)(block, percent=percent)
 
-    def python(self, block: Block, *, numbers_vary: bool) -> None:
+    def python(self, block: Block, *, percent: float) -> None:
         # a real file, because Triton reads the source of its kernels
         self.count += 1
         path = Path(block.title or f"block_{self.count}.py").resolve()
@@ -174,12 +195,12 @@ class Runner:
         """Imports a file, if no block of the document has done so."""
         importlib.import_module(block.title.removesuffix(".py").replace("/", "."))
 
-    def text(self, block: Block, *, numbers_vary: bool) -> None:
-        if self.printed is not None and not agrees(block.text, self.printed, numbers_vary=numbers_vary):
+    def text(self, block: Block, *, percent: float) -> None:
+        if self.printed is not None and not agrees(block.text, self.printed, percent=percent):
             raise differ(block.text, self.printed)
         self.printed = None
 
-    def console(self, block: Block, *, numbers_vary: bool) -> None:
+    def console(self, block: Block, *, percent: float) -> None:
         self.printed = None
         wanted = next((int(text[5:]) for text in block.directives if text.startswith("exit ")), 0)
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -200,17 +221,17 @@ class Runner:
                 raise Failure(f"`{command}` ended with status {done.returncode}, not {wanted}:\n\n{printed}")
             printed = done.stdout if done.stdout.strip() else done.stderr
             received += f"$ {command}\n" + "".join(line.rstrip() + "\n" for line in printed.rstrip().splitlines())
-            if wrong is None and expected.strip() and not agrees(expected, printed, numbers_vary=numbers_vary):
+            if wrong is None and expected.strip() and not agrees(expected, printed, percent=percent):
                 wrong = differ(f"$ {command}\n{expected}", printed)
         self.came[block.line] = received
         if wrong:
             raise wrong
 
-    def json(self, block: Block, *, numbers_vary: bool) -> None:
+    def json(self, block: Block, *, percent: float) -> None:
         self.printed = None
         json.loads(block.text)
 
-    def toml(self, block: Block, *, numbers_vary: bool) -> None:
+    def toml(self, block: Block, *, percent: float) -> None:
         self.printed = None
         tomllib.loads(block.text)
 

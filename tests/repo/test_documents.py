@@ -91,6 +91,7 @@ def run(tmp_path, monkeypatch):
         "<!-- test: perhaps -->\n'''python\n'''",
         "'''console\noutput before any command\n'''",
         "- in a list\n\n  '''python\n  raise SystemError\n  '''",
+        "<!-- test: numbers vary by 2 % -->\n'''console\n$ echo loss 3.40, 33.2% right\nloss 3.41, 31.5% right\n'''",
     ],
 )
 def test_a_failing_block_is_named_with_its_line(run, text):
@@ -107,6 +108,7 @@ def test_a_failing_block_is_named_with_its_line(run, text):
         "'''console\n$ echo one; \\\n  echo two\none\ntwo\n$ echo three\n'''",
         "<!-- test: exit 3 -->\n'''console\n$ exit 3\n'''",
         "<!-- test: numbers vary -->\n'''console\n$ echo took 3.5 s\ntook 0.01 s\n'''",
+        "<!-- test: numbers vary by 2 % -->\n'''console\n$ echo a; echo b 1,010 x 99%\n...\nb 1,000 ... 98.0%\n'''",
         "<!-- test: numbers vary -->\n'''console\n$ echo took 9 s, long\ntook 2 min 3 s,\nlong\n'''",
         "<!-- test: shown without a gpu -->\n'''console\n$ echo progress >&2; echo result\nresult\n'''",
         "<!-- test: exit 2 -->\n'''console\n$ echo wrong >&2; exit 2\nwrong\n'''",

@@ -113,7 +113,7 @@ def _check_model(model: nn.Module, modules: list[tuple[str, nn.Module]]) -> None
             raise ValueError(f"goldsmith.hf.convert: the experts of this {kind} are already converted")
         raise ValueError(
             f"goldsmith.hf.convert: {kind} has no experts module that transformers dispatches (a class under "
-            "@use_experts_implementation): there is nothing to convert"
+            "@use_experts_implementation): it is a dense model, or one whose experts goldsmith cannot compute"
         )
     devices = {parameter.device.type for _, module in modules for parameter in module.parameters()} - {"cpu", "meta"}
     if devices:

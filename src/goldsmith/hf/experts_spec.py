@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from .model_types import ExpertsModule
 
+LARGEST = 1 << 22  # of any size of experts
 MARKS = ("config", "has_bias", "is_transposed", "_apply_gate")  # attributes that the decorator sets in every version 5
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # experts that transformers calls directly, without its dispatch -> the flags that a decorator would set, and how their
 # forward is called: "routed" (x, ids, weights) or "rows" (x [E T, H], the rows of each expert, zeros where not routed)
+LARGEST = 1 << 22
 UNDISPATCHED: dict[str, dict[str, Any]] = {
     "Llama4TextExperts": {"is_transposed": True, "calling": "rows"},
     "Step3p7Experts": {"is_transposed": False, "calling": "routed"},
@@ -221,6 +223,9 @@ def _read(module: nn.Module) -> ExpertsSpec:
     activation, alpha, limit = _gate(module) if gated else (_activation(module), 1.702, None)
     experts, first, second = _shape(module, "gate_up_proj" if gated else "up_proj")
     hidden, rows = (first, second) if transposed else (second, first)
+    for what, size in (("experts", experts), ("inputs", hidden), ("rows", rows)):
+        if not 0 < size <= LARGEST:  # a wrong number in a config: the checks below would compute with it
+            raise ValueError(f"goldsmith.hf: {name_of(module)} has {size:,} {what}; 1 to {LARGEST:,} are supported")
     return ExpertsSpec(
         num_experts=experts,
         hidden_size=hidden,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..core.json_values import parse_json
+from .checkpoint.foreign_errors import brief, explained
 from .checkpoint.gguf.files import check_architecture, config_of_file, gguf_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+MOST_LAYERS = 10_000
+IS_A_FILE = "is a file; wanted the folder of a model, or a .gguf file"
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # the config's name for it, by model
 # the auto classes that give a model with logits over tokens, in order of preference
 AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM")
 
@@ -35,19 +39,22 @@ def config_of(folder: Path) -> PreTrainedConfig:
     if not path.is_file():
         raise ValueError(no_model(folder))
     try:
-        content = json.loads(path.read_text())
-        model_type = content.get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {_brief(error)}") from error
+        content = parse_json(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {brief(error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} cannot be read: it is not a JSON object")
+    model_type = content.get("model_type")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        with explained(f"{path}: model_type {model_type!r} cannot be read"):
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
         if content.get("auto_map"):
             raise ValueError(
                 f"{path}: model_type {model_type!r} is defined by Python code in the folder (auto_map), which "
                 "goldsmith never runs, and this transformers has no class for it"
             ) from error
-        raise ValueError(f"{path}: model_type {model_type!r} cannot be read: {_brief(error)}") from error
+        raise
 
 
 def language_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -68,7 +75,8 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     import transformers
 
     config = language_config(config)
-    for name in getattr(config, "architectures", None) or ():
+    named_classes = getattr(config, "architectures", None)
+    for name in named_classes if isinstance(named_classes, list) else ():
         named = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
         if isinstance(named, type) and _fits(named, config):
             return named
@@ -84,24 +92,34 @@ def class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def empty_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model on the meta device, in a dtype."""
+    """The model on the meta device, in a dtype. Raises ValueError for a config of which no model can be made."""
     model_class: Any = class_of(config)
     config = language_config(config)
+    _check_counts(config)
     text = config.sub_configs.get("text_config")
     if text is not None and model_class.config_class is text and type(config) is not text:
         whole, config = config, config.get_text_config()
         if getattr(whole, "quantization_config", None) is not None:
             config.quantization_config = whole.quantization_config
-    with torch.device("meta"):
+    with explained(f"no {model_class.__name__} can be made of the values in config.json"), torch.device("meta"):
         return model_class._from_config(config, dtype=dtype)
+
+
+def _check_counts(config: PreTrainedConfig) -> None:
+    """Raises ValueError for counts that no model has: transformers would build a billion layers without end."""
+    text = config.get_text_config()
+    layers, chosen = (getattr(text, name, None) for name in ("num_hidden_layers", "num_experts_per_tok"))
+    if type(layers) is int and layers > MOST_LAYERS:
+        raise ValueError(f"config.json: num_hidden_layers is {layers:,}; at most {MOST_LAYERS:,} are supported")
+    experts = next((n for name in EXPERT_COUNTS if type(n := getattr(text, name, None)) is int), None)
+    if type(chosen) is int and experts is not None and not 0 < chosen <= experts:
+        raise ValueError(f"config.json: num_experts_per_tok is {chosen:,}, but the model has {experts:,} experts")
 
 
 def load_whole(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model in memory, by transformers alone: for pickles, which are read with weights_only."""
-    try:
+    with explained(f"{folder}: its weights cannot be loaded"):
         return class_of(config).from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
-    except Exception as error:  # a damaged pickle raises errors of many classes
-        raise ValueError(f"{folder}: its weights cannot be loaded: {_brief(error)}") from error
 
 
 def _fits(named: type, config: PreTrainedConfig) -> bool:
@@ -123,15 +141,3 @@ def no_model(folder: Path) -> str:
         return f"{text}, but that of an adapter (adapter_config.json): give its base model"
     gguf = sorted(folder.glob("*.gguf"))
     return f"{text}, but it has {gguf[0].name}" if gguf else text
-
-
-def _brief(error: BaseException) -> str:
-    """The first sentence of another library's message."""
-    text = " ".join(str(error).strip().partition("\n")[0].split())
-    return (text if len(text) <= 200 else f"{text[:200]}...") or type(error).__name__
-
-
-def first_paragraph(error: BaseException) -> str:
-    """The first paragraph of another library's error message."""
-    text = str(error).strip().partition("\n\n")[0]
-    return " ".join(text.split()) or type(error).__name__

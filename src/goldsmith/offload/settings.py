@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.json_values import parse_json
 from ..core.processors import worth
 from ..core.shapes import check_choice, kind
 
@@ -137,12 +138,11 @@ def default_threads(device: torch.device) -> int:
 
 def profile_of(profile: object, experts: Mapping[int, int]) -> dict[int, list[int]]:
     """{layer: experts, most used first} from the result of Engine.profile(), for cache="static"."""
-    import json
     from pathlib import Path
 
     if isinstance(profile, (str, Path)):
         try:
-            profile = json.loads(Path(profile).read_text())
+            profile = parse_json(Path(profile).read_text())
         except OSError as error:
             raise ValueError(f"{OP}: profile={str(profile)!r} cannot be read: {error.strerror or error}") from error
         except ValueError as error:

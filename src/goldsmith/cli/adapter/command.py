@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ...core.messages import about, sentence
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, write_json, write_stdout
 
@@ -44,7 +45,7 @@ def run_check(
     except KeyboardInterrupt:
         raise Interruption("Interrupted.") from None
     except (ValueError, TypeError, OSError, MemoryError) as error:
-        raise Failure(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, model, adapter)) from error
     if as_json:
         write_json(result.to_dict())
     else:
@@ -64,7 +65,7 @@ def run_export(model: str, adapter: str, output: Path, *, as_json: bool) -> int:
     except KeyboardInterrupt:
         raise Interruption("Interrupted.") from None
     except (ValueError, TypeError, OSError) as error:
-        raise Failure(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, model, adapter, output)) from error
     if as_json:
         write_json({"output": str(output), "tensors": count})
     else:
@@ -84,8 +85,8 @@ def _show(result: AdapterCheck) -> None:
     out.print(table)
     out.print(
         f"{result.tokens} tokens; in the trained model the adapter changes a token's log-probability by "
-        f"{result.effect:.3g} on average. share: how much of that change the runtime applies.",
-        soft_wrap=True,
+        f"{result.effect:.3g} on average. share: how much of that change the runtime applies. error: the size of the "
+        "difference from the trained model's changes, relative to them; rounding to 16 bits gives some hundredths."
     )
 
 
@@ -96,17 +97,10 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _sentence(error: Exception, adapter: str) -> str:
-    text = " ".join(str(error).split())
-    for prefix in ("goldsmith.hf.export_adapter: ", "goldsmith.hf.convert: ", "offload: "):
-        text = text.removeprefix(prefix)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if text.startswith("output "):
-        text = f"--{text}"
-    elif text.startswith("runtime "):
-        text = f"--{text}"
-    elif adapter in text:
-        rest = text.removeprefix(adapter).removeprefix("/").removeprefix(": ")
-        text = f"ADAPTER {adapter}: {rest}"
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+def _sentence(error: Exception, model: str, adapter: str, output: Path | None = None) -> str:
+    text = sentence(error)
+    if text.startswith(("output ", "runtime ")):
+        return f"--{text}"
+    if output is not None and text.startswith(str(output)):
+        return about("--output", output, text)
+    return about("ADAPTER", adapter, text) if adapter in text else about("MODEL", model, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from ...assay.report.html.view import NOT_JUDGED
 from ...core import native
 from ...core.device import machine
+from ...core.json_values import parse_json
 from ...core.op import Op
 from ..source import digest
 from ..terminal import Failure
@@ -97,7 +97,7 @@ def judge(verified: VerifiedCases, op: Op, backend: str, device: str, dtype: tor
 
 def _load(file: str) -> ReportJson:
     try:
-        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        data = parse_json(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise Failure(f"--verified {file}: cannot be read: {error.strerror or error}.") from error
     except ValueError as error:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from ...core.json_values import parse_json
 from ..notes import warnings_as_notes
 from ..signals import handle_signals, loading_hf
 from ..terminal import Failure, announce, console, count, is_first, write_json
 from .display import FinetuneDisplay
 from .ranks import on_ranks, silent_display
-from .record import LOG, PAGE, RUN, Record
+from .record import LOG, PAGE, RUN, Record, result_of
 
 if TYPE_CHECKING:
     from ...hf.model_types import Tokenizer
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ...hf.training.run.session import TrainingSession
     from ...hf.training.run.trainer import Trainer
     from ...hf.training.run.training_steps import TrainingSteps
-    from .record import DataFacts, FirstAndLast, RunResult
+    from .record import DataFacts
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -197,7 +198,7 @@ class FinetuneRun:
         from ...hf.training.records.journal import rows
 
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            facts = json.loads((self.output / RUN).read_bytes())
+            facts = parse_json((self.output / RUN).read_bytes())
             if facts["result"]["status"] == "running":
                 step = max((row["step"] for row in rows(self.output / LOG)), default=0)
                 facts["result"] = {"status": "failed", "step": step, "error": message}
@@ -339,16 +340,7 @@ class FinetuneRun:
                 raise Failure(f"Cannot write the adapter to {self.output}: {error.strerror or error}.") from error
         if self.ranks.first:
             self._page(record, rows)
-        result: RunResult = {
-            "status": "trained" if trainer.done >= trainer.training.steps else "interrupted",
-            "step": trainer.done,
-            "loss": _first_and_last([row["loss"] for row in rows if "loss" in row]),
-            "eval_loss": _first_and_last([row["eval_loss"] for row in rows if "eval_loss" in row]),
-            "eval_perplexity": _first_and_last([row["eval_perplexity"] for row in rows if "eval_perplexity" in row]),
-            "eval_mean_token_accuracy": _first_and_last(
-                [row["eval_mean_token_accuracy"] for row in rows if "eval_mean_token_accuracy" in row]
-            ),
-        }
+        result = result_of(rows, trainer.done, trainer.training.steps)
         if self.ranks.first:
             record.write(result)
         self.show.ended(
@@ -379,10 +371,6 @@ def _instructions() -> str:
 
     goldsmith_level = native.isa() if native.reason() is None else "none"
     return f"{goldsmith_level}, {torch.backends.cpu.get_cpu_capability()} in torch"
-
-
-def _first_and_last(values: list[float]) -> FirstAndLast | None:
-    return {"first": values[0], "last": values[-1]} if values else None
 
 
 def _silence_transformers() -> None:

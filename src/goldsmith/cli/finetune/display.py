@@ -186,13 +186,15 @@ class FinetuneDisplay:
             self.note(f"{INTERRUPTED_EARLY}.")
             return
         for words, ends, form in (
-            ("loss", result["loss"], "{:.4f}".format),
             ("held-out loss", result["eval_loss"], "{:.4f}".format),
             ("held-out perplexity", result.get("eval_perplexity"), "{:.2f}".format),
             ("held-out token accuracy", result.get("eval_mean_token_accuracy"), percent),
         ):
             if ends:
                 self.out.print(f"{words} {form(ends['first'])} -> {form(ends['last'])}")
+        if loss := result["loss"]:
+            steps_compared = f"means of {loss['steps']} steps" if loss["steps"] > 1 else "the first and the last step"
+            self.out.print(f"training loss {loss['first']:.4f} -> {loss['last']:.4f} ({steps_compared})")
         files = (("adapter", "adapter_model.safetensors"), ("page", "loss.html"), ("log", "log.jsonl"))
         for word, name in [file for file in files if file[1] not in lost]:
             self.out.print(f"{word:8}{output / name}", markup=False, soft_wrap=True)

@@ -61,16 +61,48 @@ class FirstAndLast(TypedDict):
     last: float
 
 
+class Means(FirstAndLast):
+    """Means over the first and over the last steps."""
+
+    steps: int
+
+
 class RunResult(TypedDict, total=False):
     """How a run ended, or that it still runs."""
 
     status: str
     step: int
     error: str
-    loss: FirstAndLast | None
+    loss: Means | None
     eval_loss: FirstAndLast | None
     eval_perplexity: FirstAndLast | None
     eval_mean_token_accuracy: FirstAndLast | None
+
+
+def result_of(rows: Sequence[LogRow], done: int, steps: int) -> RunResult:
+    """How a run ended, from its log. The training loss is a mean at both ends, as on the page: one step's varies."""
+    from ...hf.training.records.loss_page import averaged, ends
+
+    loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    means: Means | None = None
+    if loss:
+        first, last = ends(loss)
+        means = {"first": first, "last": last, "steps": averaged(loss)}
+    heldout = [row["eval_loss"] for row in rows if "eval_loss" in row]
+    perplexity = [row["eval_perplexity"] for row in rows if "eval_perplexity" in row]
+    accuracy = [row["eval_mean_token_accuracy"] for row in rows if "eval_mean_token_accuracy" in row]
+    return {
+        "status": "trained" if done >= steps else "interrupted",
+        "step": done,
+        "loss": means,
+        "eval_loss": _first_and_last(heldout),
+        "eval_perplexity": _first_and_last(perplexity),
+        "eval_mean_token_accuracy": _first_and_last(accuracy),
+    }
+
+
+def _first_and_last(values: Sequence[float]) -> FirstAndLast | None:
+    return {"first": values[0], "last": values[-1]} if values else None
 
 
 class Record:

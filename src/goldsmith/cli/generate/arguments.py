@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.json_values import parse_json
 from ..terminal import Failure
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _check_writable(option: str, path: Path) -> None:
 
 def _check_profile(path: Path) -> None:
     try:
-        profile = json.loads(path.read_text(encoding="utf-8"))
+        profile = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Failure(f"--profile {path} cannot be read: {error.strerror or error}.") from error
     except ValueError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...core.messages import about, in_options, sentence
 from ..notes import warnings_as_notes
 from ..output_files import write_json_file
 from ..signals import loading_hf, terminate_like_ctrl_c
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from ..json_types import JsonObject
 
 WRONG, INTERRUPTED = 1, 130
-_KEYWORD = re.compile(r"\b(adapter|budget|cache|device|format|guard|prefill|profile|threads)=(?=[\w'])")
-_FUNCTION = re.compile(r"^(offload(\.\w+)?|ExpertStore\.\w+): ")
+OPTIONS = ("adapter", "cache", "device", "format", "guard", "prefill", "profile", "threads")
 
 
 def run(arguments: GenerateArguments) -> int:
@@ -233,25 +232,24 @@ class GenerateRun:
     def _about(self, error: Exception) -> str:
         """The error as a sentence that begins with the option concerned, by default MODEL."""
         text, store = _sentence(error), self.arguments.store
-        if text.startswith("--"):
-            return text
         for folder in self.adapters.values():
             if folder in text:
-                return f"--adapter {folder}: {text.removeprefix(folder).removeprefix('/').removeprefix(': ')}"
+                return about("--adapter", folder, text)
         file = getattr(error, "filename", None)
         if store is not None and file in (str(store), str(store.parent)):
-            return f"--store {store}: {text}"
+            return about("--store", store, text)
         if file is not None and file == str(self.arguments.trace):
             return f"--trace {file} could not be written: {error.strerror or error}."  # type: ignore[attr-defined]
-        return f"MODEL {self.arguments.model}: {text}"
+        return about("MODEL", self.arguments.model, text)
 
     def _about_store(self, error: Exception) -> str:
         from ...offload.errors import StoreCorrupt
 
         text, store = _sentence(error), self.arguments.store
-        where = f"--store {store}: " if store is not None and str(store) not in text else ""
+        if store is not None and (text.startswith(str(store)) or str(store) not in text):
+            text = about("--store", store, text)
         way = " Delete it: the next run builds a new one." if isinstance(error, StoreCorrupt) else ""
-        return f"{where}{text}{way}"
+        return f"{text}{way}"
 
     def _check_length(self, config: PreTrainedConfig, width: int) -> None:
         """Raise Failure before the model is loaded if a prompt is longer than its positions."""
@@ -305,21 +303,9 @@ def _config(place: Path) -> PreTrainedConfig:
 
 
 def _sentence(error: BaseException) -> str:
-    """The text of an error as a sentence, without error numbers and function names."""
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = error.strerror
-        if error.filename is not None and str(error.filename) not in text:
-            text += f": {error.filename}"
-    text = _as_options(text) or type(error).__name__
-    return text if text.endswith((".", "?", "!")) else text + "."
+    """The text of an error as a sentence, in the words of the command."""
+    return _as_options(sentence(error))
 
 
 def _as_options(text: str) -> str:
-    """`text` with keyword arguments of functions written as command-line options."""
-    text = (
-        _FUNCTION.sub("", " ".join(text.split()))
-        .replace("gpu_budget=", "budget=")
-        .replace("give store=", "give --store")
-    )
-    return _KEYWORD.sub(r"--\1 ", text)
+    return in_options(text, OPTIONS).replace("gpu_budget=", "--budget ").replace("give store=", "give --store")

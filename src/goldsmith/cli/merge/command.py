@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from ...core.messages import about, sentence
 from ..signals import loading_hf, terminate_like_ctrl_c
 from ..terminal import Failure, Interruption, announce, console, percent, write_json, write_stdout
 
@@ -40,7 +41,7 @@ def run(model: str, adapter: str, output: Path, format: str, *, as_json: bool) -
     except MemoryError as error:
         raise Failure(f"Out of memory; {output} was not written: {error}.") from error
     except (ValueError, TypeError, OSError) as error:
-        raise Failure(_sentence(error, adapter)) from error
+        raise Failure(_sentence(error, model, adapter, output)) from error
     if as_json:
         write_json(report.to_dict())
     else:
@@ -54,35 +55,26 @@ def _text(report: MergeReport) -> str:
     survival = report.survival
     return (
         f"{report.output}: {report.tensors:,} tensors, {report.nbytes / 2**20:,.1f} MiB, format {report.format}\n"
-        f"{report.merged} weights with the adapter; {percent(survival.share)} of its norm survives rounding, "
-        f"{percent(survival.along)} in its direction\n"
+        f"{report.merged} weights with the adapter: {percent(survival.along)} of its change arrives, beside rounding "
+        f"noise of {percent(survival.noise)} of its norm\n"
     )
 
 
 def _warning(report: MergeReport, model: str, adapter: str, least: float) -> str:
     survival, worst = report.survival, report.survival.worst
-    place = (
-        "" if worst is None else f" The smallest share survives in {worst[0]}: {percent(worst[1])} in its direction."
-    )
-    share = min(survival.share, survival.along)
+    place = "" if worst is None else f" The smallest share arrives in {worst[0]}: {percent(worst[1])}."
     return (
-        f"Only {percent(share)} of the adapter survives rounding to the format {report.format} "
+        f"Only {percent(survival.along)} of the adapter survives rounding to the format {report.format} "
         f"(below {percent(least)}): its changes are smaller than the steps of the format.{place} Keep the adapter "
         f"apart: goldsmith generate {model} --adapter {adapter} adds it without rounding; or merge with --format bf16 "
         "or fp32."
     )
 
 
-def _sentence(error: Exception, adapter: str) -> str:
-    text = " ".join(str(error).split())
-    for prefix in ("goldsmith.hf.merge: ", "goldsmith.hf.convert: ", "offload: "):
-        text = text.removeprefix(prefix)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    text = text.replace("format=", "--format ")
-    if text.startswith("output "):
-        text = f"--{text}"
-    elif adapter in text:
-        rest = text.removeprefix(adapter).removeprefix("/").removeprefix(": ")
-        text = f"ADAPTER {adapter}: {rest}"
-    return text if text.endswith((".", "?", "!")) else f"{text}."
+def _sentence(error: Exception, model: str, adapter: str, output: Path | None = None) -> str:
+    text = sentence(error, ("format",))
+    if text.startswith(("output ", "runtime ")):
+        return f"--{text}"
+    if output is not None and text.startswith(str(output)):
+        return about("--output", output, text)
+    return about("ADAPTER", adapter, text) if adapter in text else about("MODEL", model, text)

@@ -49,7 +49,7 @@ def merge(
     """Write a model with an adapter merged into its weights.
 
     One layer is in memory at a time. In MODEL's own float format the result equals peft's merge bit for bit. Rounding
-    can lose an adapter: the output says which share survives, and warns below 0.9. `goldsmith generate --adapter` loses
+    can lose an adapter: the output says which share arrives, and warns below 0.9. `goldsmith generate --adapter` loses
     nothing.
 
     Exit status: 0 written, 2 the command could not run and wrote nothing, 130 interrupted.

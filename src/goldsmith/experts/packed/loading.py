@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import re
@@ -13,6 +12,7 @@ from typing import IO, Any, TypeAlias, TypedDict, TypeVar, cast
 import torch
 from torch import Tensor
 
+from ...core.json_values import parse_json
 from .assembly import PackedWeights, assemble, check_nodes, cut
 from .files import BIASES, CRC, DTYPES, MATRICES, OURS, SIZES, VERSION, TensorEntry, entries_of
 from .formats import FORMATS, SCALE_NAMES, Codes
@@ -110,8 +110,8 @@ def _content(file: IO[bytes], path: Path) -> tuple[Header, int, int]:
     if size < 10 or not 2 <= length <= min(size - 8, _MAX_HEADER):
         raise _foreign(path, f"its {size} bytes have no safetensors header")
     try:
-        content = json.loads(file.read(length))
-    except (ValueError, RecursionError):
+        content = parse_json(file.read(length))
+    except ValueError:
         raise _foreign(path, "its header is not JSON") from None
     metadata = content.get("__metadata__") if isinstance(content, dict) else None
     if not isinstance(metadata, dict) or OURS not in metadata:

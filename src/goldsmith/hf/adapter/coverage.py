@@ -104,6 +104,8 @@ def check_peft_layers(
     lora = lora_config(config, bare)
     if not tensors and not lora.target_modules and not lora.target_parameters:
         return None
+    if not lora.target_modules and not lora.target_parameters:
+        raise ValueError(f"{folder / WEIGHTS}: {next(iter(tensors))} has no place in this model")
     from peft import get_peft_model_state_dict, inject_adapter_in_model
 
     like = shell(bare)

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ...core.json_values import parse_json
 from ..converted_experts import converted_modules
 from ..experts_spec import experts_modules
 from ..model_types import base_of
@@ -47,7 +48,7 @@ def serialised(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> by
     """The bytes of a safetensors file, equal for equal tensors: safetensors itself writes metadata in random order."""
     blob = save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, dict(metadata))
     end = 8 + int.from_bytes(blob[:8], "little")
-    header = json.dumps(json.loads(blob[8:end]), separators=(",", ":"), sort_keys=True).encode()
+    header = json.dumps(parse_json(blob[8:end]), separators=(",", ":"), sort_keys=True).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header + blob[end:]
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..experts_spec import ExpertsSpec
 from .coverage import check_peft_layers, check_targets, refuse_missing, saved_modules, shell
 from .files import CONFIG, ROOT, AdapterConfig, plain_path
+from .fusing import fused
 from .layout import PeftFactors
 from .peft_layers import remove_peft_layers
 from .peft_names import by_names_in_model
@@ -43,6 +44,7 @@ def fitted(model: nn.Module, experts: Mapping[str, ExpertsSpec], folder: Path, o
     experts: the specs of the model's experts modules, by path.
     """
     config, tensors, ranks = read_adapter(folder, op)
+    config, tensors = fused(model, folder, config, tensors)
     tensors = by_names_in_model(model, tensors, ROOT)
     check_targets(folder / CONFIG, config, model)
     used, missing = set[str](), list[str]()

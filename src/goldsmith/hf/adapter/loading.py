@@ -12,6 +12,7 @@ from ..converted_experts import ConvertedExperts, converted_modules, freeze_othe
 from ..model_types import base_of
 from .coverage import check_peft_layers, check_targets, lora_config, refuse_missing, saved_modules, shell
 from .files import CONFIG, ROOT, WHOLE_MODULES, plain_path
+from .fusing import fused
 from .layout import Pair
 from .peft_layers import adapter_name_of, put_peft_layers, remember_overwritten, remove_peft_layers, restore_overwritten
 from .peft_names import by_names_in_model
@@ -44,6 +45,7 @@ def load_adapter(model: nn.Module, directory: str | Path) -> nn.Module:
     folder = Path(directory)
     old_adapter = adapter_name_of(model)
     config, tensors, ranks = read_adapter(folder, "goldsmith.hf.load_adapter")
+    config, tensors = fused(model, folder, config, tensors)
     tensors = by_names_in_model(model, tensors, ROOT)
     check_targets(folder / CONFIG, config, model)
     planned: dict[str, tuple[dict[str, Pair], dict[str, float], bool]] = {}

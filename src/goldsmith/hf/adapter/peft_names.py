@@ -62,7 +62,10 @@ def _as_peft_renames(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
     base, config = base_of(model), LoraConfig()
     for name in names:  # one by one, because the result does not say where a tensor came from
-        result = convert_peft_adapter_state_dict_for_transformers(base, config, {name: torch.zeros(1, 1)})
+        try:
+            result = convert_peft_adapter_state_dict_for_transformers(base, config, {name: torch.zeros(1, 1)})
+        except ValueError:  # a factor of one expert, which peft joins with others: `fused` has done so where it can
+            continue
         if len(result) == 1:
             same[name] = next(iter(result)).replace(".default.", ".")
     return _Renamed(same)

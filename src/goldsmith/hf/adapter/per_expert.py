@@ -6,12 +6,14 @@ keep each expert's projections separate look for `experts.3.gate_proj.lora_A` in
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...experts.packed.files import refuse_what_is_no_file, replacing
+from ..checkpoint.foreign_errors import writing
 from ..experts_spec import ExpertsSpec
 from .files import CONFIG, ROOT, WEIGHTS, config_text, plain_path, serialised
 from .fitting import FittedAdapter, fitted
@@ -44,10 +46,20 @@ def export(model: nn.Module, experts: dict[str, ExpertsSpec], adapter: Path, out
     config |= {"target_modules": sorted(modules), "target_parameters": None, "inference_mode": True}
     for name in (WEIGHTS, CONFIG):
         refuse_what_is_no_file(OP, output / name)
-    output.mkdir(parents=True, exist_ok=True)
-    for name, content in ((WEIGHTS, serialised(padded, {"format": "pt"})), (CONFIG, config_text(config).encode())):
-        with replacing(output / name) as file:
-            file.write(content)
+    new = not output.exists()
+    try:
+        with writing(output):
+            output.mkdir(parents=True, exist_ok=True)
+            for name, content in (
+                (WEIGHTS, serialised(padded, {"format": "pt"})),
+                (CONFIG, config_text(config).encode()),
+            ):
+                with replacing(output / name) as file:
+                    file.write(content)
+    except OSError:
+        if new:
+            shutil.rmtree(output, ignore_errors=True)
+        raise
     return len(padded)
 
 

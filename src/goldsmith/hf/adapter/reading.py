@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ...core.json_values import parse_json
 from ..experts_spec import ExpertsSpec
 from . import layout
 from .coverage import targeted
@@ -33,8 +33,8 @@ def read_adapter(folder: Path, op: str) -> tuple[AdapterConfig, dict[str, Tensor
         if not (folder / name).is_file():
             raise ValueError(f"{op}: {folder} has no {name}, so it is not the folder of a peft adapter")
     try:
-        config = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        config = parse_json((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG}: not JSON: {error}") from error
     _check_config(folder / CONFIG, config)
     if config.get("peft_type") != "LORA":
@@ -86,7 +86,7 @@ def _number(value: object, least: float) -> bool:
 def _ranks(path: Path, text: str) -> dict[str, tuple[int, int]]:
     """(rank of gate, rank of up) by layer, from the file's metadata."""
     try:
-        return {name: (int(gate), int(up)) for name, (gate, up) in json.loads(text).items()}
+        return {name: (int(gate), int(up)) for name, (gate, up) in parse_json(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: the metadata entry {RANKS} is damaged: {text!r:.80}") from error
 

@@ -7,8 +7,8 @@ float64 tensors with one number for each token after the first of each row.
 from __future__ import annotations
 
 import gc
-import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.json_values import parse_json
 from ...offload.attach import from_pretrained
 from ...offload.memory.transport import free_memory
 from ..adapter.files import CONFIG
@@ -82,7 +83,11 @@ def peft(folder: Path, adapter: Path, rows: Rows) -> Pair:
     """Stock peft over transformers' own model."""
     from peft import PeftModel
 
-    model: Any = PeftModel.from_pretrained(_plain(folder), str(adapter)).eval()
+    plain = _plain(folder)
+    with warnings.catch_warnings():  # peft says that it ignores patterns for parameters, and yet applies them
+        warnings.filterwarnings("ignore", "The following .*_pattern keys did not match", RuntimeWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        model: Any = PeftModel.from_pretrained(plain, str(adapter)).eval()
     with model.disable_adapter():
         without = log_probabilities(model, rows)
     return without, log_probabilities(model, rows)
@@ -156,7 +161,7 @@ RUNTIMES: dict[str, Runtime] = {"ours": ours, "peft": peft, "merged": merged, "v
 
 def allowed_rank(adapter: Path) -> int:
     """The smallest max_lora_rank for an adapter."""
-    config = json.loads((adapter / CONFIG).read_text())
+    config = parse_json((adapter / CONFIG).read_text())
     rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     return next((size for size in RANKS if size >= rank), rank)
 

@@ -5,13 +5,15 @@ transformers' own resolver chooses among the files. Whatever else is in the fold
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
+
+from ...core.json_values import parse_json
+from .foreign_errors import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -62,8 +64,9 @@ def weight_files(folder: Path, config: PreTrainedConfig) -> WeightFiles:
             f"{folder}: no file with weights under a name that transformers reads (model.safetensors, "
             f"model.safetensors.index.json with its shards){_others(folder)}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{_index_of(folder) or folder}: not an index with a weight_map: {_brief(error)}") from error
+    except Exception as error:  # a damaged index raises errors of many classes
+        lacks = f"it has no {error}" if isinstance(error, KeyError) else brief(error)
+        raise ValueError(f"{_index_of(folder) or folder}: not an index with a weight_map: {lacks}") from error
     paths = [Path(name) for name in names or []]
     for name in getattr(type(config), "extra_files", ()):  # weights that a class keeps in files of their own
         if (folder / name).is_file() and folder / name not in paths:
@@ -80,7 +83,10 @@ def default_dtype(files: WeightFiles | None, config: PreTrainedConfig) -> torch.
     """
     own = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if own is not None:
-        return getattr(torch, own) if isinstance(own, str) else own
+        dtype = getattr(torch, own, None) if isinstance(own, str) else own
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"config.json: dtype is {own!r}, wanted the name of one of torch's dtypes")
+        return dtype
     if files is not None and not files.pickled:
         with safe_open(files.paths[0], "pt") as file:
             for name in file.keys():
@@ -111,8 +117,8 @@ def _refuse_other_layouts(folder: Path) -> None:
 
 def _base_of_adapter(folder: Path) -> str:
     try:
-        return str(json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(parse_json((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
         return "unknown"
 
 
@@ -150,11 +156,6 @@ def _others(folder: Path) -> str:
     """The files with weights that transformers does not read, for a message."""
     names = sorted(path.name for end in ("safetensors", "gguf", "bin", "pt", "pth") for path in folder.glob(f"*.{end}"))
     return f"; it has {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}" if names else ""
-
-
-def _brief(error: BaseException) -> str:
-    lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(lacks.split()) or type(error).__name__
 
 
 def keys_of(path: Path) -> list[str]:

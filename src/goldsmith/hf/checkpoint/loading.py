@@ -60,9 +60,10 @@ def load_other_weights(
     # with the missing names transformers ties no two tensors that the files hold with different values
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
     if missing:
+        tensors, verb = (f"{len(missing)} tensors", "are") if len(missing) > 1 else ("1 tensor", "is")
         raise ValueError(
-            f"{source.label}: {len(missing)} tensors of {type(model).__name__} are missing, even under the names "
-            f"that transformers renames, first {min(missing)}. Load the model with from_pretrained, then convert it"
+            f"{source.label}: {tensors} of {type(model).__name__} {verb} missing, even under the names that "
+            f"transformers renames, first {min(missing)}. The folder is incomplete, or has another model's config.json"
         )
     fill_transient_buffers(model)
     _warn_unexpected(model, source, used, skipped)

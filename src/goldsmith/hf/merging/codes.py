@@ -30,6 +30,7 @@ class Survival:
     share   norm of the merged change / norm of the adapter's change
     along   the merged change's component along the adapter's change / the adapter's change: 1 if all of it is left,
             0 if nothing is
+    noise   norm of the rest of the merged change, which rounding adds / norm of the adapter's change
     """
 
     adapter: float = 0.0
@@ -55,6 +56,10 @@ class Survival:
         return self.product / self.adapter if self.adapter else 1.0
 
     @property
+    def noise(self) -> float:
+        return math.sqrt(max(0.0, self.share**2 - self.along**2))
+
+    @property
     def worst(self) -> tuple[str, float] | None:
         """The layer with the smallest `along`, and that value; None without layers."""
         along = {layer: p / a if a else 1.0 for layer, (a, _, p) in self.by_layer.items()}
@@ -63,7 +68,7 @@ class Survival:
     @property
     def lost(self) -> bool:
         """Whether less than LEAST of the adapter survives."""
-        return min(self.share, self.along) < LEAST
+        return self.along < LEAST
 
 
 def _share(adapter: float, merged: float) -> float:

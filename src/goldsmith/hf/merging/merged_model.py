@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...core.json_values import parse_json
 from ..adapter.fitting import fitted
 from ..checkpoint.files import default_dtype, weight_files
 from ..checkpoint.gguf.files import gguf_file
@@ -38,6 +38,7 @@ class MergeReport:
         return {
             "output": str(self.output), "format": self.format, "tensors": self.tensors, "merged": self.merged,
             "bytes": self.nbytes, "share": self.survival.share, "along": self.survival.along,
+            "noise": self.survival.noise,
             "worst_layer": None if worst is None else {"layer": worst[0], "along": worst[1]},
         }  # fmt: skip
 
@@ -79,7 +80,7 @@ def merge(
     fit = fitted(empty, specs, adapter_folder(adapter), OP)
     if isinstance(checkpoint, ModelCheckpoint):
         work = MergeWork(checkpoint, empty, specs, fit, chosen)
-        content = json.loads((source / "config.json").read_text())
+        content = parse_json((source / "config.json").read_text())
     else:
         work = GgufMerge(checkpoint, empty, specs, fit, chosen)
         content = config.to_dict() | {"architectures": [class_of(config).__name__]}

@@ -13,6 +13,8 @@ from types import TracebackType
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..checkpoint.foreign_errors import writing
+
 SHARD = 1 << 29  # bytes after which a shard is closed; a layer is never divided
 # suffixes of the files that are copied from the base's folder
 COPIED = (".json", ".jinja", ".model", ".txt", ".md", ".tiktoken")
@@ -34,8 +36,9 @@ class ShardWriter:
         self._folder: Path | None = None
 
     def __enter__(self) -> ShardWriter:
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f".{self.output.name}.", dir=self.output.parent))
+        with writing(self.output):
+            self.output.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=f".{self.output.name}.", dir=self.output.parent))
         return self
 
     @property
@@ -69,16 +72,18 @@ class ShardWriter:
         if count > 1:
             weight_map = {key: name for name, keys in zip(names, self._keys) for key in keys}
             index = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(weight_map.items()))}
-            _write_json(self.folder / "model.safetensors.index.json", index)
-        for path in sorted(source.iterdir()) if source is not None else ():
-            if (
-                path.is_file()
-                and path.suffix in COPIED
-                and path.name not in LEFT
-                and not path.name.endswith(".index.json")
-            ):
-                shutil.copyfile(path, self.folder / path.name)
-        _write_json(self.folder / "config.json", config)
+            with writing(self.output):
+                _write_json(self.folder / "model.safetensors.index.json", index)
+        with writing(self.output):
+            for path in sorted(source.iterdir()) if source is not None else ():
+                if (
+                    path.is_file()
+                    and path.suffix in COPIED
+                    and path.name not in LEFT
+                    and not path.name.endswith(".index.json")
+                ):
+                    shutil.copyfile(path, self.folder / path.name)
+            _write_json(self.folder / "config.json", config)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._shard.clear()
@@ -93,7 +98,10 @@ class ShardWriter:
     def _write(self) -> None:
         if not self._shard:
             return
-        save_file(self._shard, self.folder / _unnamed(len(self._keys)), metadata={"format": "pt"})
+        path = self.folder / _unnamed(len(self._keys))
+        with writing(self.output):
+            save_file(self._shard, path, metadata={"format": "pt"})
+            os.chmod(path, 0o666 & ~_umask())  # safetensors gives its files mode 600
         self._keys.append(list(self._shard))
         self.total += self._bytes
         self._shard, self._bytes = {}, 0

@@ -14,14 +14,15 @@ from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 from transformers.generation.streamers import BaseStreamer
 
+from ..checkpoint.foreign_errors import explained
 from ..checkpoint.gguf.files import tokenizer_arguments
-from ..model_class import first_paragraph
 from ..model_types import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a decoder shows the first bytes of an incomplete character
+FILE = "tokenizer.json"
 CONTEXT = 8  # prompt ids decoded together with a piece, so that its leading space is not dropped as a text's start
 OnPiece = Callable[[int, str], None]
 
@@ -69,14 +70,20 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     """The tokenizer in a model's folder; raises ValueError if there is none."""
     from transformers import AutoTokenizer
 
+    place, options = tokenizer_arguments(folder)
+    there = bool(options) or (place / FILE).is_file()  # a few models have files of other names
     try:
-        place, options = tokenizer_arguments(folder)
-        tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} has no tokenizer that can be read: {first_paragraph(error)}") from error
-    # transformers creates an empty tokenizer if the files are missing
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ValueError(f"{folder} has no tokenizer: its vocabulary is empty. Is tokenizer.json there?")
+        with explained(f"{folder} has no tokenizer that can be read"):
+            tokenizer = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options))
+        # transformers makes an empty tokenizer if files are missing
+        empty = set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens)
+    except ValueError:
+        if there:
+            raise
+        empty = True
+    if empty:
+        why = "its vocabulary is empty" if there else f"{FILE} is missing"
+        raise ValueError(f"{folder} has no tokenizer: {why}")
     return tokenizer
 
 

@@ -34,8 +34,8 @@ def layers_of(model: nn.Module) -> list[ExpertsLayer]:
     modules = list(experts_modules(model))
     if not modules:
         raise UnsupportedModel(
-            f"{kind} has no experts module that transformers dispatches (a class under @use_experts_implementation "
-            "with its weights in one tensor for all experts): there is nothing to offload"
+            f"{kind} has no experts module that transformers dispatches (a class under @use_experts_implementation): "
+            "it is a dense model, or one whose experts goldsmith cannot compute"
         )
     layers: dict[int, ExpertsLayer] = {}
     checked_kinds: dict[tuple[type, ExpertsSpec], None] = {}

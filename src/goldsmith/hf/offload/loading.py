@@ -18,12 +18,13 @@ from ...offload.settings import chosen_device, parse_budget
 from ...offload.store.expert_store import ExpertStore
 from ..checkpoint.experts import packed_from
 from ..checkpoint.files import default_dtype, weight_files
+from ..checkpoint.foreign_errors import explained
 from ..checkpoint.gguf.files import SUFFIX, gguf_file
 from ..checkpoint.loading import load_other_weights
 from ..checkpoint.opening import open_checkpoint
 from ..checkpoint.source import stored_format, warn_decoded
 from ..dispatch import ENGINE
-from ..model_class import config_of, empty_model, load_whole, no_model
+from ..model_class import IS_A_FILE, config_of, empty_model, load_whole, no_model
 from . import adapters as reading
 from .adapters import AdapterArgument, ModelAdapters, OffloadedAdapter
 from .attachment import Attached, LayerSource, Progress, open_store
@@ -125,7 +126,8 @@ def load(
     load_other_weights(model, checkpoint, skip=[layer.path for layer in layers], progress=progress)
     model.eval()
     if (model_folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(model_folder)
+        with explained(f"{model_folder / 'generation_config.json'} cannot be read"):
+            model.generation_config = GenerationConfig.from_pretrained(model_folder)
     home = torch.device("cpu")
     source = LayerSource(layers, read, checkpoint.sources)
     return _begin(model, layers, source, store, cpu_format, home, progress, options, (batch, max_length), adapters)
@@ -218,7 +220,10 @@ def folder(name: str | Path) -> Path:
             raise ValueError(f"offload: {no_model(Path(name))}")
         return Path(name)
     model_name = str(name)
-    if not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+    is_path = not model_name or model_name.startswith((".", "/", "~")) or model_name.count("/") > 1
+    if os.path.isfile(model_name):
+        raise ValueError(f"offload: {model_name} {IS_A_FILE}")
+    if is_path:
         raise ValueError(f"offload: there is no folder {model_name!r}")
     from huggingface_hub import snapshot_download
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...core.messages import about, sentence
+
 
 class TrainingError(Exception):
     """A problem that the user can fix; the message is one readable paragraph."""
@@ -19,6 +21,14 @@ class MissingPackage(TrainingError):
 
     def __init__(self, use: str, package: str):
         super().__init__(f"{use} {package}, which is not installed: pip install 'goldsmith[train]'.")
+
+
+OPTIONS = ("format", "group_size", "partitions", "rank", "alpha", "dropout", "dtype", "device")
+
+
+def about_model(name: str, error: BaseException) -> TrainingError:
+    """An error about the model, or about an option that does not suit it, as the command's sentence."""
+    return TrainingError(about("MODEL", name, sentence(error, OPTIONS)))
 
 
 class Diverged(TrainingError):

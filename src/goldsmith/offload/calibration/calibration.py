@@ -15,6 +15,7 @@ import torch
 
 from ...core import native
 from ...core.device import machine
+from ...core.json_values import parse_json
 from ...core.processors import worth
 from ...experts.packed.memory import frozen
 from ..memory.transport import Transport
@@ -69,7 +70,7 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
         """Reads a file of `save`. Raises OSError, and ValueError for another kind of file."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = parse_json(Path(path).read_text(encoding="utf-8"))
             transport, key, measured = content["transport"], content["key"], content["measured"]
             if key.get("version", VERSION) != VERSION:
                 raise ValueError(f"it has version {key['version']}, but this goldsmith measures version {VERSION}")

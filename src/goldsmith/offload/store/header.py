@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from ...core.json_values import parse_json
 from ...core.shapes import check_choice
 from ...experts._conventions import ACTIVATIONS, number
 from ...experts.packed.formats import FORMATS, SCALE_NAMES
@@ -143,8 +144,8 @@ def read(data: memoryview, path: str | os.PathLike[str], *, check: bool) -> Head
     if check and hashlib.sha256(text).digest() != digest:
         raise _corrupt(path, "its header does not match its checksum")
     try:
-        return _parse(json.loads(text), begin)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return _parse(parse_json(text), begin)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if isinstance(error, StoreError):
             raise type(error)(f"ExpertStore.open: {path}: {error}") from None
         raise _corrupt(path, f"its header is inconsistent ({error})") from None

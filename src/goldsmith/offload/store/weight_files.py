@@ -6,8 +6,9 @@ folder with one file of another name is read too. goldsmith.hf calls transformer
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
+
+from ...core.json_values import parse_json
 
 _OP = "ExpertStore.build"
 WHOLE, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
@@ -34,8 +35,8 @@ def weight_files(folder: Path) -> list[Path]:
             )
         return [folder / names[0]]
     try:
-        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        names = sorted({str(name) for name in parse_json(index.read_text())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{_OP}: {index}: not an index of shards: {error}") from error
     for name in names:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ....core.json_values import parse_json
 from . import fp4, fp8
 from .scheme import Scheme
 
@@ -32,7 +32,7 @@ def settings_beside(folder: Path) -> dict[str, object]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text())
         settings = content["quantization"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not the settings of ModelOpt: {error}") from error

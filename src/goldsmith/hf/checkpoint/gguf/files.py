@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..foreign_errors import explained
 from .header import GgufHeader, check_header
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def config_of_file(file: Path) -> PreTrainedConfig:
         )
     names = {name for part in parts_of(file) for name in check_header(part).tensors}
     _check_sizes(file, header, names)
-    with _Explained(file):
+    with explained(f"{file}: its metadata does not describe a model"):
         config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     text = config.get_text_config()
     for key, name in ARCHITECTURES[header.architecture].items():
@@ -133,16 +134,3 @@ def tokenizer_arguments(place: Path) -> tuple[Path, dict[str, str]]:
 def _first(file: Path) -> Path:
     match = PART.fullmatch(file.name)
     return file.with_name(f"{match[1]}-00001-of-{match[3]}.gguf") if match else file
-
-
-class _Explained:
-    """Raises what transformers raises about a file's metadata again as one sentence."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: object) -> None:
-        if isinstance(value, (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError)):
-            raise ValueError(f"{self._file}: its metadata does not describe a model: {value!r}") from value

@@ -145,6 +145,8 @@ def _check_place(
     except (ValueError, KeyError):
         raise ValueError(f"{file}: {name} has the type {kind}, which this version of the package gguf lacks") from None
     count = math.prod(shape)
+    if not count:
+        raise ValueError(f"{file}: {name} is {list(shape)}: it has no elements")
     if not shape or shape[-1] % per_block:
         raise ValueError(f"{file}: {name} is {list(shape)}, but its type has blocks of {per_block}")
     end = begin + offset + count // per_block * bytes_per_block

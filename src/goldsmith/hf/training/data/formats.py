@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+from ....core.json_values import parse_json
 from ..errors import MissingPackage
 from .messages import Message, checked, from_sharegpt
 
@@ -131,7 +131,7 @@ def _tools(columns: Mapping[str, object]) -> list[object] | None:
     tools = columns.get("tools")
     if isinstance(tools, str) and tools.strip():
         try:
-            tools = json.loads(tools)
+            tools = parse_json(tools)
         except ValueError as error:
             raise ValueError(f"'tools' is not JSON: {error}") from error
     if tools is None or tools == "":

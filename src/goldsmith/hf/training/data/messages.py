@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+
+from ....core.json_values import parse_json
 
 Message = dict[str, object]  # role, content, and what else the chat template reads
 
@@ -90,7 +91,7 @@ def _calls(calls: object, number: int) -> list[object]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments or "{}")
+                arguments = parse_json(arguments or "{}")
             except ValueError as error:
                 raise ValueError(
                     f"the arguments of tool call {place} of message {number} are not JSON: {error}"
@@ -132,7 +133,7 @@ def from_sharegpt(turns: Sequence[Mapping[str, object]]) -> list[Message]:
 
 def _written_call(value: object, number: int) -> list[object]:
     try:
-        call = json.loads(str(value))
+        call = parse_json(str(value))
     except ValueError as error:
         raise ValueError(f"the function call of message {number} is not JSON: {error}") from error
     calls = call if isinstance(call, list) else [call]

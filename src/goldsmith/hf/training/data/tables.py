@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ....core.json_values import parse_json
 from ..errors import DataError, MissingPackage
 from .rows import DataRow, RowPlace
 from .text_files import checksum, decoded, parsed_lines
@@ -152,8 +153,8 @@ def _check_json(path: Path) -> None:
     """Raises DataError with the line if the file is neither one JSON value nor JSON lines."""
     text = decoded(path)
     try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
+        parse_json(text)
+    except ValueError as error:
         if text.lstrip()[:1] == "{" and "\n{" in text.strip():
             for _ in parsed_lines(str(path), text):
                 pass

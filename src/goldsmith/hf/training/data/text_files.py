@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ....core.json_values import parse_json
 from ..errors import DataError
 from .formats import KNOWN, with_article
 from .rows import DataRow, RowPlace
@@ -97,12 +98,11 @@ def parsed_lines(path: str, text: str) -> Iterator[tuple[int, dict[str, object]]
         if not raw.strip():
             continue
         try:
-            row = json.loads(raw)
+            row = parse_json(raw)
         except json.JSONDecodeError as error:  # its own line number counts within the row, so it is always 1
             raise DataError(path, f"not JSON: {error.msg} (column {error.colno}); a row is {KNOWN}", line) from error
-        except (ValueError, RecursionError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            raise DataError(path, f"not JSON: {why}; a row is {KNOWN}", line) from error
+        except ValueError as error:
+            raise DataError(path, f"not JSON: {error}; a row is {KNOWN}", line) from error
         if not isinstance(row, dict):
             raise DataError(path, f"{with_article(row)}; a row is {KNOWN}", line)
         yield line, row

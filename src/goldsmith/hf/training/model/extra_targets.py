@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from ....core.json_values import parse_json
 from ...adapter.coverage import shell
 from ...adapter.files import CONFIG, ROOT, WEIGHTS, config_text, serialised
 from ...routers import experts_paths, router_weights, routers
@@ -141,7 +141,7 @@ def add_routers(folder: Path, model: nn.Module, trained: set[str]) -> None:
         for name, tensor in model.get_submodule(place).state_dict().items():
             tensors[f"{ROOT}{place}.{name}"] = tensor.cpu().contiguous()
     (folder / WEIGHTS).write_bytes(serialised(tensors, metadata or {}))
-    config = json.loads((folder / CONFIG).read_text())
+    config = parse_json((folder / CONFIG).read_text())
     already = config.get("modules_to_save") or ()
     config["modules_to_save"] = sorted({*already, *(".".join(place.split(".")[-2:]) for place in places)})
     (folder / CONFIG).write_text(config_text(config))

@@ -15,13 +15,14 @@ from torch import nn
 
 from ....experts.packed.files import mode_for
 from ...checkpoint.files import weight_files
-from ...checkpoint.gguf.files import SUFFIX, gguf_file, tokenizer_arguments
+from ...checkpoint.foreign_errors import brief
+from ...checkpoint.gguf.files import SUFFIX, gguf_file
 from ...checkpoint.opening import open_checkpoint
 from ...converted_experts import ConvertedExperts
-from ...model_class import class_of, config_of, empty_model, first_paragraph, load_whole
+from ...model_class import IS_A_FILE, class_of, config_of, empty_model, load_whole
 from ...model_types import Tokenizer
 from ...routers import router_weights
-from ..errors import TrainingError
+from ..errors import TrainingError, about_model
 from ..options import Options
 from ..records.checkpoints import UNFINISHED
 from . import device as places
@@ -64,8 +65,10 @@ def folder(name: str) -> Path:
             if gguf_file(name) is not None:
                 config_of(Path(name))  # a damaged file is reported as one, not as a model without a tokenizer
         except (OSError, ValueError) as error:
-            raise TrainingError(f"MODEL {error}") from error
+            raise about_model(name, error) from error
         return Path(name)
+    if Path(name).is_file():
+        raise TrainingError(f"MODEL {name} {IS_A_FILE}.")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise TrainingError(f"MODEL {name}: there is no such folder.")
     from huggingface_hub import snapshot_download
@@ -74,25 +77,18 @@ def folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=FILES))
     except (OSError, ValueError) as error:
         raise TrainingError(
-            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {first_paragraph(error)}"
+            f"MODEL {name} is not a folder here, and fetching it from the hub failed: {brief(error)}."
         ) from error
 
 
 def tokenizer(name: str) -> Tokenizer:
     """The model's tokenizer; raises TrainingError if there is none."""
-    from transformers import AutoTokenizer
+    from ...offload.generation import tokenizer_of
 
-    path = folder(name)
     try:
-        place, arguments = tokenizer_arguments(path)
-        loaded = cast("Tokenizer", AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {name} has no tokenizer that can be read: {first_paragraph(error)}") from error
-    if set(loaded.get_vocab()) <= set(loaded.all_special_tokens):  # transformers' empty tokenizer, if files are missing
-        raise TrainingError(
-            f"MODEL {name} has no tokenizer: its vocabulary is empty. Is tokenizer.json missing from its folder?"
-        )
-    return loaded
+        return tokenizer_of(folder(name))
+    except ValueError as error:
+        raise about_model(name, error) from error
 
 
 def check(options: Options) -> None:
@@ -110,7 +106,7 @@ def check(options: Options) -> None:
         if not _pickled(place, config):
             open_checkpoint(place, bare)
     except (OSError, ValueError) as error:
-        raise TrainingError(f"MODEL {options.model}: {first_paragraph(error)}") from error
+        raise about_model(options.model, error) from error
 
 
 def load(options: Options, progress: Progress | None = None, share: Share | None = None) -> LoadedModel:
@@ -160,7 +156,7 @@ def load(options: Options, progress: Progress | None = None, share: Share | None
         extra_targets.add_lora(model, options)
         nn.Module.to(model, device)
     except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(f"MODEL {options.model}: {first_paragraph(error)}") from error
+        raise about_model(options.model, error) from error
     for name in router_names:
         parameter = model.get_parameter(name)
         if parameter.dtype != torch.float32:

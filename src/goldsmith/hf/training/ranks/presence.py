@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ....core.json_values import parse_json
+
 if TYPE_CHECKING:
     from torch.distributed import Store
 
@@ -145,7 +147,7 @@ class Presence:
         self._beat()
         with self._lock:
             if self._store.check([ENDED]):
-                return Notice(*json.loads(self._store.get(ENDED)))
+                return Notice(*parse_json(self._store.get(ENDED)))
         watched = range(len(self._processes)) if self._rank == 0 else [0]
         with self._lock:
             values = self._store.multi_get(self._keys(watched))
@@ -158,7 +160,7 @@ class Presence:
                 if self._store.check([f"finished/{rank}"]):
                     continue
                 if self._store.check([ENDED]):  # it left a message between the two looks
-                    return Notice(*json.loads(self._store.get(ENDED)))
+                    return Notice(*parse_json(self._store.get(ENDED)))
             if rank in gone:
                 return self._gone(rank)
             return Notice(rank, f"({self._processes[rank].place}) has not answered for {LIMIT_S:.0f} s")
@@ -178,7 +180,7 @@ class Presence:
                 raise ConnectionError
             with self._lock:
                 first = self._store.compare_set(ENDED, "", json.dumps(notice))
-            notice = Notice(*json.loads(first))
+            notice = Notice(*parse_json(first))
         except Exception:  # noqa: BLE001  the store is gone, as in _watch
             pass
         self.notice = self.notice or notice

@@ -23,6 +23,7 @@ from typing import TypedDict, cast
 import safetensors.torch
 from torch import Tensor
 
+from ....core.json_values import parse_json
 from ..errors import TrainingError
 
 NAME = re.compile(r"step-(\d{6,})")
@@ -104,7 +105,7 @@ def read(path: Path) -> TrainingCheckpoint:
 
 def _facts(path: Path) -> CheckpointFacts:
     """The contents of state.json with all required keys; raises TrainingError if it is damaged."""
-    facts = json.loads((path / FACTS).read_bytes())
+    facts = parse_json((path / FACTS).read_bytes())
     damaged = TrainingError(f"{path}: {FACTS} is damaged (its checksum differs)")
     if not isinstance(facts, dict):
         raise damaged

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Required, TypedDict, cast
 
+from ....core.json_values import parse_json
 from . import checkpoints
 
 
@@ -30,7 +31,7 @@ def rows(path: Path) -> list[LogRow]:
     log_rows: list[LogRow] = []
     for line in path.read_bytes().split(b"\n") if path.exists() else []:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         if isinstance(row, dict) and isinstance(row.get("step"), int):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ....core.json_values import parse_json
 from ..errors import TrainingError
 from .checkpoints import replace
 from .journal import LogRow
@@ -90,7 +91,7 @@ class RunTrackers:
         path = self.output / IDS
         if not path.exists():
             replace(path, json.dumps({"wandb": secrets.token_hex(6)}) + "\n")
-        return str(json.loads(path.read_bytes())["wandb"])
+        return str(parse_json(path.read_bytes())["wandb"])
 
     def row(self, row: LogRow) -> None:
         """Logs a row of the log, under the names that transformers' Trainer uses."""

@@ -186,15 +186,15 @@ class Trainer:
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raises ValueError for tensors that no run has written: other dtypes, sizes or numbers, or missing ones."""
         for name, parameter in self.parameters.items():
-            _check_numbers(name, state[f"trained/{name}"], parameter.shape)
+            _check_numbers(name, state[f"trained/{name}"], parameter.shape, parameter.dtype)
             moments = {key: state.get(f"optimizer/{name}/{key}") for key in STATE}
             if all(value is None for value in moments.values()):
                 continue
             for key, value in moments.items():
                 if value is None:
                     raise ValueError(f"the optimizer's {key} of {name} is missing")
-                shape = torch.Size() if key == "step" else parameter.shape
-                _check_numbers(f"the optimizer's {key} of {name}", value, shape)
+                like = (torch.Size(), torch.float32) if key == "step" else (parameter.shape, parameter.dtype)
+                _check_numbers(f"the optimizer's {key} of {name}", value, *like)
                 if key == "exp_avg_sq" and bool((value < 0).any()):
                     raise ValueError(f"the optimizer's {key} of {name} has a negative number")
         expected = torch.get_rng_state()
@@ -261,10 +261,10 @@ def _digest(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
 
 
-def _check_numbers(name: str, tensor: Tensor, shape: torch.Size) -> None:
+def _check_numbers(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if tensor.shape != shape:
         raise ValueError(f"{name} is {list(tensor.shape)} in the checkpoint, but {list(shape)} in the model")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} is {str(tensor.dtype)[6:]}, expected floating point")
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} is {str(tensor.dtype)[6:]} in the checkpoint, but {str(dtype)[6:]} in the model")
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"{name} has NaN or Inf")

@@ -1,0 +1,17 @@
+"""JSON from a user's files, read so that every fault of a text is a ValueError."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for text that is not JSON, also for one nested too deeply.
+
+    json.loads raises RecursionError for the latter, which no reader of a file expects.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
