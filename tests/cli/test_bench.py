@@ -318,9 +318,13 @@ def test_an_installed_goldsmith_times_operators_and_says_where_peers_are(monkeyp
     result = run_installed("mhc.expand", "--case", "T=1,D=4096", "--no-verify")
     assert result.exit_code == 0 and [row["peer"] for row in rows(result)] == ["goldsmith"]
     assert "python -m benchmarks.bench --against PEER" in words(result.stderr)
-    for refused in (("--against", "liger"), ("mhc.connection",)):
+    for refused, message in (
+        (("--against", "liger"), "an installed goldsmith has no peers"),
+        (("mhc.connection",), "modules of several operators: python -m benchmarks.bench"),
+    ):
         result = run_installed(*refused)
-        assert result.exit_code == 2 and "python -m benchmarks.bench" in words(result.stderr)
+        assert result.exit_code == 2 and message in words(result.stderr)
+        assert "python -m benchmarks.bench" in words(result.stderr)
 
 
 @pytest.mark.parametrize("name", moved.MOVED)

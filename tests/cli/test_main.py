@@ -65,8 +65,6 @@ def test_the_version_option_prints_the_version():
         (["verify", "--jobs", "0"], "'--jobs'"),
         (["verify", "--quick", "--thorough"], "--quick and --thorough exclude each other"),
         (["bench", "nosuch"], "no operator 'nosuch'; there are: experts.moe, experts.slots, mhc.boundary"),
-        (["bench", "mhc.connection"], "modules of several operators: python -m benchmarks.bench"),
-        (["bench", "--against", "liger"], "an installed goldsmith has no peers"),
         (["bench", "--device", "tpu"], "--device tpu: not a device"),
         (["bench", "mhc.post", "--case", "nosuch"], "whose name contains nosuch; available: decode[T=1,D=4096]"),
     ],

@@ -80,7 +80,9 @@ def test_thorough_means_all_probes_everywhere():
 
 
 def test_levels_are_made_of_probes_that_exist():
-    assert set(CONTRACT) < set(NAMES) and set(USUAL) == set(LEVELS["quick"])
+    assert set(CONTRACT) < set(NAMES)
+    # plain calls look for kernels that cheat: an ordinary verify makes them only on cases that get all probes
+    assert set(LEVELS["quick"]) - set(USUAL) == {"calls"} and set(USUAL) < set(NAMES)
 
 
 def test_estimated_costs_grow_with_the_work():
