@@ -380,7 +380,7 @@ def test_the_page_stands_alone_and_shows_the_curves(whole):
     text = (whole / "loss.html").read_text()
     assert "<script" not in text and "http" not in re.sub(r"http-equiv", "", text)
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 4
-    assert "in 6 steps." in text and "expert LoRA, gate" in text
+    assert "after 6 steps." in text and "expert LoRA, gate" in text
 
 
 def test_every_option_explains_itself():
