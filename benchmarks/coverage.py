@@ -37,6 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
+from transformers.utils.logging import disable_progress_bar  # noqa: E402
 
 from benchmarks import tiny_models  # noqa: E402
 from goldsmith import assay  # noqa: E402
@@ -102,6 +103,7 @@ def examine(model_type: str) -> dict[str, str]:
     row = {"type": model_type, "class": tiny_models.model_types()[model_type]}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        disable_progress_bar()  # they would come between the rows
         try:
             plain = tiny_models.tiny_model(model_type)
             row["class"] = type(plain).__name__

@@ -334,3 +334,23 @@ def test_a_backward_that_reads_a_non_finite_saved_tensor_does_not_count_as_its_o
     late = [event for event in w.events if event.step > 0]
     assert all(not event.born for event in late) and {event.op for event in late} <= {"SavesBackward"}
     assert not w.first.born
+
+
+def test_a_watch_that_is_entered_again_goes_on():
+    """Its second block is no first step: the modules' tensors are judged, with the norms of the step before."""
+    modes, state = {}, {}
+
+    def function(x):
+        modes.setdefault(state["block"], torch._C._len_torch_dispatch_stack())  # the first time: a call may be repeated
+        return x / (x - x) if state["block"] == 2 else x
+
+    model = Own(function)
+    w = assay.watch(model)
+    for state["block"] in range(3):
+        with w:
+            model(torch.ones(3, 4)).sum().backward()
+        assert not model._forward_hooks and torch._C._len_torch_dispatch_stack() == 0
+        model.zero_grad()
+    assert modes == {0: 1, 1: 0, 2: 0} and {row.step for row in w.rows} == {0, 1, 2}
+    assert {row.ratio is None for row in w.rows if row.step == 1 and row.what == "output"} == {False}
+    assert (w.first.step, w.first.op) == (2, "aten::div")

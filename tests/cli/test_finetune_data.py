@@ -128,7 +128,7 @@ def test_a_template_that_rewrites_earlier_turns_is_rejected_if_answers_must_be_l
         ('{"txt": "a"}', "has the keys 'txt'; a row is"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "has the keys 'text', 'prompt', 'completion'"),
         ('{"prompt": "b"}', "has the keys 'prompt'; a row is"),
-        ('{"text": 3}', "'text' is an int; expected text"),
+        ('{"text": 3}', "'text' is a number; expected text"),
         ('{"text": ""}', "'text' is empty"),
         ('{"prompt": "b", "completion": ""}', "'completion' is empty"),
         (r'{"text": "a\ud800"}', r"'text' contains an unpaired surrogate, U\+D800"),

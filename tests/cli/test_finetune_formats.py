@@ -281,7 +281,7 @@ def test_where_the_template_rewrites_earlier_turns_trls_training_template_is_use
         ({"prompt": MESSAGES[:1], "completion": "No."}, r"'completion' is not a list of \{\"role\", \"content\"\}"),
         ({"messages": MESSAGES, "tools": "{"}, "'tools' is not JSON"),
         ({"messages": MESSAGES, "chat_template_kwargs": {"tokenize": True}}, "has tokenize, which the command sets"),
-        ({"instruction": "a", "output": None}, "'output' is a NoneType; expected text"),
+        ({"instruction": "a", "output": None}, "'output' is null; expected text"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_with_its_reason(reading, row, message):
@@ -314,7 +314,7 @@ def test_a_template_that_drops_tool_calls_or_tools_is_refused(reading):
         ("a.csv", "question,answer\na,b\n", "a.csv, row 1: has the columns 'question', 'answer'; a row is"),
         ("a.csv", 'text\n""\n""\n', "a.csv: nothing in it can be predicted"),
         ("a.parquet", "x", "a.parquet: not parquet that datasets reads: "),
-        ("a.json", '[{"text": 3}]', "a.json, row 1: 'text' is an int; expected text"),
+        ("a.json", '[{"text": 3}]', "a.json, row 1: 'text' is a number; expected text"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_one_clear_error(reading, name, content, message):

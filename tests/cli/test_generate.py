@@ -258,7 +258,7 @@ def test_a_store_that_cannot_be_used_is_reported_with_a_remedy(model, tmp_path):
     content = sound.read_bytes()
     other.write_bytes(content[:-100])
     assert re.fullmatch(
-        r"\S+/other is damaged: .*truncated.* Delete it: the next run builds a new one\.", error_of(other)
+        r"--store \S+/other is damaged: .*truncated.* Delete it: the next run builds a new one\.", error_of(other)
     )
     other.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
     assert "other has file version 2, but this goldsmith reads version 1" in error_of(

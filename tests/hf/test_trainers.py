@@ -150,6 +150,15 @@ def test_dpo_compares_with_the_model_as_it_was_at_the_start(trl, way, tmp_path):
     assert margins[0] == 0.0 and margins[1] != 0.0
 
 
+def test_the_first_margin_is_not_zero_if_the_reference_is_another_model(trl, tmp_path):
+    """So a margin of zero shows that the reference is the policy as it was: here it is the model before rounding."""
+    plain = models.peft.get_peft_model(
+        models.model("qwen3_moe"), models.peft.LoraConfig(target_modules=["q_proj"], r=2)
+    )
+    trainer = dpo(trl, tmp_path, with_attention("int8"), ref_model=plain.get_base_model())
+    assert losses(trainer, "rewards/margins")[0] != 0.0
+
+
 def test_dpo_without_a_reference_is_refused(trl, tmp_path):
     """TRL would add an adapter as the reference, and our LoRA would stay on in it."""
     with pytest.raises(ValueError, match=r"adapter_name='ref'.*give ref_model=copy.deepcopy\(model.get_base_model"):

@@ -71,6 +71,54 @@ def test_between_the_watched_steps_nothing_is_hooked(tmp_path):
     assert _get_current_dispatch_mode() is None
 
 
+class BackwardPoison(torch.autograd.Function):
+    """Divides the gradient by zero in the given backward."""
+
+    calls, at = 0, 3
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        BackwardPoison.calls += 1
+        return grad / 0.0 if BackwardPoison.calls == BackwardPoison.at else grad
+
+
+class PoisonedBackward(torch.nn.Module):
+    def forward(self, x):
+        return BackwardPoison.apply(x)
+
+
+def test_a_backward_of_a_later_step_is_seen_before_the_optimizer_takes_it(tmp_path):
+    BackwardPoison.calls = 0
+    run = trainer(tmp_path, hf.WatchCallback(stop=True))
+    run.model.model.norm = torch.nn.Sequential(run.model.model.norm, PoisonedBackward())
+    with pytest.raises(assay.NonFinite, match="backward of step 3"):
+        run.train()
+    assert run.state.global_step == 2
+    assert all(bool(parameter.isfinite().all()) for parameter in run.model.parameters())
+
+
+def test_only_the_first_watched_step_judges_every_operator(tmp_path):
+    """The later ones judge the tensors of modules, which costs a fraction, and their norms have ratios."""
+    inside = []
+
+    class Probe(torch.nn.Module):
+        def forward(self, x):
+            inside.append(_get_current_dispatch_mode() is not None)
+            return x
+
+    callback = hf.WatchCallback(2, norms=True)
+    run = trainer(tmp_path, callback)
+    run.model.model.norm = torch.nn.Sequential(run.model.model.norm, Probe())
+    run.train()
+    assert inside == [True] + [False] * (STEPS - 1)
+    compared = {row.step for row in callback.rows if row.ratio is not None}
+    assert {row.step for row in callback.rows} == {1, 3, 5, 7} and compared == {3, 5, 7}
+
+
 def test_with_stop_the_optimizer_takes_no_step_with_nan(tmp_path):
     run = trainer(tmp_path, hf.WatchCallback(stop=True), calls=[2])
     with pytest.raises(assay.NonFinite, match="step 2: aten::log"):

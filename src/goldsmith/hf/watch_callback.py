@@ -39,8 +39,9 @@ class WatchCallback(TrainerCallback):
 
         watch(norms=norms, every=every, stop=stop, sync=sync)  # checks the arguments
         self.every, self.norms, self.stop, self.sync = every, norms, stop, sync
-        self._watch: Watch | None = None
-        self._step = 0
+        self._watch: Watch | None = None  # one for all steps: only in its first does it judge every operator
+        self._inside = False
+        self._steps: list[int] = []  # Trainer's numbers of the watched steps
         self._reset()
 
     def _reset(self) -> None:
@@ -54,17 +55,22 @@ class WatchCallback(TrainerCallback):
 
     def close(self) -> None:
         """Ends the watch of the current step, if there is one, and keeps its events and norms."""
-        if self._watch is None:
+        if self._watch is None or not self._inside:
             return
-        current, self._watch = self._watch, None
-        current.__exit__(None, None, None)
-        self.events += [replace(event, step=self._step) for event in current.events]
-        self.rows += [replace(row, step=self._step) for row in current.rows]
+        self._inside = False
+        try:
+            self._watch.step()
+        finally:
+            self._watch.__exit__(None, None, None)
+        self.events = [replace(event, step=self._steps[event.step]) for event in self._watch.events]
+        self.rows += [replace(row, step=self._steps[row.step]) for row in self._watch.rows[len(self.rows) :]]
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         self.close()
+        self._watch = None
+        self._steps.clear()
         self._reset()
 
     def on_step_begin(
@@ -76,14 +82,17 @@ class WatchCallback(TrainerCallback):
         from ..assay import watch
 
         model: nn.Module = kwargs["model"]
-        self._step = state.global_step + 1
-        self._watch = watch(model, norms=self.norms, sync=self.sync)
+        self._steps.append(state.global_step + 1)
+        if self._watch is None:
+            self._watch = watch(model, norms=self.norms, sync=self.sync)
+            self._watch.by_hand = True  # a step has several calls if batches are accumulated
         self._watch.__enter__()
+        self._inside = True
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        if self.stop and self._watch is not None and self._watch.events:
+        if self.stop and self._inside and self._watch is not None and self._watch.events:
             self._end()
 
     def on_step_end(
@@ -97,7 +106,7 @@ class WatchCallback(TrainerCallback):
         self._end()
 
     def _end(self) -> None:
-        if self._watch is None:
+        if not self._inside:
             return
         self.close()
         if self.first is None:

@@ -64,7 +64,10 @@ def watch(
 
 
 class Watch:
-    """The watch that `assay.watch` returns; its docstring describes the arguments."""
+    """The watch that `assay.watch` returns; its docstring describes the arguments.
+
+    It may be entered again after its block: its steps, events and norms go on.
+    """
 
     def __init__(
         self, modules: tuple[torch.nn.Module, ...], norms: bool, every: int, stop: bool, sync: bool, level: str
@@ -87,7 +90,8 @@ class Watch:
         self._thread = 0
         self._sequence: dict[int, tuple[str, Frames]] = {}
         self._step = 0
-        self._begun = self._by_hand = False
+        self._begun = False
+        self.by_hand = False  # a step ends only with step(), however often the first module is called
         self._scratch: dict[int, Tensor] = {}
         self._stance: contextlib.ExitStack = contextlib.ExitStack()
         self._compiler = False  # it has been told to stay out
@@ -109,7 +113,7 @@ class Watch:
 
     def step(self) -> None:
         """End a step by hand: without modules, or where one step calls the module several times."""
-        self._by_hand = True
+        self.by_hand = True
         self._next()
 
     def table(self) -> str:
@@ -129,7 +133,7 @@ class Watch:
             raise RuntimeError("watch: this watch is already active; make another one with assay.watch(...)")
         self._thread = threading.get_ident()
         self._hook()
-        self._on = self.listening = True
+        self._on = self.listening = self._step % self.every == 0
         self._mode.__enter__()
         if self._is_brief_later:
             self._entry.__enter__()
@@ -287,6 +291,8 @@ class Watch:
 
     def _hook(self) -> None:
         several = len(self._modules) > 1
+        for of in (self._paths, self._sources, self._parameters):  # of an earlier block
+            of.clear()
         for number, root in enumerate(self._modules):
             for name, module in root.named_modules():
                 path = ".".join(p for p in (str(number) if several else "", name) if p) or type(root).__name__
@@ -310,7 +316,7 @@ class Watch:
 
     def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         outermost = not self._stack and not self._checks.repeating and torch._C._current_autograd_node() is None
-        if outermost and module is self._modules[0] and not self._by_hand:
+        if outermost and module is self._modules[0] and not self.by_hand:
             if self._begun:
                 self._next()
             self._begun = True

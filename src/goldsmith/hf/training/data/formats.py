@@ -11,6 +11,13 @@ from ....core.json_values import parse_json
 from ..errors import MissingPackage
 from .messages import Message, checked, from_sharegpt
 
+KINDS: dict[type | tuple[type, ...], str] = {
+    type(None): "null",
+    bool: "boolean",
+    (int, float): "number",
+    str: "text",
+    Mapping: "object",
+}
 KNOWN = (
     '{"text"}, {"prompt", "completion"}, {"messages": [{"role", "content"}]}, '
     '{"conversations": [{"from", "value"}]} or {"instruction", "input", "output"}'
@@ -151,9 +158,9 @@ def _template_arguments(columns: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def with_article(value: object) -> str:
-    """ "a list", "an int": the type of a value, in words."""
-    kind = type(value).__name__
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    """ "a list", "null": the kind of a value in the words of JSON."""
+    kind = next((words for types, words in KINDS.items() if isinstance(value, types)), type(value).__name__)
+    return kind if kind == "null" else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def text_field(row: Mapping[str, object], key: str, *, empty: bool = False) -> str:
