@@ -3,7 +3,7 @@
 import torch
 from torch.distributed import get_world_size
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from goldsmith import Op
 from goldsmith.cli.verify.rank_targets import OperatorOnRanks
@@ -29,3 +29,14 @@ def results_that_depend_on_the_sharding(name, values, backend, device):
     parts = op.all_results(*placed, backend=backend, **options)
     tokens = [n for n in parts if op.axes[n].per_token]
     return [n for n in tokens if not torch.equal(parts[n].full_tensor(), whole[n])]
+
+
+def total(x):
+    """A sum over the tokens of all ranks, as a function of DTensors."""
+    return {"total": x.square().sum(0)}
+
+
+def own_total(x):
+    """The same without the reduction."""
+    local = x.to_local().square().sum(0)
+    return {"total": DTensor.from_local(local, x.device_mesh, [Replicate()], run_check=False)}

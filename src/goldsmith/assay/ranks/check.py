@@ -24,6 +24,7 @@ from .layout import Coordinates, assembled, coordinates, part
 from .plain_step import PlainStep, Values
 from .pool import START_S, RankError, RankGroup, RankPool
 from .rank_run import RankCall, import_target, run
+from .simulated import SimulatedRanks
 from .target import RankTarget
 
 PROBES = ("values", "ensemble", "decisions")
@@ -42,7 +43,7 @@ def check(
 ) -> Report:
     """Run a target's candidate on ranks, judge it against its golden in one process, and explain what is wrong.
 
-    ranks   a number of processes to start on this machine (gloo on CPUs), or a RankPool
+    ranks   a number of processes to start on this machine (gloo on CPUs), a RankPool or SimulatedRanks
     case    a Case, its name, or None for all; dtype, seed, raises as for assay.check
 
     Every rank's tensors are judged: shards are joined, partial sums are added, and replicas must each be right. The
@@ -50,6 +51,11 @@ def check(
     """
     if not isinstance(target, RankTarget):
         raise TypeError(f"ranks.check: expected an assay.ranks.RankTarget, got {type(target).__name__}")
+    if isinstance(ranks, SimulatedRanks) and not target.dtensors:
+        raise TargetError(
+            f"{target.name}: only functions of DTensors (dtensors=True) run on simulated ranks, because a step may ask "
+            "which rank it is on; use a RankPool, or a number of ranks"
+        )
     pool: RankGroup = RankPool(ranks) if isinstance(ranks, int) else ranks
     try:
         cases = target.cases if case is None else (target.case(case),)

@@ -19,7 +19,7 @@ from ..declare.target import Target
 from .layout import Placed
 from .target import MESH
 
-_MESHES: dict[tuple[object, ...], DeviceMesh] = {}
+MESHES: dict[tuple[object, ...], DeviceMesh] = {}
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ def _own_part(tensor: Tensor, mesh: DeviceMesh, placed: Placed | None) -> Tensor
 
 def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
     key = (device, *sizes.items())
-    if key not in _MESHES:
-        _MESHES[key] = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return _MESHES[key]
+    if key not in MESHES:
+        MESHES[key] = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return MESHES[key]
 
 
 @contextlib.contextmanager
