@@ -131,6 +131,9 @@ def test_an_incomplete_environment_says_how_ranks_are_started():
     assert "LOCAL_RANK" in str(error.value) and LAUNCH in str(error.value)
     with pytest.raises(TrainingError, match="RANK is 'x'; expected a number"):
         join({name: "x" for name in environments(2)[0]})
+    common = {name: str(value) for name, value in environments(2)[0].items()}
+    with pytest.raises(TrainingError, match="RANK is 5, but there are 2 ranks; expected 0 to 1"):
+        join({**common, "RANK": "5"})
     assert join({"WORLD_SIZE": "1"}).world == join({}).world == 1
 
 

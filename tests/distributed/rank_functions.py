@@ -5,7 +5,15 @@ import signal
 import time
 
 import torch
-from torch.distributed import ReduceOp, all_gather, all_reduce, barrier, get_rank, get_world_size
+from torch.distributed import (
+    ReduceOp,
+    all_gather,
+    all_reduce,
+    barrier,
+    destroy_process_group,
+    get_rank,
+    get_world_size,
+)
 from torch.distributed.tensor import Replicate, Shard
 
 from goldsmith import assay
@@ -55,6 +63,35 @@ def drift(x):
 def one_rank(x):
     total = right(x)["total"]
     return {"total": total if get_rank() == 0 else None}
+
+
+def other_name(x):
+    return {"sum": right(x)["total"]}
+
+
+def writes(x):
+    answer = right(x)
+    if get_rank() == 1:
+        x.zero_()
+    return answer
+
+
+def destroys(x):
+    answer = right(x)
+    destroy_process_group()
+    return answer
+
+
+def hangs_on_rank_1(x):
+    if get_rank() == 1:
+        sleeping()
+    return right(x)
+
+
+def ends_on_rank_1(x):
+    if get_rank() == 1:
+        os._exit(0)
+    return right(x)
 
 
 def target(mistake, placements=None):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from distributed import misuse
+from distributed import misuse, operators
 from distributed.operators import function_of
 from goldsmith import Op, assay
 from goldsmith.assay.ranks import RankError, RankPool, sharded
@@ -61,6 +61,22 @@ def test_two_gpus_are_certified(name, gpus):
     placements = {name: Shard(0) for name in op.inputs if op.axes[name].per_token}
     for case in op.cases[:2]:
         assay.check(target_of(op, gpus, placements), case, probes=("values",))
+
+
+@pytest.mark.parametrize("name", ["mhc.expand", "mhc.post", "mhc.sinkhorn", "router.product_topk"])
+def test_a_tokens_bits_do_not_depend_on_the_sharding(name, pools):
+    """Of the others, references multiply matrices, and torch adds in another order for fewer rows."""
+    values = OPS[name].cases[0].build(torch.float32, "cpu", 0)
+    call = (name, values, "auto", "cpu")
+    assert pools(3).run(operators.results_that_depend_on_the_sharding, [call] * 3) == [[]] * 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if "triton" in op.backends])
+def test_a_tokens_bits_do_not_depend_on_the_sharding_over_gpus(name, gpus):
+    values = OPS[name].cases[0].build(torch.float32, "cpu", 0)
+    call = (name, values, "triton", "cuda")
+    assert gpus.run(operators.results_that_depend_on_the_sharding, [call] * 2) == [[]] * 2
 
 
 @pytest.mark.parametrize("op", EXPERTS, ids=[op.name for op in EXPERTS])

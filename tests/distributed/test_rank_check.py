@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from benchmarks.kernelfault.ranks import catalogue, score
 from distributed import rank_functions as functions
 from goldsmith import assay
 from goldsmith.assay.ranks import RankError, RankPool, check, layout
+from goldsmith.cli.terminal import Failure
+from goldsmith.cli.verify.launcher import LaunchedRank
 
 QUICK = ("sequence_norm", "vocabulary_loss", "vision_branch")
 FAULTS = catalogue.faults()
@@ -69,6 +72,22 @@ def test_a_sum_over_ranks_is_explained(mistake, cause, text, pools):
         return
     assert not report.ok and causes[0]["proven"] and text in causes[0]["text"]
     assert report.findings[0].probe == "ranks" and text in report.findings[0].text
+
+
+@pytest.mark.parametrize("mistake, text", [
+    ("other_name", "no rank returns total; returned: sum"),
+    ("writes", "the candidate writes to its input x on rank 1; copy it first, or declare mutates=('x',)"),
+])  # fmt: skip
+def test_what_a_step_returns_and_writes_is_judged_too(mistake, text, pools):
+    report = check(functions.target(mistake), pools(2), raises=False)
+    assert report.verdict == "fail" and [f.text for f in report.findings] == [text], str(report)
+
+
+def test_a_step_that_destroys_the_group_fails_and_not_the_next_one():
+    with RankPool(2) as pool:
+        report = check(functions.target("destroys"), pool, raises=False)
+        assert "destroyed the process group" in report.findings[0].text and not pool.alive
+    assert check(functions.target("right"), 2).ok
 
 
 @pytest.mark.parametrize("mesh", [
@@ -153,11 +172,86 @@ def test_verify_judges_operators_on_ranks(tmp_path):
     assert "All checks passed" in done.stdout
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
 @pytest.mark.slow
 def test_verify_runs_under_torchrun(user_file):
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = verify(user_file, "mine.py:RIGHT", "--device", "cpu", launcher=launcher)
+    done = verify(user_file, "mine.py:RIGHT", "--device", "cpu", launcher=TORCHRUN)
     assert done.returncode == 0 and "All checks passed" in done.stdout, done.stdout + done.stderr
+
+
+SERVES = "from goldsmith.assay.ranks import launched; launched.serve(1, limit_s=3.0)"
+JUDGES = """
+import torch
+from distributed import rank_functions as functions
+from goldsmith.assay.ranks import RankError, launched
+try:
+    launched.START_S = {start_s}
+    ranks = launched.LaunchedRanks(limit_s={limit_s})
+    ranks.run(functions.{function}, [(torch.ones(2, 3),)] * 2)
+except RankError as error:
+    print(error)
+"""
+ENDS = "from goldsmith.assay.ranks import launched; launched.end_without_a_run()"
+
+
+def launched_ranks(*programs):
+    """(exit status, stdout) of each rank's program, as a launcher without a store of its own starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    common |= {"TORCHELASTIC_USE_AGENT_STORE": "", "PYTHONPATH": str(Path(__file__).parents[1])}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], env={**os.environ, **common, "RANK": str(rank)}, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )
+        for rank, program in enumerate(programs)
+    ]  # fmt: skip
+    try:
+        judged = started[0].communicate(timeout=120)[0]
+        others = started[1:]
+        return [(started[0].returncode, judged), *((one.wait(2 if judged else 60), "") for one in others)]
+    except subprocess.TimeoutExpired:  # a rank that hangs, as it should
+        return [(started[0].returncode, judged)]
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+            one.stdout.close()
+
+
+@pytest.mark.parametrize("function, limit_s, texts", [
+    ("hangs_on_rank_1", 3.0, ("rank 1 did not answer in 3 s: it is in sleeping (rank_functions.py:",
+                              "rank 0 waits in all_reduce, called in right (rank_functions.py:")),
+    ("ends_on_rank_1", 60.0, ("rank 1 has ended, or no longer runs",)),
+])  # fmt: skip
+def test_a_launchers_rank_that_is_missing_is_named(function, limit_s, texts):
+    judges = JUDGES.format(start_s=60.0, limit_s=limit_s, function=function)
+    (status, judged), *_ = launched_ranks(judges, SERVES)
+    assert all(text in judged for text in texts), judged
+
+
+@pytest.mark.parametrize("wrong, text", [
+    ({"RANK": "5"}, "RANK is 5, but WORLD_SIZE is 2; expected 0 to 1"),
+    ({"RANK": "x"}, "RANK is 'x'; expected a number"),
+    ({"MASTER_PORT": ""}, "MASTER_PORT is ''; expected a number"),
+])  # fmt: skip
+def test_a_launchers_variables_that_make_no_sense_are_named(wrong, text):
+    right = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    assert LaunchedRank.of(right).rank == 1 and LaunchedRank.of({}) is None
+    with pytest.raises(Failure, match=text):
+        LaunchedRank.of({**right, **wrong})
+
+
+def test_a_launchers_other_ranks_end_if_there_is_nothing_to_run():
+    assert [status for status, _ in launched_ranks(ENDS, SERVES)] == [0, 0]
+
+
+def test_a_launchers_rank_that_does_not_start_is_named():
+    ((_, judged),) = launched_ranks(JUDGES.format(start_s=0.0, limit_s=1.0, function="right"))
+    assert "of 2 ranks, rank 1 did not start within 1 s" in judged
 
 
 @pytest.mark.slow

@@ -219,11 +219,11 @@ def _own_ids(ids: Tensor | None, dimension: int, num_experts: int, mesh: DeviceM
     """Ids counted from this rank's first expert; -1, which operators skip, for experts of other ranks."""
     if ids is None:
         return None
-    first, last = _span(num_experts, mesh.size(dimension), mesh.get_local_rank(dimension))
-    own = (ids >= first) & (ids < last)
-    elsewhere = ~own & (ids >= 0) & (ids < num_experts)
+    rows, rank = -(-num_experts // mesh.size(dimension)), mesh.get_local_rank(dimension)
+    exists = (ids >= 0) & (ids < num_experts)
+    own = exists & (ids // rows == rank)
     # an id that no rank has stays as it is, so that the operator reports it
-    return torch.where(own, ids - first, ids.masked_fill(elsewhere, -1))
+    return torch.where(own, ids - rows * rank, ids.masked_fill(exists, -1))
 
 
 def _common_mesh(op: ShardedOperator, named: Mapping[str, Tensor | None]) -> DeviceMesh:

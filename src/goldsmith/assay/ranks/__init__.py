@@ -3,6 +3,7 @@
 from .check import check
 from .pool import RankError, RankPool
 from .sharded import Sharded, sharded
+from .simulated import SimulatedRanks
 from .target import RankTarget
 
-__all__ = ["RankError", "RankPool", "RankTarget", "Sharded", "check", "sharded"]
+__all__ = ["RankError", "RankPool", "RankTarget", "Sharded", "SimulatedRanks", "check", "sharded"]

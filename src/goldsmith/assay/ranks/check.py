@@ -14,16 +14,17 @@ from .. import probes as catalogue
 from ..checks import examine
 from ..declare.case import Case
 from ..declare.explained_arguments import explained_options
-from ..declare.target import Target
+from ..declare.target import Target, listed
 from ..execute import hooks
 from ..report.check_report import Report
 from ..report.results import CERTAIN, FAIL, PASS, REFERENCE_FAULT, UNJUDGED, AssayError, Finding, ProbeRun
 from .causes import RankFinding
-from .explain import explain, views
+from .explain import explain, ranks_text, views
 from .layout import Coordinates, assembled, coordinates, part
 from .plain_step import PlainStep, Values
-from .pool import RankError, RankGroup, RankPool
-from .rank_run import RankCall, run
+from .pool import START_S, RankError, RankGroup, RankPool
+from .rank_run import RankCall, import_target, run
+from .simulated import SimulatedRanks
 from .target import RankTarget
 
 PROBES = ("values", "ensemble", "decisions")
@@ -42,7 +43,7 @@ def check(
 ) -> Report:
     """Run a target's candidate on ranks, judge it against its golden in one process, and explain what is wrong.
 
-    ranks   a number of processes to start on this machine (gloo on CPUs), or a RankPool
+    ranks   a number of processes to start on this machine (gloo on CPUs), a RankPool or SimulatedRanks
     case    a Case, its name, or None for all; dtype, seed, raises as for assay.check
 
     Every rank's tensors are judged: shards are joined, partial sums are added, and replicas must each be right. The
@@ -50,6 +51,11 @@ def check(
     """
     if not isinstance(target, RankTarget):
         raise TypeError(f"ranks.check: expected an assay.ranks.RankTarget, got {type(target).__name__}")
+    if isinstance(ranks, SimulatedRanks) and not target.dtensors:
+        raise TargetError(
+            f"{target.name}: only functions of DTensors (dtensors=True) run on simulated ranks, because a step may ask "
+            "which rank it is on; use a RankPool, or a number of ranks"
+        )
     pool: RankGroup = RankPool(ranks) if isinstance(ranks, int) else ranks
     try:
         cases = target.cases if case is None else (target.case(case),)
@@ -80,20 +86,48 @@ def _one_case(target: RankTarget, pool: RankGroup, case: Case, dtype: torch.dtyp
     facts: dict[str, Any] = {"ranks": {"world": pool.world, "mesh": mesh, "device": pool.device, "causes": []}}
     name = str(dtype).removeprefix("torch.")
 
+    changed: dict[str, list[int]] = {}
+    returned: set[str] = set()
+
     def runs(fill: bool) -> dict[str, list[Tensor | None]]:
         answers = pool.run(run, [(call,) for call in calls(target, step, pool, mesh, fill=fill)])
-        return {n: [answer.get(n) for answer in answers] for n in step.names}
+        for rank, answer in enumerate(answers):
+            returned.update(answer.parts)
+            for n in answer.changed if fill else ():
+                changed.setdefault(n, []).append(rank)
+        return {n: [answer.parts.get(n) for answer in answers] for n in step.names}
 
     try:
+        if target.load is not None:
+            pool.run(import_target, [(target.load,)] * pool.world, limit_s=START_S)
         judge = _Judge(target, step, runs, seed, label)
     except RankError as error:
         finding = Finding(CERTAIN, PROBE, "", None, None, None, str(error), label)
         return Report(target.name or "", FAIL, findings=[finding], environment=facts, cases=[label], dtypes=[name],
                       probes=[ProbeRun(PROBE, True, runs=1)])  # fmt: skip
     report = judge.report()
+    _add_facts_of_the_run(report, target, {n for n in step.outputs if n not in returned}, returned, changed)
     report.environment = {**report.environment, **{k: {**v, **report.environment.get(k, {})} for k, v in facts.items()}}
     report.probes = [*report.probes, ProbeRun(PROBE, True, runs=1)]
     return report
+
+
+def _add_facts_of_the_run(
+    report: Report, target: RankTarget, missing: set[str], returned: set[str], changed: Mapping[str, list[int]]
+) -> None:
+    """Findings that need no numbers: results that no rank returns, and inputs that some ranks wrote to."""
+    label = report.cases[0]
+    texts = {n: f"no rank returns {n}; returned: {listed(sorted(returned))}" for n in sorted(missing)}
+    for n, ranks in changed.items():
+        if n not in target.mutates:
+            where = ranks_text(ranks)
+            texts[n] = f"the candidate writes to its input {n} on {where}; copy it first, or declare mutates=({n!r},)"
+    if texts and report.verdict != REFERENCE_FAULT:
+        report.verdict = FAIL
+    kept = [f for f in report.findings if not (f.probe == PROBE and f.tensor in missing)]
+    report.findings = [*(Finding(CERTAIN, PROBE, n, None, None, None, text, label) for n, text in texts.items()), *kept]
+    facts = report.environment["ranks"]
+    facts["causes"] = [cause for cause in facts["causes"] if cause["tensor"] not in missing]
 
 
 def calls(

@@ -84,8 +84,8 @@ def _unwritten(
         return None
     bad = [r for r, t in enumerate(copies) if t is not None and not t.isfinite().all()]
     text = (
-        f"{name} has NaN or Inf on {_ranks(bad)}, where the golden is finite. Memory that no kernel writes holds NaN "
-        f"in these runs, so rows that {', '.join(ids)} sends to no expert of the rank were read"
+        f"{name} has NaN or Inf on {ranks_text(bad)}, where the golden is finite. Memory that no kernel writes holds "
+        f"NaN in these runs, so rows that {', '.join(ids)} sends to no expert of the rank were read"
     )
     again = unfilled().get(name, ())
     finite = bool(again) and all(t is not None and t.isfinite().all() for t in again)
@@ -223,11 +223,11 @@ def _by_rank(step: PlainStep, name: str, copies: Sequence[Tensor | None], right:
     return None
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     numbers = [str(r) for r in ranks]
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 def _with(ranks: Sequence[int], one: str, many: str) -> str:
     """The ranks with a verb: "rank 1 has", "ranks 1 and 2 have"."""
-    return f"{_ranks(ranks)} {one if len(ranks) == 1 else many}"
+    return f"{ranks_text(ranks)} {one if len(ranks) == 1 else many}"

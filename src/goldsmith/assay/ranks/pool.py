@@ -12,7 +12,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,12 +21,14 @@ from pickle import PicklingError
 from typing import Any, Protocol
 
 import torch
+from torch import distributed
 
 from ...core.tracing import TargetError
 from . import stacks
 
 LIMIT_S = 120.0
-START_S = 120.0
+START_S = 120.0  # in which ranks start, and import what they need
+LOCAL = "127.0.0.1"
 
 
 class RankError(RuntimeError):
@@ -43,7 +44,9 @@ class RankGroup(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]: ...
+    def run(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, limit_s: float | None = None
+    ) -> list[Any]: ...
 
     def close(self) -> None: ...
 
@@ -60,23 +63,28 @@ class RankPool:
         context = _context(device)
         if device == "cpu":
             context.set_forkserver_preload(["torch.distributed.tensor"])
-        handle, self._store = tempfile.mkstemp(prefix="goldsmith-ranks-")
-        os.close(handle)
-        os.unlink(self._store)
-        self._processes, self._pipes = [], []
+        self._store = distributed.TCPStore(LOCAL, 0, None, True, wait_for_workers=False)
+        self._processes, self._pipes, self._stacks = [], [], []
         for rank in range(world):
-            here, there = context.Pipe()
+            (here, there), (stack, write) = context.Pipe(), context.Pipe(duplex=False)
             process = context.Process(
-                target=_serve, args=(rank, world, device, self._store, there, limit_s), daemon=True
+                target=_serve, args=(rank, world, device, self._store.port, there, write, limit_s), daemon=True
             )
             process.start()
             there.close()
+            write.close()
             self._processes.append(process)
             self._pipes.append(here)
+            self._stacks.append(stack)
         self._receive(START_S + limit_s)
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """[function(*arguments[rank]) on every rank]; the function must be importable. Raises RankError."""
+    def run(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], *, limit_s: float | None = None
+    ) -> list[Any]:
+        """[function(*arguments[rank]) on every rank]; the function must be importable. Raises RankError.
+
+        limit_s   within which all must answer; default: the pool's
+        """
         if not self._processes:
             raise RankError("the ranks have ended")
         for rank, pipe in enumerate(self._pipes):
@@ -90,7 +98,7 @@ class RankPool:
                 raise TargetError(
                     f"{what} cannot be sent to the ranks ({error}); define it at the top level of a module"
                 ) from error
-        return self._receive(self._limit_s)
+        return self._receive(self._limit_s if limit_s is None else limit_s)
 
     def _receive(self, limit_s: float) -> list[object]:
         """The answers of all ranks; raises RankError for the rank that ended, raised, or did not answer."""
@@ -121,7 +129,8 @@ class RankPool:
             text = "; ".join(f"rank {rank}: {value}" for rank, value in sorted(raised.items()))
         else:
             processes = {rank: self._processes[rank].pid for rank in waiting}
-            text = stacks.explained(stacks.written(processes, self._store), set(answers), limit_s)
+            standing = stacks.written(processes, {rank: self._stacks[rank] for rank in waiting})
+            text = stacks.explained(standing, set(answers), limit_s, set(waiting) - set(standing))
         self.close()
         raise RankError(text)
 
@@ -131,17 +140,14 @@ class RankPool:
         return bool(self._processes)
 
     def close(self) -> None:
-        for pipe in self._pipes:
+        for pipe in (*self._pipes, *self._stacks):
             pipe.close()
         for process in self._processes:
             process.join(0.2)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._processes, self._pipes = [], []
-        for path in (self._store, *(stacks.path(self._store, rank) for rank in range(self.world))):
-            if os.path.exists(path):
-                os.unlink(path)
+        self._processes, self._pipes, self._stacks = [], [], []
 
     def __enter__(self) -> RankPool:
         return self
@@ -173,18 +179,29 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({os.path.basename(frame.filename)}:{frame.lineno})"
 
 
-def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, limit_s: float) -> None:
-    """A rank: answers (function, arguments) with (True, result) or (False, message) until the pipe closes."""
-    from torch import distributed
+def run_on_rank(function: Callable[..., object], arguments: tuple[object, ...]) -> tuple[bool, object]:
+    """(True, result) of the function on this rank, or (False, message); the user's code runs in here."""
+    try:
+        result = function(*arguments)
+    except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge
+        return False, in_words(error)
+    if not distributed.is_initialized():
+        return False, "the step destroyed the process group, which belongs to its caller and is needed afterwards"
+    return True, result
 
+
+def _serve(
+    rank: int, world: int, device: str, port: int, pipe: Connection, write: Connection, limit_s: float
+) -> None:  # fmt: skip
+    """A rank: answers (function, arguments) with (True, result) or (False, message) until the pipe closes."""
     torch.set_num_threads(1)
-    stacks.write_on_signal(store, rank)
+    stacks.write_on_signal(write.fileno())
     if device == "cuda":
         torch.cuda.set_device(rank)
     try:
         distributed.init_process_group(
             "gloo" if device == "cpu" else "nccl",
-            init_method=f"file://{store}",
+            store=distributed.TCPStore(LOCAL, port, None, False, timedelta(seconds=START_S)),
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=2 * limit_s + 5),  # the judge's limit comes first, and its message says more
@@ -198,12 +215,9 @@ def _serve(rank: int, world: int, device: str, store: str, pipe: Connection, lim
             function, arguments = pipe.recv()
         except (EOFError, OSError):
             break
+        reply = run_on_rank(function, arguments)
         try:
-            answer = (True, function(*arguments))
-        except Exception as error:  # noqa: BLE001  whatever a rank raises is reported by the judge
-            answer = (False, in_words(error))
-        try:
-            pipe.send(answer)
+            pipe.send(reply)
         except (BrokenPipeError, OSError):
             break
     os._exit(0)  # destroying the group would wait for ranks that have ended

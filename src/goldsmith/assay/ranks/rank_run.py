@@ -19,7 +19,7 @@ from ..declare.target import Target
 from .layout import Placed
 from .target import MESH
 
-_MESHES: dict[tuple[object, ...], DeviceMesh] = {}
+MESHES: dict[tuple[object, ...], DeviceMesh] = {}
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,25 @@ class RankCall:
     fill: bool = True
 
 
-def run(call: RankCall) -> dict[str, Tensor | None]:
-    """{result or "x.grad": this rank's part, None if it has none}"""
+@dataclass(frozen=True)
+class RankAnswer:
+    """What a rank returns.
+
+    parts     {result or "x.grad": this rank's part, None if it has none}
+    changed   names of the inputs that the candidate wrote to
+    """
+
+    parts: dict[str, Tensor | None]
+    changed: list[str]
+
+
+def import_target(load: Callable[[], Target]) -> None:
+    """Imports what `load` needs, before the time of a call counts."""
+    load()
+
+
+def run(call: RankCall) -> RankAnswer:
+    """The candidate's results and gradients on this rank."""
     candidate = call.candidate if call.load is None else call.load().candidate
     if candidate is None:
         raise TargetError("a call needs a candidate, or a function that loads one")
@@ -71,7 +88,13 @@ def run(call: RankCall) -> dict[str, Tensor | None]:
             results[name] = None if value is None else _own_part(value, mesh, call.placements.get(name))
         if call.grads:
             results |= _gradients(call, mesh, named, leaves)
-    return {name: None if t is None else t.detach().cpu() for name, t in results.items()}
+    parts = {name: None if t is None else t.detach().cpu().clone() for name, t in results.items()}
+    changed = [name for name, leaf in leaves.items() if not _same(leaf.detach().cpu(), call.inputs[name])]
+    return RankAnswer(parts, changed)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
 
 
 def _gradients(
@@ -118,9 +141,9 @@ def _own_part(tensor: Tensor, mesh: DeviceMesh, placed: Placed | None) -> Tensor
 
 def _mesh(device: str, sizes: Mapping[str, int]) -> DeviceMesh:
     key = (device, *sizes.items())
-    if key not in _MESHES:
-        _MESHES[key] = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    return _MESHES[key]
+    if key not in MESHES:
+        MESHES[key] = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return MESHES[key]
 
 
 @contextlib.contextmanager

@@ -140,7 +140,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 # in the ranks
 
 _GRAPH: dict[str, Any] = {}
-_MESHES: dict[tuple[int, ...], DeviceMesh] = {}
+MESHES: dict[tuple[int, ...], DeviceMesh] = {}
 
 
 def _forward(
@@ -152,9 +152,9 @@ def _forward(
     needed: list[str],
     others: Mapping[str, Any],
 ) -> tuple[bool, list[Tensor]]:
-    if shape not in _MESHES:
-        _MESHES[shape] = init_device_mesh(device, shape)
-    mesh = _MESHES[shape]
+    if shape not in MESHES:
+        MESHES[shape] = init_device_mesh(device, shape)
+    mesh = MESHES[shape]
     leaves, inputs = {}, {}
     for name, tensor in tensors.items():
         leaves[name] = tensor.to(device).requires_grad_(name in needed)

@@ -96,8 +96,13 @@ def verify(request: VerifyRequest, err: Console) -> VerifyOutcome:
     arguments = ("--interpret",) if request.interpret else ()
     try:
         with terminate_like_ctrl_c(), Pool(size, arguments=arguments, threads=max(1, cores // size)) as pool:
-            with err.status("[dim]loading operators[/]"):
-                outcome = _plan(pool, request)
+            try:
+                with err.status("[dim]loading operators[/]"):
+                    outcome = _plan(pool, request)
+            except Failure:
+                if request.ranks:
+                    pool.ask({"do": "end"})
+                raise
             if outcome.device.startswith("cuda") and request.jobs is None:
                 pool.size = min(size, _workers_per_gpu(outcome))
             try:

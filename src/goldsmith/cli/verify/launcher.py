@@ -20,13 +20,24 @@ class LaunchedRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
-        """From torchrun's variables; None where this process is not one of several."""
-        world = int(environment.get("WORLD_SIZE") or "1")
+        """From torchrun's variables; None where this process is not one of several. Raises Failure for wrong ones."""
+        world = _number(environment, "WORLD_SIZE", 1)
         if world < 2 or not environment.get("MASTER_ADDR"):
             return None
-        rank = int(environment.get("RANK") or "0")
-        local = int(environment.get("LOCAL_RANK") or rank)
-        return cls(rank, world, local, int(environment.get("LOCAL_WORLD_SIZE") or world))
+        rank = _number(environment, "RANK", None)
+        if not 0 <= rank < world:
+            raise Failure(f"RANK is {rank}, but WORLD_SIZE is {world}; expected 0 to {world - 1}.")
+        _number(environment, "MASTER_PORT", None)
+        local = _number(environment, "LOCAL_RANK", rank)
+        return cls(rank, world, local, _number(environment, "LOCAL_WORLD_SIZE", world))
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None) -> int:
+    text = environment.get(name) or ("" if default is None else str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise Failure(f"{name} is {text!r}; expected a number, as torchrun sets it.") from None
 
 
 def started_ranks(ranks: int | None) -> int | None:

@@ -10,7 +10,7 @@ from ...assay.checks import check as check_in_one_process
 from ...assay.declare.case import Case
 from ...assay.ranks import RankTarget
 from ...assay.ranks import check as check_on_ranks
-from ...assay.ranks.launched import LaunchedRanks
+from ...assay.ranks.launched import LaunchedRanks, end_without_a_run
 from ...assay.ranks.pool import RankError, RankGroup, RankPool
 from ...assay.report.check_report import Report
 from ...assay.report.results import CERTAIN, FAIL, REFERENCE_FAULT, Finding
@@ -100,7 +100,10 @@ class RankTasks:
             if launch is not None:
                 if self.pool is not None:
                     raise TargetError("the launcher's ranks ended in an earlier case; start the command again")
-                self.pool = LaunchedRanks(device=device, local_rank=launch.local_rank, limit_s=request["limit"])
+                try:
+                    self.pool = LaunchedRanks(device=device, local_rank=launch.local_rank, limit_s=request["limit"])
+                except RankError as error:  # a rank that did not start
+                    raise TargetError(f"{error}; start all of them") from error
             else:
                 self.pool = RankPool(world, device=device, limit_s=request["limit"])
         return self.pool
@@ -108,6 +111,12 @@ class RankTasks:
     def close(self) -> None:
         if self.pool is not None:
             self.pool.close()
+
+    def end(self) -> None:
+        """Ends the ranks, also those of a launcher for which there was nothing to run."""
+        self.close()
+        if self.pool is None and LaunchedRank.of() is not None:
+            end_without_a_run()
 
 
 def _device(request: PlanRequest, world: int) -> str:

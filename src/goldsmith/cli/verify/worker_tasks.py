@@ -49,7 +49,7 @@ class VerifyTasks:
 
     def answer(self, request: PlanRequest | CheckRequest | EndRequest) -> PlanReply | CheckReply:
         if request["do"] == "end":
-            self.close()
+            self.ranks.end()
             return {}
         return self.plan(request) if request["do"] == "plan" else self.check(request)
 

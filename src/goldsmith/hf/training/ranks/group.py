@@ -45,6 +45,9 @@ class Ranks(OneProcess):
 
     def __init__(self, environment: Mapping[str, str], start_s: float = START_S):
         self.rank, self.world, self.local_rank, self.local_world = (_number(environment, name) for name in NEEDED[:4])
+        for name, number, end in (("RANK", self.rank, self.world), ("LOCAL_RANK", self.local_rank, self.local_world)):
+            if not 0 <= number < end:
+                raise TrainingError(f"{name} is {number}, but there are {end} ranks; expected 0 to {end - 1}.")
         from torch import distributed
 
         host, port = environment["MASTER_ADDR"], _number(environment, "MASTER_PORT")
