@@ -187,7 +187,7 @@ def test_the_table_lists_failures_first_and_no_relative_error_against_zero():
 
 def test_skipped_probes_are_listed_with_a_reason():
     shown_lines = " ".join(lines(assay.check(target(plain_sum), probes="values")))
-    assert "scaling, taint, float32 (not selected)" in shown_lines and "Probes: values" in shown_lines
+    assert "scaling, taint, calls, float32 (not selected)" in shown_lines and "Probes: values" in shown_lines
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
-from ...declare.target import TargetError
+from ....core.tracing import TargetError
 from ..bad_problem import BadProblem
 from ..candidate_call import DTYPES
 from ..problem import Problem
