@@ -200,20 +200,25 @@ class _Watch(threading.Thread):
 def _store(limit_s: float) -> distributed.Store:
     """A connection to the launcher's store; without torchrun's agent, rank 0 holds it."""
     host = _number("RANK") == 0 and not _agent_has_store()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = distributed.TCPStore(
-        os.environ["MASTER_ADDR"], _number("MASTER_PORT"), None, host, timedelta(seconds=limit_s),
+        _variable("MASTER_ADDR"), _number("MASTER_PORT"), None, host, timedelta(seconds=limit_s),
         wait_for_workers=False,
     )  # fmt: skip
+    attempt = _variable("TORCHELASTIC_RESTART_COUNT", "0")
     return distributed.PrefixStore(f"{STORE}/{attempt}", store)
 
 
 def _agent_has_store() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return _variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _variable(name: str, default: str = "") -> str:
+    """One of the launcher's variables."""
+    return os.environ.get(name, default)
 
 
 def _number(name: str) -> int:
-    return int(os.environ[name])
+    return int(_variable(name))
 
 
 def _join(store: distributed.Store, device: str, local_rank: int, limit_s: float) -> int:
